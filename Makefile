@@ -1,0 +1,77 @@
+# `make up` serves, `make test` tests; neither needs anything else first. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SERVICES := gateway,kvstore,worker,loadtest
+PYTEST := $(BIN)/python -m pytest
+# Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help up test test-slow faults soak gpu lint types arrows proto format clean venv
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+up: $(VENV)/.serves ## serve on http://127.0.0.1:8080 until Ctrl-C (flags in ARGS)
+	@exec $(BIN)/upbeat up $(ARGS)
+
+venv: $(VENV)/.tests ## the environment with everything that development needs
+
+# What serving needs. torch goes first and alone, so that the build which the index offers for this machine is kept.
+$(VENV)/.serves: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Upbeat needs Python 3.11 or newer: make up PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing what serving needs (pinned in constraints.txt)"
+	@$(PIP) torch
+	@$(PIP) --editable '.[$(SERVICES)]'
+	@touch $@
+
+$(VENV)/.tests: $(VENV)/.serves
+	@echo "installing what tests need"
+	@$(PIP) --editable '.[$(SERVICES),dev]'
+	@touch $@
+
+test: $(VENV)/.tests ## all tests that take seconds
+	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(ARGS)
+
+test-slow: $(VENV)/.tests ## tests that take minutes
+	$(call marked,slow)
+
+faults: $(VENV)/.tests ## whole stacks whose processes are killed
+	$(call marked,faults)
+
+soak: $(VENV)/.tests ## long runs under load
+	$(call marked,soak)
+
+gpu: $(VENV)/.tests ## tests on a CUDA device
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: torch sees no CUDA device on this machine"; exit 1; }
+	$(call marked,gpu)
+
+# A target that selects nothing must not pass.
+define marked
+	@$(PYTEST) -m "$(1)" $(ARGS); status=$$?; if [ $$status = 5 ]; then echo "make $@: no test is marked $(1)"; exit 1; fi; exit $$status
+endef
+
+lint: $(VENV)/.tests ## ruff, both check and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.tests ## mypy
+	$(BIN)/mypy
+
+arrows: $(VENV)/.tests ## who may import whom (pyproject.toml, tool.importlinter)
+	$(BIN)/lint-imports
+
+format: $(VENV)/.tests ## let ruff write
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(VENV)/.tests ## generate contracts/v1 from proto/
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/contracts/v1/*.proto
+
+clean: ## remove caches and build output; neither data/ nor .venv
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

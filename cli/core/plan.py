@@ -1,0 +1,46 @@
+"""Which processes a stack consists of, and in which order and by when they stop.
+
+Stopping goes down the path of a request: the gateway first, so that nothing new arrives; then the workers, which hand
+their last KV to the stores; then the stores, which finish write-back; the scheduler last. Each may take what the ones
+before it left of the time, up to its own deadline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One process: `name` is unique in the stack, `program` is its executable, `node` its node's number if it has one."""
+
+    name: str
+    program: str
+    node: int | None = None
+
+    def arguments(self, config_file: str) -> list[str]:
+        """The command line after the program."""
+        return ["--config", config_file] + ([] if self.node is None else ["--node", str(self.node)])
+
+
+#: (program, seconds after the stop began at which what is left of it is killed), in stopping order.
+STOP_ORDER: tuple[tuple[str, float], ...] = (
+    ("upbeat-gateway", 10.0),
+    ("upbeat-worker", 18.0),
+    ("upbeat-kvstore", 28.0),
+    ("upbeat-scheduler", 29.0),
+)
+
+
+def stack_plan(nodes: int) -> list[Planned]:
+    """The processes of a stack of `nodes` nodes, in starting order."""
+    plan = [Planned("scheduler", "upbeat-scheduler")]
+    plan += [Planned(f"kvstore-{n}", "upbeat-kvstore", n) for n in range(nodes)]
+    plan += [Planned(f"worker-{n}", "upbeat-worker", n) for n in range(nodes)]
+    plan.append(Planned("gateway", "upbeat-gateway"))
+    return plan
+
+
+def compute_threads(configured: int, cores: int, nodes: int) -> int:
+    """Threads for one worker's linear algebra: what is configured, else the cores shared evenly, at least one."""
+    return configured or max(1, cores // nodes)

@@ -1,0 +1,61 @@
+"""When a service that died is started again, and when the launcher gives up.
+
+The delay doubles from FIRST_DELAY_S to LONGEST_DELAY_S and starts over once a service has lived for STABLE_S. A service
+that says its command line or configuration is wrong (status 2) is never restarted: that does not heal. One that ends at
+once REPEATS times in a row with the same error has its log shown; if the stack has never served, the launcher gives up,
+otherwise it goes on trying, as what it lost (a peer, a disk) may come back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 5.0
+STABLE_S = 30.0
+#: A service that lived less than this "ended at once"; importing its libraries takes a few seconds.
+AT_ONCE_S = 15.0
+REPEATS = 5
+WRONG_USAGE_STATUS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows an exit. `delay_s` is None when the launcher gives up."""
+
+    delay_s: float | None
+    show_log: bool = False
+
+
+class RestartPolicy:
+    """One service's history. Invariant: FIRST_DELAY_S <= the next delay <= LONGEST_DELAY_S."""
+
+    def __init__(self) -> None:
+        self._next_delay_s = FIRST_DELAY_S
+        self._last_error: tuple[int, str] | None = None
+        self._repeats = 0
+
+    def exited(self, *, alive_s: float, status: int, last_line: str, has_served: bool) -> Verdict:
+        """The verdict on an exit that nobody asked for.
+
+        status: as `Popen.returncode` has it, negative for a signal. last_line: the end of the service's log; numbers in
+        it are ignored, as times differ. has_served: the stack has been ready before.
+        """
+        if status == WRONG_USAGE_STATUS and alive_s < AT_ONCE_S:
+            return Verdict(None, show_log=True)
+        if alive_s >= STABLE_S:
+            self._next_delay_s = FIRST_DELAY_S
+        error = (status, re.sub(r"[0-9]+", "#", last_line))
+        self._repeats = self._repeats + 1 if alive_s < AT_ONCE_S and error == self._last_error else 1
+        self._last_error = error if alive_s < AT_ONCE_S else None
+        hopeless = self._repeats >= REPEATS
+        if hopeless and not has_served:
+            return Verdict(None, show_log=True)
+        delay_s = self._next_delay_s
+        self._next_delay_s = min(LONGEST_DELAY_S, 2 * delay_s)
+        return Verdict(delay_s, show_log=self._repeats == REPEATS)
+
+    def validate(self) -> None:
+        """Raise AssertionError when the invariant does not hold."""
+        assert FIRST_DELAY_S <= self._next_delay_s <= LONGEST_DELAY_S

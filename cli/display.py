@@ -1,0 +1,64 @@
+"""What the launcher shows: plain lines everywhere, and one moving line of progress where there is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+
+from rich.console import Console
+from rich.status import Status
+
+from runtime.config import Config
+
+
+class Display:
+    """Lines on stdout. A reader that went away (a closed pipe) never stops the stack."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True, markup=False)
+        self._status: Status | None = None
+        self._last_wait = ""
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line, or a block of lines."""
+        with contextlib.suppress(OSError):
+            self._console.print(text, style=style or None)
+
+    def wait(self, text: str) -> None:
+        """What is being waited for; a spinner on a terminal, a line when it changes elsewhere; empty: nothing any more."""
+        if text == self._last_wait:
+            return
+        self._last_wait = text
+        with contextlib.suppress(OSError):
+            if self._console.is_terminal:
+                if self._status is not None:
+                    self._status.stop()
+                    self._status = None
+                if text:
+                    self._status = self._console.status(text)
+                    self._status.start()
+            elif text:
+                self._console.print(text)
+
+
+def welcome(config: Config, took_s: float) -> str:
+    """What to open and a command to paste, once the stack serves."""
+    url = base_url(config)
+    question = {"role": "user", "content": "My name is Ada. What is my name?"}
+    body = json.dumps({"model": config.served_model, "messages": [question]})
+    key = ' -H "authorization: Bearer $UPBEAT_API_KEY"' if config.gateway.api_keys else ""
+    nodes = f"{config.nodes.count} node" + ("s" if config.nodes.count > 1 else "")
+    return (
+        f"\nUpbeat serves {config.served_model} on {url} ({nodes}, ready in {took_s:.1f} s)\n\n"
+        f"  open   {url}/docs\n"
+        f"  logs   {config.run_dir}/logs\n"
+        f"  try    curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}\n"
+        f"  stop   Ctrl-C\n"
+    )
+
+
+def base_url(config: Config) -> str:
+    """Where a browser on this machine finds the gateway."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(config.gateway.host, config.gateway.host)
+    return f"http://{host}:{config.gateway.port}"

@@ -1,0 +1,128 @@
+"""What this machine has that a stack needs: one finding a question, each with what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from cli import machine
+from contracts.errors import ConfigError
+from runtime.config import GIB, LOOPBACK, Config
+
+#: Below this a session's KV soon fills the disk.
+DISK_WANTED_BYTES = 5 * GIB
+NIXL_TIMEOUT_S = 60.0
+#: What must be there, by distribution name; then what is used where it is there.
+NEEDED = ("aiohttp", "grpcio", "protobuf", "msgpack", "blake3", "torch", "tokenizers", "transformers", "safetensors", "obstore", "xxhash")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One answer. warn: a stack starts, but misses something; fail: it does not start."""
+
+    check: str
+    level: Literal["ok", "warn", "fail"]
+    detail: str
+    remedy: str = ""
+
+
+def examine(config: Config) -> list[Finding]:
+    """All findings for this configuration. Starts nothing but one short-lived child that imports NIXL."""
+    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _compiler, _listening)
+    return [finding for check in checks for finding in check(config)]
+
+
+def _python(config: Config) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    yield Finding("python", "ok" if good else "fail", version, "" if good else "install Python 3.11 or newer")
+
+
+def _packages(config: Config) -> Iterator[Finding]:
+    for name in NEEDED:
+        try:
+            yield Finding(name, "ok", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, "fail", "not installed", "run `make up`, or pip install -c constraints.txt -e '.[gateway,kvstore,worker]'")
+
+
+def _ports(config: Config) -> Iterator[Finding]:
+    uses = machine.ports_of(config)
+    taken = [use for use in uses if use.taken_by]
+    low, high = min(use.port for use in uses), max(use.port for use in uses)
+    if not taken:
+        yield Finding("ports", "ok", f"{len(uses)} ports between {low} and {high} are free")
+    elif all("upbeat" in use.taken_by for use in taken):
+        yield Finding("ports", "warn", f"{len(taken)} are in use by a running stack", "stop it before another one starts here")
+    else:
+        named = ", ".join(f"{use.port} ({use.purpose}) by {use.taken_by}" for use in taken)
+        yield Finding("ports", "fail", f"taken: {named}", "stop that, or give another --port")
+
+
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    try:
+        need, have = machine.shared_memory_bytes(config)
+    except ConfigError as e:
+        yield Finding("shared memory", "fail", str(e))
+        return
+    detail = f"{config.shm_dir}: {have / GIB:.1f} GiB free, {need / GIB:.1f} GiB needed"
+    yield Finding("shared memory", "ok" if have >= need else "fail", detail, "" if have >= need else "lower --dram-gib or --nodes")
+
+
+def _memory(config: Config) -> Iterator[Finding]:
+    need, have = machine.memory_bytes(config)
+    free = psutil.virtual_memory().available
+    detail = f"{have / GIB:.1f} GiB, {free / GIB:.1f} GiB available; HBM and DRAM of all nodes take {need / GIB:.1f} GiB"
+    level: Literal["ok", "warn", "fail"] = "ok" if need <= free else "warn" if need <= have else "fail"
+    yield Finding("memory", level, detail, "" if level == "ok" else "lower --hbm-gib, --dram-gib or --nodes")
+
+
+def _disk(config: Config) -> Iterator[Finding]:
+    place = next(path for path in (config.data, *config.data.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    good = free >= DISK_WANTED_BYTES
+    yield Finding("disk", "ok" if good else "warn", f"{config.data}: {free / GIB:.1f} GiB free", "" if good else "give another --data")
+
+
+def _nixl(config: Config) -> Iterator[Finding]:
+    # In a child: its native libraries start threads and may end a process that lacks what they need.
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import nixl_cu12._api"], capture_output=True, text=True, timeout=NIXL_TIMEOUT_S, check=False
+        )
+        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        done, why = None, f"no answer within {NIXL_TIMEOUT_S:.0f} s"
+    if done is not None and done.returncode == 0:
+        yield Finding("nixl", "ok", importlib.metadata.version("nixl-cu12"))
+    else:
+        yield Finding("nixl", "warn", f"cannot be imported ({why})", "nodes use the socket transport; pip install nixl-cu12 for NIXL")
+
+
+def _device(config: Config) -> Iterator[Finding]:
+    cuda = Path("/dev/nvidiactl").exists()
+    yield Finding("device", "ok", "an NVIDIA driver is here" if cuda else "no NVIDIA driver; the worker computes on the CPU")
+
+
+def _compiler(config: Config) -> Iterator[Finding]:
+    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    yield Finding("compiler", "ok" if found else "warn", found or "none", "" if found else "only needed to build packages without a wheel")
+
+
+def _listening(config: Config) -> Iterator[Finding]:
+    hosts = {use.host for use in machine.ports_of(config)}
+    open_hosts = sorted(hosts - LOOPBACK)
+    if open_hosts:
+        yield Finding(
+            "listening", "warn", f"beyond loopback: {', '.join(open_hosts)}", "only the gateway checks keys; fence the other ports"
+        )
+    else:
+        yield Finding("listening", "ok", "on loopback only")

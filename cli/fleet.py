@@ -1,0 +1,88 @@
+"""How the answers of a running stack are shown: the fleet, sessions, and where their KV is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def show_fleet(console: Console, ready: bool, fleet: dict[str, Any]) -> None:
+    """A line of state, then a line a node."""
+    nodes = fleet.get("nodes", [])
+    serving = sum(bool(node.get("serving")) for node in nodes)
+    expected = int(fleet.get("expected_nodes", len(nodes)))
+    missing = "; ".join(map(str, fleet.get("missing", [])))
+    console.print(f"{'ready' if ready else 'not ready'}: {serving} of {expected} nodes serve{missing and ' (' + missing + ')'}")
+    table = _table("node", "state", "model", "running", "waiting", "tokens due", "hints", "HBM used", "DRAM used", "SSD", "sessions")
+    for node in nodes:
+        total, free = _int(node, "hbm_pages_total"), _int(node, "hbm_pages_free")
+        table.add_row(
+            str(node.get("node", "?")),
+            "serving" if node.get("serving") else "not serving",
+            ", ".join(str(model.get("name", "?")) for model in node.get("models", [])) or "-",
+            str(_int(node, "running")),
+            str(_int(node, "waiting")),
+            f"{float(node.get('outstanding_tokens', 0)):.0f}",
+            str(_int(node, "advised")),
+            f"{(total - free) / total:.0%}" if total else "-",
+            f"{_int(node, 'dram_bytes_used') / GIB:.2f} of {_int(node, 'dram_bytes_total') / GIB:.2f} GiB",
+            f"{_int(node, 'ssd_bytes_used') / GIB:.2f} GiB",
+            str(_int(node, "sessions")),
+        )
+    console.print(table)
+
+
+def show_sessions(console: Console, sessions: list[dict[str, Any]]) -> None:
+    """A line a session, the latest first as they come."""
+    if not sessions:
+        console.print("no sessions yet")
+        return
+    table = _table("session", "model", "tokens", "last use", "held by", "next turn on")
+    for s in sessions:
+        table.add_row(
+            str(s["id"]),
+            str(s.get("model", "")),
+            str(_int(s, "tokens")),
+            _ago(s),
+            ", ".join(map(str, s.get("held_by", []))) or "-",
+            str(s.get("node") or "-"),
+        )
+    console.print(table)
+
+
+def show_session(console: Console, session: dict[str, Any]) -> None:
+    """One session: a line a node and tier."""
+    console.print(f"{session['id']}: {_int(session, 'tokens')} tokens of {session.get('model', '?')}, last used {_ago(session)}")
+    table = _table("node", "tier", "tokens with every layer", "chunks a layer", "size")
+    for node in session.get("nodes", []):
+        for tier in node.get("tiers", []):
+            chunks = [int(n) for n in tier.get("layer_chunks", [])]
+            spread = "-" if not chunks else str(chunks[0]) if len(set(chunks)) == 1 else f"{min(chunks)} to {max(chunks)}"
+            size = f"{_int(tier, 'bytes') / MIB:.1f} MiB"
+            table.add_row(str(node.get("node", "?")), str(tier.get("tier", "?")), str(_int(tier, "tokens")), spread, size)
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _int(data: dict[str, Any], key: str) -> int:
+    return int(data.get(key) or 0)
+
+
+def _ago(summary: dict[str, Any]) -> str:
+    used_s = float(summary.get("last_use_s") or 0)
+    if not used_s:
+        return "never"
+    seconds = max(0, int(time.time() - used_s))
+    return f"{seconds} s ago" if seconds < 120 else f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"

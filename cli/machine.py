@@ -1,0 +1,161 @@
+"""Whether this machine can carry a stack: free ports, shared memory, memory, and nobody else on the same directories.
+
+Everything here looks before anything is started, and every refusal is a ConfigError that names what to change.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from contracts.errors import ConfigError
+from runtime.config import GIB, Config
+
+#: What a node's consecutive ports are for.
+NODE_PORTS = ("store", "worker", "socket transport", "worker metrics", "store metrics")
+#: How long services may need to end after their launcher was killed.
+ORPHANS_S = 35.0
+
+
+@dataclass(frozen=True, slots=True)
+class PortUse:
+    """One port of a stack: what it is for, and who has it now (empty: nobody)."""
+
+    purpose: str
+    host: str
+    port: int
+    taken_by: str
+
+
+def ports_of(config: Config) -> list[PortUse]:
+    """Every port that the stack listens on here, and who has it."""
+    wanted = [("gateway", config.gateway.host, config.gateway.port), ("scheduler", config.scheduler.host, config.scheduler.port)]
+    for n in range(config.nodes.count):
+        host, _, base = config.node(n).store_listen.rpartition(":")
+        wanted += [(f"{purpose} of node-{n}", host, int(base) + i) for i, purpose in enumerate(NODE_PORTS)]
+    return [PortUse(purpose, host, port, "" if _can_bind(host, port) else _owner(port)) for purpose, host, port in wanted]
+
+
+def check_ports(config: Config) -> None:
+    """Raise ConfigError for the first port that is taken."""
+    for use in ports_of(config):
+        if use.taken_by:
+            raise ConfigError(
+                f"--port {config.gateway.port}: port {use.port} ({use.purpose}) is taken by {use.taken_by}; "
+                "stop that or give another --port"
+            )
+
+
+def shared_memory_bytes(config: Config) -> tuple[int, int]:
+    """(what the arenas need, what `shm_dir` has free), in bytes. Raises ConfigError when `shm_dir` is not there."""
+    try:
+        stat = os.statvfs(config.shm_dir)
+    except OSError as e:
+        raise ConfigError(f"shm_dir = {config.shm_dir}: {e.strerror}; give a tmpfs such as /dev/shm") from None
+    return int(config.kv.dram_gib * GIB) * config.nodes.count, stat.f_bavail * stat.f_frsize
+
+
+def memory_bytes(config: Config) -> tuple[int, int]:
+    """(what HBM and DRAM of all nodes need of this machine's memory, what it has), in bytes."""
+    on_host = config.worker.device == "cpu" or (config.worker.device == "auto" and not Path("/dev/nvidiactl").exists())
+    gib = config.kv.dram_gib + (config.kv.hbm_gib if on_host else 0)
+    return int(gib * GIB) * config.nodes.count, psutil.virtual_memory().total
+
+
+def check_memory(config: Config) -> None:
+    """Raise ConfigError when the arenas do not fit."""
+    need, have = shared_memory_bytes(config)
+    flags = f"--dram-gib {config.kv.dram_gib:g} with --nodes {config.nodes.count}"
+    if need > have:
+        raise ConfigError(
+            f"{flags}: the arenas need {need / GIB:.1f} GiB of shared memory, {config.shm_dir} has {have / GIB:.1f} GiB free; "
+            "lower either, or enlarge it (mount -o remount,size=...)"
+        )
+    need, have = memory_bytes(config)
+    if need > have:
+        raise ConfigError(
+            f"--hbm-gib {config.kv.hbm_gib:g} and {flags} need {need / GIB:.1f} GiB, this machine has {have / GIB:.1f} GiB; lower them"
+        )
+
+
+def remove_arenas(config: Config) -> list[Path]:
+    """Delete arenas of this data directory that no process can own any more. The data directory's lock must be held."""
+    first = config.node(0).arena
+    left = sorted(first.parent.glob(first.name.replace("-node-0.arena", "-node-*")))
+    for path in left:
+        path.unlink(missing_ok=True)
+    return left
+
+
+def take_lock(path: Path, flag: str, url: str, say: Callable[[str], None]) -> IO[str]:
+    """Lock `path` for this launcher, for as long as the file or a child's copy of it is open.
+
+    When the holder's launcher is gone and only its services are ending, wait for them. Raises ConfigError when another
+    stack runs there.
+    """
+    file = path.open("a+")
+    deadline = time.monotonic() + ORPHANS_S
+    waiting = False
+    while not _locked(file):
+        holder = _holder(path)
+        if (holder is not None and psutil.pid_exists(holder[0])) or time.monotonic() >= deadline:
+            file.close()
+            pid, where = holder or (0, "unknown")
+            raise ConfigError(f"{flag} {path.parent} is in use by another stack (pid {pid}, {where}); stop it or give another {flag}")
+        if not waiting:
+            say(f"waiting for the services of an earlier stack to leave {path.parent}")
+            waiting = True
+        time.sleep(0.1)
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "url": url}) + "\n")
+    file.flush()
+    return file
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(path: Path) -> tuple[int, str] | None:
+    try:
+        data = json.loads(path.read_text())
+        return int(data["pid"]), str(data["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _can_bind(host: str, port: int) -> bool:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as e:
+        raise ConfigError(f"host {host!r} cannot be resolved ({e.strerror}); give an address of this machine") from None
+    with socket.socket(family, kind, proto) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def _owner(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return "another process"

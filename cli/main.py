@@ -1,0 +1,250 @@
+"""The command line: `upbeat up` starts a stack, the other commands ask a running one or this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.exceptions import TyperException
+
+from cli import fleet
+from cli.client import CallFailed, Gateway, session_path
+from cli.settings import Flags, resolve
+from contracts.errors import ConfigError
+from runtime.config import cluster_secret, dump_config
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number; give one such as 2") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number; give one such as 0.5") from None
+
+
+def _whole_option(text: str) -> Any:
+    return typer.Option(parser=_whole, metavar="INT", help=text)
+
+
+def _number_option(text: str) -> Any:
+    return typer.Option(parser=_number, metavar="NUMBER", help=text)
+
+
+commands = typer.Typer(
+    name="upbeat",
+    help="LLM serving for multi-turn work: the KV cache arrives before the request does.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_Url = Annotated[str, typer.Option("--url", envvar="UPBEAT_URL", help="Where the gateway answers.")]
+_Key = Annotated[str, typer.Option("--key", envvar="UPBEAT_API_KEY", help="A server key, where keys are configured.", show_default=False)]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_URL = "http://127.0.0.1:8080"
+
+
+def app() -> NoReturn:
+    """The `upbeat` program. Wrong usage and wrong settings are one line and status 2; what fails otherwise, status 1."""
+    status: Any
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    try:
+        status = commands(standalone_mode=False)
+    except TyperException as e:
+        status = _fail(e.format_message().replace("\n", " "), 2)
+    except ConfigError as e:
+        status = _fail(" ".join(str(e).split()), 2)
+    except CallFailed as e:
+        status = _fail(str(e), 1)
+    except typer.Abort:
+        status = 130
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+@commands.command()
+def up(
+    nodes: Annotated[int | None, _whole_option("Nodes to start: a kvstore and a worker each.  [default: 2]")] = None,
+    model: Annotated[Path | None, typer.Option(help="A Hugging Face directory.  [default: the bundled model]")] = None,
+    port: Annotated[
+        int | None,
+        _whole_option("The gateway's port; the stack's other ports follow from it.  [default: 8080]"),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Where KV is kept.  [default: data]")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
+    cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
+    hbm_gib: Annotated[float | None, _number_option("Device memory for KV, a node.  [default: 1]")] = None,
+    dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2]")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="balanced|sticky", help="Placement.  [default: balanced]")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Logs, locks, pids.  [default: .cache/run, or .cache/run-PORT]")] = None,
+    bin_dir: Annotated[Path | None, typer.Option(hidden=True, help="Where the services' programs are.")] = None,
+) -> int:
+    """Start a stack on this machine and keep it running until Ctrl-C."""
+    from cli import machine
+    from cli.core.plan import stack_plan
+    from cli.display import Display, base_url
+    from cli.supervisor import Supervisor
+
+    resolved = resolve(Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir))
+    programs = bin_dir or Path(sys.executable).parent
+    for program in {planned.program for planned in stack_plan(1)}:
+        if not os.access(programs / program, os.X_OK):
+            raise ConfigError(f"{programs / program} is not there; install with `make up`, or pip install -c constraints.txt -e .")
+    display = Display()
+    # The services inherit both locks: whoever starts a stack here next waits for them, should this launcher be killed.
+    locks = [
+        machine.take_lock(resolved.data / "lock", "--data", base_url(resolved), display.line),
+        machine.take_lock(resolved.run_dir / "lock", "--run-dir", base_url(resolved), display.line),
+    ]
+    machine.remove_arenas(resolved)
+    machine.check_memory(resolved)
+    machine.check_ports(resolved)
+    cluster_secret(resolved.data)
+    written = resolved.run_dir / "config.yaml"
+    written.touch(mode=0o600)
+    written.chmod(0o600)
+    written.write_text(dump_config(resolved))
+    return asyncio.run(Supervisor(resolved, programs, display, [lock.fileno() for lock in locks]).run())
+
+
+@commands.command()
+def status(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> int:
+    """What the fleet does now. The exit status is 0 when every node serves."""
+    gateway = Gateway(url, key or None)
+    ready = gateway.ask("GET", "/ready")
+    data = gateway.call("GET", "/v1/fleet")
+    is_ready = ready.status == 200
+    if as_json:
+        _print_json({"url": url, **data, "ready": is_ready})
+    else:
+        fleet.show_fleet(_console(), is_ready, data)
+    return 0 if is_ready else 1
+
+
+@commands.command()
+def sessions(
+    session_id: Annotated[str, typer.Argument(help="One session: where its KV is.", show_default=False)] = "",
+    url: _Url = _URL,
+    key: _Key = "",
+    as_json: _Json = False,
+) -> None:
+    """List sessions, or show one tier by tier."""
+    data = Gateway(url, key or None).call("GET", session_path(session_id) if session_id else "/v1/sessions")
+    if as_json:
+        _print_json(data)
+    elif session_id:
+        fleet.show_session(_console(), data)
+    else:
+        fleet.show_sessions(_console(), data["data"])
+
+
+@commands.command()
+def advise(
+    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    expected_arrival: Annotated[float | None, _number_option("Seconds until the request comes.")] = None,
+    priority: Annotated[int, _whole_option("Lower is more urgent.")] = 0,
+    ttl_s: Annotated[
+        float | None,
+        _number_option("Seconds after the expected arrival until the hint loses its rank."),
+    ] = None,
+    node: Annotated[str, typer.Option(help="Pin this node, such as node-1.", show_default=False)] = "",
+    url: _Url = _URL,
+    key: _Key = "",
+    as_json: _Json = False,
+) -> None:
+    """Say that a session is about to speak, so that its KV starts moving now."""
+    body: dict[str, Any] = {"session_id": session_id, "expected_arrival": expected_arrival, "priority": priority}
+    if ttl_s is not None:
+        body["ttl_s"] = ttl_s
+    answer = Gateway(url, key or None).call("POST", "/v1/advisory", body, {"x-upbeat-node": node} if node else None)
+    _answer(answer, as_json, f"accepted: {session_id}")
+
+
+@commands.command()
+def invalidate(
+    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    url: _Url = _URL,
+    key: _Key = "",
+    as_json: _Json = False,
+) -> None:
+    """Say that a session will not speak after all; what was fetched for it is dropped first under pressure."""
+    answer = Gateway(url, key or None).call("POST", "/v1/invalidate", {"session_id": session_id})
+    _answer(answer, as_json, f"accepted: {session_id}")
+
+
+@commands.command()
+def doctor(
+    nodes: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
+    port: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
+    data: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
+    config: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
+    as_json: _Json = False,
+) -> int:
+    """Check that this machine can run a stack. The exit status is 0 when nothing stands in the way."""
+    from cli.doctor import examine
+    from cli.settings import layout
+
+    findings = examine(layout(Flags(nodes=nodes, port=port, data=data, config=config)))
+    failed = [finding for finding in findings if finding.level == "fail"]
+    if as_json:
+        _print_json({"ok": not failed, "findings": [{name: getattr(f, name) for name in f.__slots__} for f in findings]})
+    else:
+        console = _console()
+        for f in findings:
+            style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[f.level]
+            console.print(f"{f.level:<5}{f.check:<14} {f.detail}{f.remedy and '; ' + f.remedy}", style=style)
+    return 1 if failed else 0
+
+
+@commands.command(hidden=True)
+def probe(address: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port")]) -> int:
+    """Exit with status 0 when the service at ADDRESS is healthy; what containers ask."""
+    from cli.probe import healthy
+
+    why = healthy(address)
+    return _fail(why, 1) if why else 0
+
+
+@commands.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> Any:
+    """Replay a trace's conversations under several policies, side by side; see `upbeat bench --help`."""
+    from loadtest.cli import bench as replay
+
+    program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    program.command()(replay)
+    return program(context.args, prog_name="upbeat bench", standalone_mode=False)
+
+
+def _answer(data: Any, as_json: bool, text: str) -> None:
+    if as_json:
+        _print_json(data)
+    else:
+        _console().print(text)
+
+
+def _console() -> Console:
+    # A pipe has no width: whoever reads it wants one row a line.
+    return Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 250)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2))
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"upbeat: {message}", file=sys.stderr)
+    return status

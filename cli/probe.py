@@ -1,0 +1,27 @@
+"""A health check for containers: does the gateway answer /health, or a service its gRPC health check?"""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cli.client import CallFailed, Gateway
+
+
+def healthy(address: str, timeout_s: float = 5.0) -> str:
+    """Empty when `address` (http://host:port or grpc://host:port) is healthy, else why not."""
+    if address.startswith("http://"):
+        try:
+            status = Gateway(address).ask("GET", "/health").status
+        except CallFailed as e:
+            return str(e)
+        return "" if status == 200 else f"/health answered {status}"
+    if not address.startswith("grpc://"):
+        return f"{address}: give http://host:port or grpc://host:port"
+    with grpc.insecure_channel(address.removeprefix("grpc://"), options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError as e:
+            return f"{address}: {e.code().name}"
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return "" if status == "SERVING" else f"{address}: {status}"

@@ -1,0 +1,120 @@
+"""What `upbeat up` was asked for, as one configuration: flags over environment over file over defaults.
+
+The ports of a stack follow from its first one unless something says otherwise: gateway P, scheduler P + 1, nodes from
+P + 20 on. Every wrong flag is named with its value and a remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contracts.errors import ConfigError
+from runtime.config import Config, load_config
+
+DEFAULT_PORT = 8080
+#: Where the nodes' ports begin, counted from the gateway's.
+NODES_OFFSET = 20
+PORTS_A_NODE = 10
+BUNDLED_MODEL = Path(__file__).parent.parent / "models" / "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags of `upbeat up`; None: not given."""
+
+    nodes: int | None = None
+    model: Path | None = None
+    port: int | None = None
+    data: Path | None = None
+    config: Path | None = None
+    cache: str | None = None
+    hbm_gib: float | None = None
+    dram_gib: float | None = None
+    policy: str | None = None
+    run_dir: Path | None = None
+
+
+def resolve(flags: Flags) -> Config:
+    """The configuration of a stack that can start: its model is there, and its directories, which are made. Raises ConfigError."""
+    config = layout(flags)
+    _check_model(config, "--model" if flags.model is not None else "model =")
+    _check_directory("--data" if flags.data else "data =", config.data)
+    _check_directory("--run-dir" if flags.run_dir else "run_dir =", config.run_dir)
+    return config
+
+
+def layout(flags: Flags) -> Config:
+    """The configuration that the flags ask for; touches nothing. Raises ConfigError naming the flag or key that is wrong."""
+    _check_values(flags)
+    said = load_config(flags.config)
+    port = flags.port or said.gateway.port
+    nodes = flags.nodes or said.nodes.count
+    over: dict[str, Any] = {"gateway": {"port": port}, "nodes": {"count": nodes}, "scheduler": {}, "kv": {}}
+    if "port" not in said.scheduler.model_fields_set:
+        over["scheduler"]["port"] = port + 1
+    if "base_port" not in said.nodes.model_fields_set:
+        last = port + NODES_OFFSET + PORTS_A_NODE * nodes - 1
+        if last > 65_535:
+            flag = f"--port {port}" if flags.port else f"gateway.port = {port}"
+            raise ConfigError(f"{flag}: {nodes} nodes need ports up to {last}; give one of at most {65_535 - last + port}")
+        over["nodes"]["base_port"] = port + NODES_OFFSET
+    if flags.run_dir is not None:
+        over["run_dir"] = flags.run_dir
+    elif "run_dir" not in said.model_fields_set:
+        over["run_dir"] = Path(".cache") / ("run" if port == DEFAULT_PORT else f"run-{port}")
+    if flags.model is not None:
+        over["model"] = flags.model
+    elif "model" not in said.model_fields_set and not said.model.is_dir():
+        over["model"] = BUNDLED_MODEL
+    if flags.data is not None:
+        over["data"] = flags.data
+    if flags.cache is not None:
+        over["kv"]["cache"] = flags.cache == "on"
+    if flags.hbm_gib is not None:
+        over["kv"]["hbm_gib"] = flags.hbm_gib
+    if flags.dram_gib is not None:
+        over["kv"]["dram_gib"] = flags.dram_gib
+    if flags.policy is not None:
+        over["scheduler"]["policy"] = flags.policy
+    return load_config(flags.config, over)
+
+
+def _check_values(flags: Flags) -> None:
+    for name, value, low, high in (("--nodes", flags.nodes, 1, 256), ("--port", flags.port, 1, 65_535)):
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{name} {value} is out of range; give a number from {low} to {high}")
+    for name, gib in (("--hbm-gib", flags.hbm_gib), ("--dram-gib", flags.dram_gib)):
+        if gib is not None and not (math.isfinite(gib) and gib > 0):
+            raise ConfigError(f"{name} {gib} is not an amount of memory; give GiB above 0, such as {name} 1")
+    for name, word, allowed in (("--cache", flags.cache, ("on", "off")), ("--policy", flags.policy, ("balanced", "sticky"))):
+        if word is not None and word not in allowed:
+            raise ConfigError(f"{name} {word} is unknown; give {' or '.join(allowed)}")
+
+
+def _check_model(config: Config, flag: str) -> None:
+    model, remedy = config.model, "give a Hugging Face directory with config.json, tokenizer.json and *.safetensors"
+    if not model.is_dir():
+        raise ConfigError(f"{flag} {model}: no such directory; {remedy}")
+    try:
+        if not isinstance(json.loads((model / "config.json").read_text()), dict):
+            raise ValueError("not an object")
+    except FileNotFoundError:
+        raise ConfigError(f"{flag} {model}: it has no config.json; {remedy}") from None
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{flag} {model}: config.json cannot be read ({e}); {remedy}") from None
+    if not any(model.glob("*.safetensors")):
+        raise ConfigError(f"{flag} {model}: it has no *.safetensors weights; {remedy}")
+
+
+def _check_directory(flag: str, path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"{flag} {path}: it cannot be made ({e.strerror}); give a directory that can be written") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path}: it cannot be written; change its rights or give another directory")

@@ -1,0 +1,224 @@
+"""The life of a stack: its processes start, are restarted when they die, and stop in their order.
+
+Invariants: a planned process has at most one running instance; once `stopping` is set nothing is started any more; when
+`run` returns, no process of the stack runs and no arena of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cli import machine
+from cli.core.plan import STOP_ORDER, Planned, compute_threads, stack_plan
+from cli.core.restart import RestartPolicy, Verdict
+from cli.display import Display, base_url, welcome
+from cli.process import Process, log_end
+from runtime.config import Config
+from runtime.service import SUPERVISED
+
+TAIL_LINES = 20
+_POLL_S = 0.1
+#: A second signal sooner than this is the same one, delivered twice (to the launcher and to its group).
+_SAME_SIGNAL_S = 0.5
+
+
+class Supervisor:
+    """Runs one stack in the foreground."""
+
+    def __init__(self, config: Config, programs: Path, display: Display, keep_open: Sequence[int]) -> None:
+        self._config, self._programs, self._display, self._keep_open = config, programs, display, tuple(keep_open)
+        self._config_file = config.run_dir / "config.yaml"
+        self._logs = config.run_dir / "logs"
+        self._running: dict[str, Process] = {}
+        self._plan = stack_plan(config.nodes.count)
+        self._has_served = False
+        self._status = 0
+        self._stop_asked_s = 0.0
+
+    async def run(self) -> int:
+        """Serve until a signal or until a service cannot be started. Returns the exit status."""
+        self._stopping, self._at_once, self._died = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._on_signal)
+        self._turn_logs_over()
+        machine.remove_arenas(self._config)
+        self._lives = {planned.name: asyncio.create_task(self._live(planned), name=planned.name) for planned in self._plan}
+        readiness = asyncio.create_task(self._watch_readiness())
+        try:
+            await self._stopping.wait()
+            readiness.cancel()
+            await self._stop()
+        finally:
+            for process in self._running.values():
+                process.send(signal.SIGKILL)
+            results = await asyncio.gather(*self._lives.values(), readiness, return_exceptions=True)
+            machine.remove_arenas(self._config)
+            self._note_pids()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return self._status
+
+    def _on_signal(self) -> None:
+        now = time.monotonic()
+        if not self._stopping.is_set():
+            self._stop_asked_s = now
+            self._stopping.set()
+        elif now - self._stop_asked_s > _SAME_SIGNAL_S:
+            self._at_once.set()
+
+    async def _live(self, planned: Planned) -> None:
+        try:
+            await self._keep_alive(planned)
+        except BaseException:
+            self._status = 1
+            self._stopping.set()
+            raise
+
+    async def _keep_alive(self, planned: Planned) -> None:
+        policy = RestartPolicy()
+        while not self._stopping.is_set():
+            process = self._start(planned)
+            status = await process.ended()
+            del self._running[planned.name]
+            self._note_pids()
+            if self._stopping.is_set():
+                return
+            alive_s = time.monotonic() - process.started_s
+            last = "".join(log_end(process.log, 1))
+            verdict = policy.exited(alive_s=alive_s, status=status, last_line=last, has_served=self._has_served)
+            self._tell_exit(planned, process, status, alive_s, verdict)
+            if verdict.delay_s is None:
+                self._status = 1
+                self._stopping.set()
+                return
+            self._died.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), verdict.delay_s)
+
+    def _start(self, planned: Planned) -> Process:
+        process = Process(
+            self._programs / planned.program,
+            planned.arguments(str(self._config_file)),
+            log=self._logs / f"{planned.name}.log",
+            environment=self._environment(planned),
+            keep_open=self._keep_open,
+        )
+        self._running[planned.name] = process
+        self._note_pids()
+        self._display.line(f"started {planned.program}{'' if planned.node is None else f' of node-{planned.node}'} (pid {process.pid})")
+        return process
+
+    def _environment(self, planned: Planned) -> dict[str, str]:
+        # The written configuration is complete; the environment that shaped it must not be applied twice.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
+        environment[SUPERVISED] = "1"
+        cores = len(os.sched_getaffinity(0))
+        threads = compute_threads(self._config.worker.threads, cores, self._config.nodes.count) if planned.program == "upbeat-worker" else 1
+        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = str(threads)
+        return environment
+
+    def _tell_exit(self, planned: Planned, process: Process, status: int, alive_s: float, verdict: Verdict) -> None:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        then = "giving up" if verdict.delay_s is None else f"starting it again in {verdict.delay_s:.1f} s"
+        self._display.line(f"{planned.name} (pid {process.pid}) {how} after {alive_s:.1f} s; {then}", "bold red")
+        if verdict.show_log:
+            tail = "\n  ".join(log_end(process.log, TAIL_LINES)) or "(empty)"
+            self._display.line(f"the end of {process.log}:\n  {tail}")
+
+    async def _watch_readiness(self) -> None:
+        """Tell when the stack serves: at first, and again after each death of a service."""
+        since = time.monotonic()
+        while True:
+            while True:
+                status, why = await ask_ready(self._config)
+                if status == 200:
+                    break
+                waited = int(time.monotonic() - since) // 30 * 30
+                hint = f" (waited {waited} s; see {self._logs})" if waited else ""
+                self._display.wait(f"waiting for the stack to serve{why and ': ' + why}{hint}")
+                await asyncio.sleep(_POLL_S)
+            self._display.wait("")
+            took_s = time.monotonic() - since
+            self._display.line(welcome(self._config, took_s) if not self._has_served else f"serving again after {took_s:.1f} s", "green")
+            self._has_served = True
+            self._died.clear()
+            await self._died.wait()
+            since = time.monotonic()
+            # Whoever died must be noticed by the others before readiness means anything again.
+            await asyncio.sleep(1.0)
+
+    async def _stop(self) -> None:
+        self._display.wait("")
+        self._display.line("stopping: finishing requests and write-back (Ctrl-C again stops at once)")
+        began = time.monotonic()
+        lost: list[str] = []
+        at_once = asyncio.create_task(self._at_once.wait())
+        for program, deadline_s in STOP_ORDER:
+            names = [planned.name for planned in self._plan if planned.program == program]
+            for process in self._running_of(names):
+                process.send(signal.SIGTERM)
+            ends = asyncio.gather(*(self._lives[name] for name in names), return_exceptions=True)
+            left_s = max(0.0, began + deadline_s - time.monotonic())
+            awaited: list[asyncio.Future[Any]] = [ends, at_once]
+            await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            lost += [name for name in names if name in self._running]
+            for process in self._running_of(names):
+                process.send(signal.SIGKILL)
+            await ends
+        at_once.cancel()
+        took_s = time.monotonic() - began
+        note = f"; killed before it had finished: {', '.join(lost)}" if lost else ""
+        self._display.line(f"stopped in {took_s:.1f} s{note}")
+        self._status = self._status or (1 if lost else 0)
+
+    def _running_of(self, names: list[str]) -> list[Process]:
+        return [self._running[name] for name in names if name in self._running]
+
+    def _turn_logs_over(self) -> None:
+        """Keep the last run's logs beside this one's."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        for log in self._logs.glob("*.log"):
+            log.replace(log.with_suffix(".log.1"))
+
+    def _note_pids(self) -> None:
+        """RUN_DIR/pids.json: name to pid of what runs, replaced whole."""
+        path = self._config.run_dir / "pids.json"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps({name: process.pid for name, process in self._running.items()}))
+        fresh.replace(path)
+
+
+async def ask_ready(config: Config) -> tuple[int, str]:
+    """The gateway's /ready: (status, why not), (0, why not) when it does not answer."""
+    host, port = base_url(config).removeprefix("http://").rsplit(":", 1)
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.write(f"GET /ready HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+            head, _, body = (await reader.read(65_536)).partition(b"\r\n\r\n")
+            return int(head.split(b" ", 2)[1]), _reason(body)
+    except (OSError, TimeoutError, ValueError, IndexError):
+        return 0, "the gateway does not answer yet"
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return "; ".join(json.loads(body)["missing"])
+    except (ValueError, KeyError, TypeError):
+        return ""

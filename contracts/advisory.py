@@ -1,0 +1,104 @@
+"""Advisory and invalidation requests (SYMPHONY, figure 7 and section 3.3), as every process understands them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from contracts.errors import InvalidRequest
+from contracts.ids import check_session_id
+
+#: How long after its expected arrival an advisory keeps its rank, in seconds.
+DEFAULT_TTL_S = 60.0
+MAX_ADVISORIES = 256
+_FIELDS = {"session_id", "model_id", "expected_arrival", "ordered", "priority", "ttl_s", "token"}
+
+
+@dataclass(frozen=True, slots=True)
+class Advisory:
+    """A session is about to speak. Carries no text.
+
+    expected_arrival_s: seconds from now, or None when nobody knows.
+    ordered: this caller's hints will come true in list order.
+    priority: lower is more urgent.
+    ttl_s: after expected arrival plus this, what was fetched loses its rank (and nothing else).
+    """
+
+    session_id: str
+    model_id: str | None = None
+    expected_arrival_s: float | None = None
+    ordered: bool = False
+    priority: int = 0
+    ttl_s: float = DEFAULT_TTL_S
+
+    @property
+    def lifetime_s(self) -> float:
+        """Seconds from its arrival until the advisory expires."""
+        return (self.expected_arrival_s or 0.0) + self.ttl_s
+
+
+def parse_advisory(data: Any, where: str = "") -> Advisory:
+    """An Advisory from decoded JSON. Raises InvalidRequest naming the field, prefixed with `where`."""
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"{where or 'body'} must be an object with session_id", param=where or None)
+    dot = f"{where}." if where else ""
+    for name in data:
+        if name not in _FIELDS:
+            raise InvalidRequest(
+                f"unknown field {dot}{name}; known: {', '.join(sorted(_FIELDS))}", param=f"{dot}{name}", code="unknown_parameter"
+            )
+    if "session_id" not in data:
+        raise InvalidRequest(f"{dot}session_id is required", param=f"{dot}session_id", code="missing_required_parameter")
+    return Advisory(
+        session_id=check_session_id(data["session_id"], f"{dot}session_id"),
+        model_id=_optional_text(data, "model_id", dot),
+        expected_arrival_s=_seconds(data, "expected_arrival", dot),
+        ordered=_boolean(data, "ordered", dot),
+        priority=_priority(data, dot),
+        ttl_s=_seconds(data, "ttl_s", dot) if data.get("ttl_s") is not None else DEFAULT_TTL_S,  # type: ignore[arg-type]
+    )
+
+
+def parse_advisories(data: Any) -> list[Advisory]:
+    """One advisory object, or `{"advisories": [...]}` with 1 to MAX_ADVISORIES of them."""
+    if not isinstance(data, dict) or "advisories" not in data:
+        return [parse_advisory(data)]
+    unknown = set(data) - {"advisories", "token"}
+    if unknown:
+        name = sorted(unknown)[0]
+        raise InvalidRequest(f"unknown field {name} beside advisories", param=name, code="unknown_parameter")
+    many = data["advisories"]
+    if not isinstance(many, list) or not 1 <= len(many) <= MAX_ADVISORIES:
+        raise InvalidRequest(f"advisories must be a list of 1 to {MAX_ADVISORIES} objects", param="advisories")
+    return [parse_advisory(item, f"advisories[{i}]") for i, item in enumerate(many)]
+
+
+def _optional_text(data: dict[str, Any], name: str, dot: str) -> str | None:
+    value = data.get(name)
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256):
+        raise InvalidRequest(f"{dot}{name} must be a string of 1 to 256 characters or null", param=f"{dot}{name}")
+    return value
+
+
+def _seconds(data: dict[str, Any], name: str, dot: str) -> float | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 86_400:
+        raise InvalidRequest(f"{dot}{name} must be a number of seconds from 0 to 86400, or null", param=f"{dot}{name}")
+    return float(value)
+
+
+def _boolean(data: dict[str, Any], name: str, dot: str) -> bool:
+    value = data.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{dot}{name} must be true or false", param=f"{dot}{name}")
+    return value
+
+
+def _priority(data: dict[str, Any], dot: str) -> int:
+    value = data.get("priority", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not -1000 <= value <= 1000:
+        raise InvalidRequest(f"{dot}priority must be an integer from -1000 to 1000 (lower is more urgent)", param=f"{dot}priority")
+    return value

@@ -1,0 +1,90 @@
+"""Wire messages to domain values and back: the only place that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from contracts.advisory import Advisory
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+from contracts.v1 import common_pb2 as pb
+
+
+def session_to_wire(session: SessionKey) -> pb.Session:
+    return pb.Session(tenant=session.tenant, session_id=session.session_id)
+
+
+def session_from_wire(message: pb.Session) -> SessionKey:
+    return SessionKey(message.tenant, message.session_id)
+
+
+def shape_to_wire(shape: KvShape) -> pb.KvShape:
+    return pb.KvShape(
+        fingerprint=shape.fingerprint,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        chunk_tokens=shape.chunk_tokens,
+        dtype=shape.dtype,
+    )
+
+
+def shape_from_wire(m: pb.KvShape) -> KvShape:
+    return KvShape(m.fingerprint, m.layers, m.kv_heads, m.head_dim, m.chunk_tokens, m.dtype)
+
+
+def manifest_to_wire(manifest: Manifest) -> pb.Manifest:
+    return pb.Manifest(
+        session=session_to_wire(manifest.session),
+        model=manifest.model,
+        fingerprint=manifest.fingerprint,
+        keys=manifest.keys,
+        tokens=manifest.tokens,
+        last_use_s=manifest.last_use_s,
+    )
+
+
+def manifest_from_wire(m: pb.Manifest) -> Manifest:
+    return Manifest(session_from_wire(m.session), m.model, m.fingerprint, list(m.keys), m.tokens, m.last_use_s)
+
+
+def advisory_to_wire(advisory: Advisory, tenant: str, advisory_id: str, pin_node: str = "") -> pb.Advisory:
+    return pb.Advisory(
+        session=pb.Session(tenant=tenant, session_id=advisory.session_id),
+        model_id=advisory.model_id or "",
+        expected_arrival_s=advisory.expected_arrival_s,
+        ordered=advisory.ordered,
+        priority=advisory.priority,
+        ttl_s=advisory.ttl_s,
+        advisory_id=advisory_id,
+        pin_node=pin_node,
+    )
+
+
+def advisory_from_wire(m: pb.Advisory) -> Advisory:
+    return Advisory(
+        session_id=m.session.session_id,
+        model_id=m.model_id or None,
+        expected_arrival_s=m.expected_arrival_s if m.HasField("expected_arrival_s") else None,
+        ordered=m.ordered,
+        priority=m.priority,
+        ttl_s=m.ttl_s,
+    )
+
+
+def layers_to_bitmap(layers: Iterable[int], count: int) -> bytes:
+    """Bit `l % 8` of byte `l // 8` is set for each layer; empty when all `count` layers are."""
+    bits = 0
+    for layer in layers:
+        bits |= 1 << layer
+    if bits == (1 << count) - 1:
+        return b""
+    return bits.to_bytes((count + 7) // 8, "little")
+
+
+def layers_from_bitmap(bitmap: bytes, count: int) -> list[int]:
+    """The inverse of `layers_to_bitmap`; bits past `count` are ignored."""
+    if not bitmap:
+        return list(range(count))
+    bits = int.from_bytes(bitmap, "little")
+    return [layer for layer in range(count) if bits >> layer & 1]

@@ -1,0 +1,119 @@
+"""Every error that Upbeat raises on purpose, split by who can do something about it.
+
+UpbeatError
+├── ConfigError            the operator: a setting is wrong; names the key, the value and the remedy; stops the start
+├── RequestError           the caller: answered in OpenAI's envelope, naming the field
+│   ├── InvalidRequest     400
+│   ├── Unauthorized       401
+│   ├── Forbidden          403
+│   ├── NotFound           404
+│   ├── BodyTooLarge       413
+│   ├── RateLimited        429
+│   └── Unavailable        503: nobody can serve this at the moment; trying again helps
+├── IllegalTransition      the programmer: an event that its state does not allow
+└── PieceLost              nobody: some KV cannot be had; it is recomputed, and no user sees this
+"""
+
+from __future__ import annotations
+
+
+class UpbeatError(Exception):
+    """Base of everything above."""
+
+
+class ConfigError(UpbeatError):
+    """A setting is missing or wrong. The message names the key, the value and the remedy."""
+
+
+class IllegalTransition(UpbeatError):
+    """An event arrived in a state whose table has no entry for it."""
+
+
+class PieceLost(UpbeatError):
+    """A piece is missing, short or fails its checksum. Recomputation follows."""
+
+
+class RequestError(UpbeatError):
+    """The caller's request cannot be served; `envelope()` is what the caller reads."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else type(self).code
+
+    def envelope(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's error body."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(RequestError):
+    """400: a field is wrong; `param` names it."""
+
+    code = "invalid_value"
+
+
+class Unauthorized(RequestError):
+    """401: no key, or an unknown one."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """403: a known caller without this right."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
+class NotFound(RequestError):
+    """404: the model, session or route does not exist."""
+
+    status = 404
+    type = "not_found_error"
+    code = "not_found"
+
+
+class BodyTooLarge(RequestError):
+    """413: the body is over the limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class RateLimited(RequestError):
+    """429: over a limit; `Retry-After` says when to come back."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class Unavailable(RequestError):
+    """503: no node can serve this at the moment."""
+
+    status = 503
+    type = "server_error"
+    code = "unavailable"
+
+
+BY_STATUS: dict[int, type[RequestError]] = {
+    c.status: c for c in (InvalidRequest, Unauthorized, Forbidden, NotFound, BodyTooLarge, RateLimited, Unavailable)
+}
+
+
+def from_wire(status: int, message: str, param: str | None, code: str | None) -> RequestError:
+    """The error that another process described by `to_wire`."""
+    return BY_STATUS.get(status, Unavailable)(message, param=param, code=code)
+
+
+def to_wire(error: RequestError) -> list[object]:
+    """`[status, message, param, code]`, as frames and RPC details carry it."""
+    return [error.status, error.message, error.param, error.code]

@@ -1,0 +1,327 @@
+from contracts.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlaceRequest(_message.Message):
+    __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    AVOID_NODES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    session: _common_pb2.Session
+    model: str
+    priority: int
+    pin_node: str
+    avoid_nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoid_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("node", "worker_address", "source_nodes", "advised", "why")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
+    ADVISED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    worker_address: str
+    source_nodes: _containers.RepeatedScalarFieldContainer[str]
+    advised: bool
+    why: str
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., source_nodes: _Optional[_Iterable[str]] = ..., advised: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
+
+class AdviseRequest(_message.Message):
+    __slots__ = ("advisories",)
+    ADVISORIES_FIELD_NUMBER: _ClassVar[int]
+    advisories: _containers.RepeatedCompositeFieldContainer[_common_pb2.Advisory]
+    def __init__(self, advisories: _Optional[_Iterable[_Union[_common_pb2.Advisory, _Mapping]]] = ...) -> None: ...
+
+class AdviseReply(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InvalidateRequest(_message.Message):
+    __slots__ = ("session", "advisory_id")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADVISORY_ID_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    advisory_id: str
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., advisory_id: _Optional[str] = ...) -> None: ...
+
+class InvalidateReply(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Fleet(_message.Message):
+    __slots__ = ("nodes", "expected_nodes")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[FleetNode]
+    expected_nodes: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ...) -> None: ...
+
+class FleetNode(_message.Message):
+    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADVISED_FIELD_NUMBER: _ClassVar[int]
+    HBM_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HBM_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    SSD_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    worker_address: str
+    store_address: str
+    serving: bool
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    running: int
+    waiting: int
+    outstanding_tokens: float
+    advised: int
+    hbm_pages_total: int
+    hbm_pages_free: int
+    dram_bytes_total: int
+    dram_bytes_used: int
+    ssd_bytes_used: int
+    sessions: int
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class ModelInfo(_message.Message):
+    __slots__ = ("name", "shape", "max_tokens", "created_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _common_pb2.KvShape
+    max_tokens: int
+    created_s: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("hello", "load")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    load: WorkerLoad
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("node", "address", "models", "instance")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    instance: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HBM_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HBM_PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_S_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    outstanding_tokens: float
+    hbm_pages_total: int
+    hbm_pages_free: int
+    in_flight: _containers.RepeatedScalarFieldContainer[str]
+    finished: _containers.RepeatedScalarFieldContainer[str]
+    outstanding_s: float
+    request_s: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ...) -> None: ...
+
+class WorkerCommand(_message.Message):
+    __slots__ = ("drain",)
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    drain: bool
+    def __init__(self, drain: _Optional[bool] = ...) -> None: ...
+
+class StoreReport(_message.Message):
+    __slots__ = ("hello", "held", "load")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: StoreHello
+    held: HeldSessions
+    load: StoreLoad
+    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ...) -> None: ...
+
+class StoreHello(_message.Message):
+    __slots__ = ("node", "address", "instance")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    instance: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class HeldSessions(_message.Message):
+    __slots__ = ("full", "sessions")
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    full: bool
+    sessions: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, full: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("session", "model", "tokens_total", "tokens_here", "bytes_here", "last_use_s", "tokens_dram")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_HERE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_HERE_FIELD_NUMBER: _ClassVar[int]
+    LAST_USE_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_DRAM_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    model: str
+    tokens_total: int
+    tokens_here: int
+    bytes_here: int
+    last_use_s: float
+    tokens_dram: int
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., tokens_total: _Optional[int] = ..., tokens_here: _Optional[int] = ..., bytes_here: _Optional[int] = ..., last_use_s: _Optional[float] = ..., tokens_dram: _Optional[int] = ...) -> None: ...
+
+class StoreLoad(_message.Message):
+    __slots__ = ("dram_bytes_total", "dram_bytes_used", "ssd_bytes_used")
+    DRAM_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    SSD_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    dram_bytes_total: int
+    dram_bytes_used: int
+    ssd_bytes_used: int
+    def __init__(self, dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ...) -> None: ...
+
+class StoreCommand(_message.Message):
+    __slots__ = ("prefetch", "invalidate", "erase", "peers")
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    INVALIDATE_FIELD_NUMBER: _ClassVar[int]
+    ERASE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    prefetch: PrefetchCommand
+    invalidate: _common_pb2.Session
+    erase: _common_pb2.Session
+    peers: FleetPeers
+    def __init__(self, prefetch: _Optional[_Union[PrefetchCommand, _Mapping]] = ..., invalidate: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., erase: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., peers: _Optional[_Union[FleetPeers, _Mapping]] = ...) -> None: ...
+
+class PrefetchCommand(_message.Message):
+    __slots__ = ("advisory", "source_nodes")
+    ADVISORY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
+    advisory: _common_pb2.Advisory
+    source_nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, advisory: _Optional[_Union[_common_pb2.Advisory, _Mapping]] = ..., source_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FleetPeers(_message.Message):
+    __slots__ = ("addresses",)
+    class AddressesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.ScalarMap[str, str]
+    def __init__(self, addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("tenant", "limit")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    limit: int
+    def __init__(self, tenant: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListSessionsReply(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionSummary]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ...) -> None: ...
+
+class SessionSummary(_message.Message):
+    __slots__ = ("session", "model", "tokens", "last_use_s", "node", "held_by")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAST_USE_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    model: str
+    tokens: int
+    last_use_s: float
+    node: str
+    held_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., tokens: _Optional[int] = ..., last_use_s: _Optional[float] = ..., node: _Optional[str] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetSessionRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class SessionInfo(_message.Message):
+    __slots__ = ("summary", "known", "nodes")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    summary: SessionSummary
+    known: bool
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeResidency]
+    def __init__(self, summary: _Optional[_Union[SessionSummary, _Mapping]] = ..., known: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeResidency, _Mapping]]] = ...) -> None: ...
+
+class NodeResidency(_message.Message):
+    __slots__ = ("node", "tiers")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    tiers: _containers.RepeatedCompositeFieldContainer[_common_pb2.TierResidency]
+    def __init__(self, node: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_common_pb2.TierResidency, _Mapping]]] = ...) -> None: ...
+
+class EraseSessionRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class EraseSessionReply(_message.Message):
+    __slots__ = ("known", "nodes")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, known: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,117 @@
+"""The gateway's wiring: parts, routes, and a process's life."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from aiohttp import web
+
+from gateway.core.admission import Caller, Keys
+from gateway.core.limits import HintLimits
+from gateway.core.retry import Patience
+from gateway.envelope import envelope
+from gateway.fleet import Fleet
+from gateway.generate import Generator
+from gateway.hints import Hints
+from gateway.intake import expect_continue
+from gateway.parts import PARTS, Parts
+from gateway.routes import advisory, chat, completions, models, ops, sessions
+from gateway.sessions import Sessions
+from gateway.workers import Workers
+from runtime import telemetry
+from runtime.clock import Clock, RealClock
+from runtime.config import Config
+from runtime.service import Tasks
+
+log = telemetry.logger("gateway")
+#: Header lines and the request line, each.
+MAX_LINE_BYTES = 16 << 10
+
+
+def build(parts: Parts) -> web.Application:
+    """The HTTP application. Body limits are our own (`intake.read_json`): aiohttp's are for its own readers."""
+    app = web.Application(middlewares=[envelope])
+    app[PARTS] = parts
+    add, get = app.router.add_route, app.router.add_get
+    add("POST", "/v1/chat/completions", chat.create, expect_handler=expect_continue)
+    add("POST", "/v1/completions", completions.create, expect_handler=expect_continue)
+    for path, handler in (("/v1/advisory", advisory.advise), ("/v1/invalidate", advisory.invalidate)):
+        add("POST", path, handler, expect_handler=expect_continue)
+        add("OPTIONS", path, advisory.preflight)
+    get("/v1/sessions", sessions.index)
+    get("/v1/sessions/{session_id:.+}", sessions.show)
+    add("DELETE", "/v1/sessions/{session_id:.+}", sessions.erase)
+    get("/v1/models", models.index)
+    get("/v1/models/{model:.+}", models.show)
+    get("/v1/fleet", ops.fleet)
+    get("/health", ops.health)
+    get("/ready", ops.ready)
+    get("/metrics", ops.metrics)
+    get("/openapi.json", ops.description)
+    get("/docs", ops.docs)
+    get("/", ops.first_page)
+    return app
+
+
+class Gateway:
+    """One gateway process."""
+
+    def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, patience: Patience | None = None) -> None:
+        self._config, self._tasks, self._clock = config, tasks, clock or RealClock()
+        self._patience = patience or Patience()
+        self._runner: web.AppRunner | None = None
+        self.parts: Parts | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises OSError naming the address when the port is taken."""
+        config, clock = self._config, self._clock
+        workers = Workers(self._tasks, clock)
+        fleet = Fleet(config, workers, clock, self._patience)
+        keys = Keys((k.key, Caller(k.tenant, k.max_priority)) for k in config.gateway.api_keys)
+        self.parts = parts = Parts(
+            config=config,
+            clock=clock,
+            keys=keys,
+            fleet=fleet,
+            workers=workers,
+            generator=Generator(fleet, workers, clock, self._patience),
+            hints=Hints(fleet),
+            sessions=Sessions(),
+            limits=HintLimits(config.gateway.max_advisories_per_s),
+        )
+        self._tasks.start(fleet.watch(), "watch the fleet")
+        self._tasks.start(parts.hints.run(), "tell hints")
+        # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
+        logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+        self._runner = web.AppRunner(
+            build(parts),
+            handler_cancellation=True,
+            access_log=None,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            # Compressed bodies are refused (`intake.read_json`), so that no small body can become a large one.
+            auto_decompress=False,
+            # A client that was told 413 may finish sending, for this long.
+            lingering_time=5.0,
+            shutdown_timeout=0.5,
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, config.gateway.host, config.gateway.port, reuse_port=False).start()
+        log.info("serving", url=f"http://{config.gateway.host}:{config.gateway.port}", keys=not keys.open)
+
+    async def drain(self) -> None:
+        """Refuse new requests for text and let the running ones end."""
+        assert self.parts is not None
+        self.parts.draining = True
+        await self.parts.idle.wait()
+
+    async def stop(self) -> None:
+        """Close everything."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self.parts is not None:
+            await self.parts.workers.stop()
+            await self._tasks.cancel()
+            with contextlib.suppress(Exception):
+                await self.parts.fleet.stop()

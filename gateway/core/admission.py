@@ -1,0 +1,111 @@
+"""Who may call, and which bodies are read at all.
+
+Decides: the caller behind a credential, the priority a caller may ask for, whether a body is too large, and whether it
+is JSON that this server works on. Does not decide: what the fields of a body mean (`gateway.openai`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from contracts.errors import BodyTooLarge, InvalidRequest, Unauthorized
+from contracts.ids import DEFAULT_TENANT
+
+#: No client sends a longer credential; comparing starts below this.
+MAX_CREDENTIAL_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is calling. `max_priority` is the most urgent (lowest) priority the caller gets; `server`: may use the
+    routes and headers of a server key."""
+
+    tenant: str
+    max_priority: int = -1000
+    server: bool = True
+
+    def priority(self, wanted: int) -> int:
+        """`wanted`, or the most urgent priority this caller is allowed when that is less urgent."""
+        return max(wanted, self.max_priority)
+
+
+#: Everyone, on a server without keys (which listens on loopback only).
+OPEN_CALLER = Caller(DEFAULT_TENANT)
+
+
+class Keys:
+    """The configured API keys, held as digests. Immutable."""
+
+    def __init__(self, keys: Iterable[tuple[str, Caller]]) -> None:
+        self._callers = [(_digest(key), caller) for key, caller in keys]
+
+    @property
+    def open(self) -> bool:
+        """No keys are configured: every caller is `OPEN_CALLER`."""
+        return not self._callers
+
+    def caller(self, credential: str | None) -> Caller:
+        """The caller with this key. Raises Unauthorized; takes the same time whichever key matches."""
+        if self.open:
+            return OPEN_CALLER
+        if not credential:
+            raise Unauthorized("no API key given: send it as `Authorization: Bearer KEY`", code="missing_api_key")
+        presented = _digest(credential[:MAX_CREDENTIAL_CHARS])
+        found: Caller | None = None
+        for digest, caller in self._callers:
+            if hmac.compare_digest(digest, presented):
+                found = caller
+        if found is None:
+            raise Unauthorized("incorrect API key provided")
+        return found
+
+
+def bearer(header: str | None) -> str | None:
+    """The credential in an Authorization header, or None."""
+    if not header:
+        return None
+    scheme, _, credential = header.partition(" ")
+    return credential.strip() or None if scheme.lower() == "bearer" else None
+
+
+def check_length(length_bytes: int | None, limit_bytes: int) -> None:
+    """Raises BodyTooLarge when a body of `length_bytes` (None: not said) is over the limit."""
+    if length_bytes is not None and length_bytes > limit_bytes:
+        raise BodyTooLarge(f"the body is larger than this server's limit of {limit_bytes} bytes")
+
+
+def parse_json(body: bytes) -> Any:
+    """The decoded body. Raises InvalidRequest for everything that is not plain JSON, however it is broken."""
+    if not body.strip():
+        raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    except UnicodeDecodeError as e:
+        raise InvalidRequest(f"the body is not UTF-8 at byte {e.start}", code="invalid_json") from None
+    except json.JSONDecodeError as e:
+        raise InvalidRequest(f"the body is not JSON: {e.msg} at line {e.lineno} column {e.colno}", code="invalid_json") from None
+    except ValueError:
+        raise InvalidRequest("the body holds a number that is not finite or has too many digits", code="invalid_json") from None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value

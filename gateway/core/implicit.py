@@ -1,0 +1,149 @@
+"""Which session an unmodified client's request continues, when it names none.
+
+The conversation so far is a chain of parts (messages of a chat; blocks of a prompt). Each part's hash covers everything
+before it, so one hash names a whole history. After a turn, the hash of the history including the answer is remembered
+with its session id; the next request resends that history, and the longest remembered one names the session.
+
+What was weighed:
+
+- *Only a deterministic id* (tenant, model, opening messages) needs no memory and survives a restart, but merges all users
+  who begin alike ("Hi"). The merge is safe, because the cache is keyed by content, yet it makes one session's manifest and
+  hints jump between unrelated conversations.
+- *Only memory* keeps them apart, but forgets every conversation when the gateway restarts.
+
+So: the first conversation with an opening gets the deterministic id; a further one, while the first is remembered, gets
+that id with a random suffix (drawn by the caller). A history that nobody remembers falls back on the deterministic id of
+its opening: after a restart a chat finds its first id again, and at worst two that began alike share one, which costs
+them some prefetching and never a wrong token. Prompts of `/v1/completions` have no visible turns: there only memory
+recognises a continuation, at the last full block of prompt and answer.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+#: Bytes of a prompt's text (or of its token ids, 4 each) that make one part. A shorter history is not recognised.
+BLOCK_BYTES = 64
+REMEMBERED = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A request's conversation as hashes.
+
+    opening: hash of what names a conversation that nobody remembers.
+    ends: hashes of the histories that an earlier turn may have ended with, shortest first.
+    first: nothing shows that there was an earlier turn.
+    last: hash of everything complete in the request, to which the answer is added.
+    tail: bytes that have not filled a part yet (prompts only).
+    """
+
+    opening: bytes
+    ends: tuple[bytes, ...]
+    first: bool
+    last: bytes
+    tail: bytes = b""
+
+
+def of_messages(tenant: str, model: str, messages: Sequence[dict[str, str]]) -> History:
+    """The history of a chat: a turn may have ended with any assistant message."""
+    link = _root("chat", tenant, model)
+    opening: bytes | None = None
+    ends: list[bytes] = []
+    for message in messages:
+        if message["role"] == "assistant" and opening is None:
+            opening = link
+        link = _message(link, message["role"], message["content"])
+        if message["role"] == "assistant":
+            ends.append(link)
+    return History(link if opening is None else opening, tuple(ends), not ends, link)
+
+
+def after_answer(history: History, answer: str) -> bytes:
+    """The hash of the chat that ends with this answer: what the client will resend."""
+    return _message(history.last, "assistant", answer)
+
+
+def of_prompt(tenant: str, model: str, prompt: str | Sequence[int]) -> History:
+    """The history of a completion: a turn may have ended at any full block of the prompt."""
+    ends, link, tail = _blocks(_root("prompt", tenant, model), _prompt_bytes(prompt))
+    return History(blake3(link + tail).digest(), tuple(ends), True, link, tail)
+
+
+def after_completion(history: History, answer: str | Sequence[int]) -> bytes | None:
+    """The hash of the last full block of prompt and answer, or None when not even one is full."""
+    ends, link, _ = _blocks(history.last, history.tail + _prompt_bytes(answer))
+    return link if ends or history.ends else None
+
+
+class ImplicitSessions:
+    """Remembered histories. Invariant: at most `capacity` of each kind; the least recently used go first."""
+
+    def __init__(self, capacity: int = REMEMBERED) -> None:
+        self.capacity = capacity
+        #: History hash -> session id.
+        self._ended: OrderedDict[bytes, str] = OrderedDict()
+        #: Ids given to first turns, so that a second conversation with the same opening is told apart.
+        self._begun: OrderedDict[str, None] = OrderedDict()
+
+    def resolve(self, history: History, suffix: str) -> str:
+        """The session id of a request. `suffix`: random text, used when a new conversation begins like a known one."""
+        for end in reversed(history.ends):
+            known = self._ended.get(end)
+            if known is not None:
+                self._ended.move_to_end(end)
+                return known
+        plain = f"imp-{history.opening.hex()[:32]}"
+        if not history.first:
+            return plain
+        if plain in self._begun:
+            return f"{plain}-{suffix}"
+        self._begun[plain] = None
+        self._trim()
+        return plain
+
+    def remember(self, end: bytes | None, session_id: str) -> None:
+        """A turn of `session_id` ended with this history."""
+        if end is None:
+            return
+        self._ended[end] = session_id
+        self._ended.move_to_end(end)
+        self._trim()
+
+    def validate(self) -> None:
+        """Raises AssertionError when the invariant is broken."""
+        assert len(self._ended) <= self.capacity and len(self._begun) <= self.capacity
+
+    def _trim(self) -> None:
+        while len(self._ended) > self.capacity:
+            self._ended.popitem(last=False)
+        while len(self._begun) > self.capacity:
+            self._begun.popitem(last=False)
+
+
+def _root(kind: str, tenant: str, model: str) -> bytes:
+    return blake3(json.dumps(["upbeat implicit session", kind, tenant, model]).encode()).digest()
+
+
+def _message(link: bytes, role: str, text: str) -> bytes:
+    # Clients trim the answers that they keep.
+    return blake3(link + json.dumps([role, text.strip()]).encode()).digest()
+
+
+def _prompt_bytes(prompt: str | Sequence[int]) -> bytes:
+    return prompt.encode() if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}I", *prompt)
+
+
+def _blocks(link: bytes, data: bytes) -> tuple[list[bytes], bytes, bytes]:
+    ends = []
+    full = len(data) - len(data) % BLOCK_BYTES
+    for start in range(0, full, BLOCK_BYTES):
+        link = blake3(link + data[start : start + BLOCK_BYTES]).digest()
+        ends.append(link)
+    return ends, link, data[full:]

@@ -1,0 +1,215 @@
+"""One choice's life: place → submit → accepted → outputs, and again elsewhere when its worker is lost.
+
+A request that moves carries the tokens it has so far, and its seed was fixed before the first attempt, so the next worker
+goes on exactly where the last one stopped: the caller sees a pause and no repetition. Whether there is a next attempt is
+decided in `core.retry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from contracts.errors import NotFound, RequestError, Unavailable, from_wire
+from contracts.ids import SessionKey
+from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling
+from gateway import metrics
+from gateway.core.refusals import is_final
+from gateway.core.retry import Again, Attempts, GiveUp, Patience
+from gateway.core.routing import Route
+from gateway.fleet import Fleet
+from gateway.workers import Flight, WorkerLost, Workers
+from runtime import telemetry
+from runtime.clock import Clock
+
+log = telemetry.logger("gateway.generate")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one choice is. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
+
+    pin: the node that must run it, or empty. prefer: the node for the first attempt, or empty.
+    """
+
+    request_id: str
+    session: SessionKey
+    model: str
+    sampling: Sampling
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    prompt_tokens: list[int] | None = None
+    priority: int = 0
+    pin: str = ""
+    prefer: str = ""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a choice is. `cached_tokens` is the first attempt's, as that is what the caller's cache was worth."""
+
+    node: str = ""
+    why: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    tokens: list[int] = field(default_factory=list)
+
+
+class Generator:
+    """Starts generations. What all of them share."""
+
+    def __init__(self, fleet: Fleet, workers: Workers, clock: Clock, patience: Patience) -> None:
+        self.fleet, self.workers, self.clock, self.patience = fleet, workers, clock, patience
+
+    async def begin(self, job: Job) -> Generation:
+        """A generation that a worker has accepted. Raises RequestError when none will; leaves nothing behind then."""
+        generation = Generation(self, job)
+        try:
+            await generation.attempt()
+        except BaseException:
+            generation.cancel()
+            raise
+        return generation
+
+
+class Generation:
+    """An accepted choice. `outputs` is consumed once; `cancel` must be called when it is not consumed to its end."""
+
+    def __init__(self, shared: Generator, job: Job) -> None:
+        self._shared, self._job = shared, job
+        self._attempts = Attempts(shared.patience, job.pin)
+        self._flight: Flight | None = None
+        self._begun = 0
+        self.progress = Progress()
+
+    def cancel(self) -> None:
+        """Tell the worker that nobody reads any more."""
+        if self._flight is not None:
+            self._flight.cancel()
+
+    async def attempt(self) -> None:
+        """Get accepted by some worker. Raises RequestError when that is not to be."""
+        while True:
+            route = await self._place()
+            flight = await self._submit(route)
+            if isinstance(flight, WorkerLost):
+                await self._again(
+                    self._attempts.lost(flight.node, self._now(), f"{flight.node} cannot be reached", ran=False), "unreachable"
+                )
+                continue
+            self._flight = flight
+            event = await flight.next()
+            if isinstance(event, Accepted):
+                done = self.progress
+                done.node, done.why = route.node, route.why
+                done.prompt_tokens = done.prompt_tokens or event.prompt_tokens
+                return
+            await self._failed(event)
+
+    async def outputs(self) -> AsyncGenerator[Output]:
+        """What is new, until and including the Output with a finish reason. Raises RequestError when it cannot go on."""
+        with metrics.ACTIVE.track_inprogress():
+            try:
+                while True:
+                    assert self._flight is not None
+                    event = await self._flight.next()
+                    if isinstance(event, Output) and event.finish_reason != "cancelled":
+                        yield self._note(event)
+                        if event.finish_reason is not None:
+                            return
+                    else:
+                        await self._failed(event)
+                        await self.attempt()
+            finally:
+                self.cancel()
+
+    def _note(self, output: Output) -> Output:
+        done = self.progress
+        done.tokens.extend(output.tokens)
+        if done.cached_tokens is None:
+            done.cached_tokens = min(output.cached_tokens, done.prompt_tokens)
+        return output
+
+    # ---- one attempt -------------------------------------------------------------------------------------------
+    async def _place(self) -> Route:
+        job, fleet = self._job, self._shared.fleet
+        prefer = job.prefer if not self._begun and not self._attempts.avoid else ""
+        while True:
+            try:
+                return await fleet.place(
+                    self._attempt_id(),
+                    job.session,
+                    job.model,
+                    priority=job.priority,
+                    pin=job.pin or prefer,
+                    avoid=self._attempts.avoid,
+                )
+            except RequestError as e:
+                if is_final(e, model_known=fleet.knows_model(job.model), pin_known=fleet.knows_node(job.pin or prefer)):
+                    raise
+                prefer = ""
+                await self._again(self._attempts.no_node(self._now(), e.message), "no node")
+
+    async def _submit(self, route: Route) -> Flight | WorkerLost:
+        job, shared = self._job, self._shared
+        request = GenerateRequest(
+            request_id=self._attempt_id(),
+            tenant=job.session.tenant,
+            session_id=job.session.session_id,
+            model=job.model,
+            sampling=replace(job.sampling),
+            messages=job.messages,
+            prompt=job.prompt,
+            prompt_tokens=job.prompt_tokens,
+            priority=job.priority,
+            resume_tokens=list(self.progress.tokens),
+            source_nodes=list(route.source_nodes),
+        )
+        flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
+        self._begun += isinstance(flight, Flight)
+        return flight
+
+    def _attempt_id(self) -> str:
+        """Each attempt has its own id: a worker that is still ending the last one must not take them for the same."""
+        return f"{self._job.request_id}.r{self._begun}" if self._begun else self._job.request_id
+
+    # ---- failure -----------------------------------------------------------------------------------------------
+    async def _failed(self, event: Accepted | Output | Failed | WorkerLost) -> None:
+        """Returns when the request is to be tried again; raises RequestError when not."""
+        node = self._flight.node if self._flight else ""
+        cause, reason, ran = "worker lost", f"{node} was lost", True
+        if isinstance(event, Failed):
+            error = _error(event)
+            if error.status < 500:
+                raise error
+            # "Not now" (it drains, it is full) may be said as often as patience lasts; any other failure counts.
+            cause, reason, ran = "worker failed", error.message, not (event.error and event.error[0] == Unavailable.status)
+        log.warning(cause, request=self._job.request_id, node=node, tokens=len(self.progress.tokens), reason=reason)
+        self.cancel()
+        self._flight = None
+        await self._again(self._attempts.lost(node, self._now(), reason, ran=ran), cause)
+
+    async def _again(self, decision: Again | GiveUp, cause: str) -> None:
+        if isinstance(decision, GiveUp):
+            raise Unavailable(f"the request could not be completed: {decision.reason}; try again")
+        metrics.RETRIES.labels(cause).inc()
+        if decision.pause_s:
+            await self._shared.clock.sleep(decision.pause_s)
+
+    def _now(self) -> float:
+        return self._shared.clock.now()
+
+
+def _error(failed: Failed) -> RequestError:
+    try:
+        status, message, param, code = failed.error
+        return from_wire(int(status), str(message), param, code)
+    except (ValueError, TypeError):
+        return Unavailable("the worker failed without saying why")
+
+
+def unknown_model(name: str) -> NotFound:
+    """OpenAI's answer for a model that does not exist."""
+    shown = name if len(name) <= 100 else name[:99] + "…"
+    return NotFound(f"the model {shown!r} does not exist or you do not have access to it", param="model", code="model_not_found")

@@ -1,0 +1,75 @@
+"""From an HTTP request to a caller and a decoded body, reading no more than the limit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from contracts.errors import Forbidden, InvalidRequest, RequestError
+from gateway.core.admission import Caller, bearer, check_length, parse_json
+from gateway.parts import PARTS, Parts
+
+#: Request header: run on this node. Response header: it ran there.
+NODE_HEADER = "X-Upbeat-Node"
+#: From the headers to the body's end.
+BODY_TIMEOUT_S = 60.0
+
+
+def caller_of(request: web.Request, token: str | None = None) -> Caller:
+    """Who calls; `token`: a credential from the body, used when no header has one. Raises Unauthorized."""
+    credential = bearer(request.headers.get("Authorization")) or token
+    return request.app[PARTS].keys.caller(credential)
+
+
+def server_caller_of(request: web.Request) -> Caller:
+    """Who calls a route that needs a server key. Raises Unauthorized or Forbidden."""
+    caller = caller_of(request)
+    if not caller.server:
+        raise Forbidden("this route needs a server key")
+    return caller
+
+
+async def read_json(request: web.Request) -> Any:
+    """The decoded body. Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses the limit;
+    InvalidRequest for a compressed body and for anything but JSON."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
+    limit_bytes = request.app[PARTS].config.gateway.max_body_bytes
+    check_length(request.content_length, limit_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for piece in request.content.iter_any():
+                body += piece
+                check_length(len(body), limit_bytes)
+    except RequestError:
+        raise
+    except TimeoutError:
+        raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="invalid_body") from None
+    except (web.RequestPayloadError, ValueError) as e:
+        raise InvalidRequest(f"the body could not be read: {e}", code="invalid_body") from None
+    return parse_json(bytes(body))
+
+
+async def expect_continue(request: web.Request) -> None:
+    """Ask for a body only when it is welcome: `Expect: 100-continue` with a body over the limit gets its 413 unsent."""
+    limit_bytes = request.app[PARTS].config.gateway.max_body_bytes
+    if request.content_length is not None and request.content_length > limit_bytes:
+        return
+    assert request.transport is not None
+    request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def pinned_node(request: web.Request, caller: Caller, parts: Parts) -> str:
+    """The node that the caller pins, or empty. Raises Forbidden without a server key, InvalidRequest for an unknown node."""
+    node = request.headers.get(NODE_HEADER, "")
+    if not node:
+        return ""
+    if not caller.server:
+        raise Forbidden(f"{NODE_HEADER} needs a server key", param=NODE_HEADER)
+    if not parts.fleet.knows_node(node):
+        raise InvalidRequest(f"{NODE_HEADER}: no node is called {node[:60]!r}", param=NODE_HEADER, code="unknown_node")
+    return node

@@ -1,0 +1,20 @@
+"""What the gateway counts and times. Names are `upbeat_gateway_*`; times are in seconds."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from runtime.telemetry import REGISTRY
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+_TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2)
+
+REQUESTS = Counter("upbeat_gateway_requests", "Answers by route and status", ["route", "status"], registry=REGISTRY)
+TTFT = Histogram("upbeat_gateway_ttft_seconds", "Arrival to first token", ["route"], buckets=_TTFT_BUCKETS, registry=REGISTRY)
+TPOT = Histogram("upbeat_gateway_tpot_seconds", "Time a token after the first", ["route"], buckets=_TPOT_BUCKETS, registry=REGISTRY)
+ACTIVE = Gauge("upbeat_gateway_active_generations", "Choices that are being generated", registry=REGISTRY)
+TOKENS = Counter("upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind"], registry=REGISTRY)
+HINTS = Counter("upbeat_gateway_hints", "Advisories and invalidations by what became of them", ["kind", "outcome"], registry=REGISTRY)
+RETRIES = Counter("upbeat_gateway_retries", "Attempts after the first, by cause", ["cause"], registry=REGISTRY)
+PLACED = Counter("upbeat_gateway_placed", "Attempts by who chose the node (scheduler, direct)", ["by"], registry=REGISTRY)
+STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", registry=REGISTRY)

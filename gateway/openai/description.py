@@ -1,0 +1,139 @@
+"""The API's own description: OpenAPI 3.1, from the same schemas that check requests."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from contracts.advisory import MAX_ADVISORIES
+from contracts.ids import SESSION_ID_PATTERN
+from gateway.openai.parameters import HARMLESS, REFUSED
+from gateway.openai.requests import ChatRequest, CompletionRequest
+
+Schema = dict[str, Any]
+_ID = {"type": "string", "pattern": f"^{SESSION_ID_PATTERN}$"}
+_ADVISORY: Schema = {
+    "type": "object",
+    "required": ["session_id"],
+    "additionalProperties": False,
+    "properties": {
+        "session_id": _ID,
+        "model_id": {"type": ["string", "null"], "minLength": 1, "maxLength": 256},
+        "expected_arrival": {"type": ["number", "null"], "minimum": 0, "maximum": 86_400, "description": "seconds from now"},
+        "ordered": {"type": "boolean", "description": "this caller's hints come true in list order"},
+        "priority": {"type": "integer", "minimum": -1000, "maximum": 1000, "description": "lower is more urgent"},
+        "ttl_s": {"type": ["number", "null"], "minimum": 0, "maximum": 86_400},
+        "token": {"type": "string", "description": "the credential, for callers that cannot set headers"},
+    },
+}
+_BATCH: Schema = {
+    "type": "object",
+    "required": ["advisories"],
+    "additionalProperties": False,
+    "properties": {
+        "advisories": {"type": "array", "items": _ADVISORY, "minItems": 1, "maxItems": MAX_ADVISORIES},
+        "token": {"type": "string"},
+    },
+}
+_INVALIDATION: Schema = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"session_id": _ID, "advisory_id": _ID, "token": {"type": "string"}},
+    "oneOf": [{"required": ["session_id"]}, {"required": ["advisory_id"]}],
+}
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "the field or header that is wrong"},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+#: (method, path, what it does, schema of its body)
+ROUTES: list[tuple[str, str, str, Schema | None]] = [
+    ("post", "/v1/chat/completions", "Answer a chat, streamed or not. OpenAI's format.", ChatRequest.model_json_schema()),
+    ("post", "/v1/completions", "Complete a prompt, streamed or not. OpenAI's format.", CompletionRequest.model_json_schema()),
+    ("get", "/v1/models", "List the models that are served.", None),
+    ("get", "/v1/models/{model}", "One model.", None),
+    ("post", "/v1/advisory", "Sessions are about to speak: bring their caches up. No text.", {"oneOf": [_ADVISORY, _BATCH]}),
+    ("post", "/v1/invalidate", "A session will not speak after all.", _INVALIDATION),
+    ("get", "/v1/sessions", "List this tenant's sessions.", None),
+    ("get", "/v1/sessions/{session_id}", "Where a session's cache is, by node and tier.", None),
+    ("delete", "/v1/sessions/{session_id}", "Erase a session from every tier.", None),
+    ("get", "/v1/fleet", "The nodes and their load.", None),
+    ("get", "/health", "The process lives.", None),
+    ("get", "/ready", "Every node serves.", None),
+    ("get", "/metrics", "Prometheus metrics.", None),
+]
+
+
+@cache
+def openapi() -> Schema:
+    """The whole document."""
+    paths: dict[str, Schema] = {}
+    components: dict[str, Any] = {"Error": _ERROR}
+    for method, path, summary, schema in ROUTES:
+        operation: Schema = {
+            "summary": summary,
+            "responses": {
+                "202" if path in ("/v1/advisory", "/v1/invalidate") else "200": {"description": "done"},
+                "4XX": {"description": "the caller's error", "content": _json({"$ref": "#/components/schemas/Error"})},
+                "5XX": {"description": "try again", "content": _json({"$ref": "#/components/schemas/Error"})},
+            },
+        }
+        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        if names:
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": _ID if name == "session_id" else {"type": "string"}}
+                for name in names
+            ]
+        if schema:
+            operation["requestBody"] = {"required": True, "content": _json(_placed(schema, components))}
+        paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Upbeat",
+            "version": "1",
+            "description": "Accepted and without effect on any answer: "
+            + ", ".join(sorted(HARMLESS))
+            + ". Refused by name unless idle: "
+            + ", ".join(sorted(REFUSED))
+            + ".",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _placed(schema: Schema, components: dict[str, Any]) -> Schema:
+    """The schema with its definitions moved to `components`."""
+    inner = {k: v for k, v in schema.items() if k != "$defs"}
+    for name, definition in schema.get("$defs", {}).items():
+        components[name] = _pointed(definition)
+    moved = _pointed(inner)
+    assert isinstance(moved, dict)
+    return moved
+
+
+def _pointed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: v.replace("#/$defs/", "#/components/schemas/") if k == "$ref" else _pointed(v) for k, v in value.items()}
+    return [_pointed(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,130 @@
+"""Which request fields work, which are harmless, and which are refused by name.
+
+Three kinds, so that nothing is ignored silently: fields of the schema work; fields of `HARMLESS` are accepted because
+leaving them out changes no answer (labels, and hints meant for other systems); fields of `REFUSED` are known to OpenAI's
+clients but not done here, and only their do-nothing values pass. Everything else is unknown and refused too.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from contracts.errors import InvalidRequest
+
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "parallel_tool_calls",
+        "prompt_cache_retention",
+        "verbosity",
+        "nvext",
+        "kv_hints",
+        "agent_hint",
+        "agent_hints",
+        "cache_control",
+        "kv_transfer_params",
+        "litellm_metadata",
+        "litellm_session_id",
+    }
+)
+
+#: Field -> the values that ask for nothing (besides null).
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none",),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1, 1.0),
+    "stop_token_ids": ([],),
+    "skip_special_tokens": (True,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+}
+_SHOWN = 80
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def validate(schema: type[Schema], data: Any) -> Schema:
+    """`data` as a `schema`. Raises InvalidRequest naming the first wrong field."""
+    if not isinstance(data, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    known = {}
+    for name, value in data.items():
+        if name in schema.model_fields:
+            known[name] = value
+        elif name in REFUSED:
+            _refuse_unless_idle(name, value)
+        elif name not in HARMLESS:
+            shown = _shown(name)
+            raise InvalidRequest(f"unrecognized request argument supplied: {shown}", param=shown, code="unknown_parameter")
+    try:
+        return schema.model_validate(known)
+    except ValidationError as e:
+        raise _named(e) from None
+
+
+def _refuse_unless_idle(name: str, value: Any) -> None:
+    idle = REFUSED[name]
+    if value is None or any(type(value) is type(v) and value == v for v in idle):
+        return
+    wanted = f" other than {', '.join(repr(v) for v in idle)}" if idle else ""
+    raise InvalidRequest(f"{name}{wanted} is not supported by this server; leave it out", param=name, code="unsupported_parameter")
+
+
+def _named(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    context: Mapping[str, Any] = first.get("ctx") or {}
+    where = field_path(first["loc"]) + str(context.get("at", ""))
+    kind = first["type"]
+    if kind == "missing":
+        return InvalidRequest(f"{where} is required", param=where, code="missing_required_parameter")
+    if kind == "extra_forbidden":
+        return InvalidRequest(f"unrecognized request argument supplied: {where}", param=where, code="unknown_parameter")
+    if kind == "unsupported_parameter":
+        return InvalidRequest(f"{where}: {first['msg']}", param=where, code=kind)
+    given = "" if context.get("at") else f"; got {_shown(reprlib.repr(first['input']))}"
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return InvalidRequest(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{given}", param=where or None, code=code)
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """`("messages", 0, "content")` as `messages[0].content`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "[key]":
+            path += f".{_shown(part)}" if path else _shown(part)
+    return path
+
+
+def _shown(text: str) -> str:
+    clean = text.encode("ascii", "backslashreplace").decode()
+    clean = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in clean)
+    return clean if len(clean) <= _SHOWN else clean[: _SHOWN - 1] + "…"

@@ -1,0 +1,261 @@
+"""The schemas of `/v1/chat/completions` and `/v1/completions`, strict: no value is coerced.
+
+A field that is declared here works. What else may come is in `gateway.openai.parameters`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from contracts.request import Sampling
+
+MAX_MESSAGES = 16_384
+MAX_CHOICES = 8
+MAX_PROMPTS = 32
+MAX_STOPS = 16
+#: OpenAI's default for completions.
+COMPLETION_MAX_TOKENS = 16
+_TOKEN_ID = re.compile(r"[0-9]{1,9}")
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+Unit = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenCount = Annotated[int, Field(ge=1, le=1 << 30)]
+
+
+def _stops(value: Any) -> list[str]:
+    many = [value] if isinstance(value, str) else value
+    if not isinstance(many, list) or len(many) > MAX_STOPS or not all(isinstance(s, str) and 0 < len(s) <= 1024 for s in many):
+        raise PydanticCustomError("stop_type", f"expected a string, or a list of at most {MAX_STOPS} strings, of 1 to 1024 characters")
+    return [_utf8(s) for s in many]
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict) or len(value) > 4096:
+        raise PydanticCustomError("logit_bias_type", "expected an object of at most 4096 token ids with their biases")
+    biases = {}
+    for token, bias in value.items():
+        if not _TOKEN_ID.fullmatch(token):
+            raise PydanticCustomError("logit_bias_key", "its keys must be token ids")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise PydanticCustomError("logit_bias_value", "a bias must be a number from -100 to 100")
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def _utf8(text: str, at: str = "") -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("lone_surrogate", "holds half of a surrogate pair, which is no character", {"at": at}) from None
+    return text
+
+
+def _text(content: Any, info: ValidationInfo) -> str:
+    """A message's content: a string, a list of text parts, joined, or null from an assistant that said nothing."""
+    if content is None and info.data.get("role") == "assistant":
+        return ""
+    if isinstance(content, str):
+        return _utf8(content)
+    if not isinstance(content, list):
+        raise PydanticCustomError("content_type", "expected a string or a list of text parts")
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text"):
+            if isinstance(kind, str):
+                raise PydanticCustomError("unsupported_parameter", "only text parts are supported", {"at": f"[{i}].type"})
+            raise PydanticCustomError("part_type", "expected an object with a type", {"at": f"[{i}]"})
+        if not isinstance(part.get("text"), str):
+            raise PydanticCustomError("text_type", "expected a string", {"at": f"[{i}].text"})
+        for name in part:
+            if name not in ("type", "text", "cache_control", "annotations"):
+                raise PydanticCustomError("extra_part", "unknown field of a text part", {"at": f"[{i}].{name[:40]}"})
+        texts.append(_utf8(part["text"], f"[{i}].text"))
+    return "".join(texts)
+
+
+def _idle(value: Any) -> None:
+    if value not in (None, [], ""):
+        raise PydanticCustomError("unsupported_parameter", "is not supported by this server; leave it out")
+
+
+def _ignored(value: Any) -> None:
+    """Accepts anything: it is a label or a trace of another answer, and no model input."""
+
+
+_TEXT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+Idle = Annotated[None, BeforeValidator(_idle)]
+Ignored = Annotated[None, BeforeValidator(_ignored)]
+
+
+class Message(BaseModel):
+    """One message of a chat."""
+
+    model_config = _STRICT
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT_SCHEMA)]
+    name: Ignored = None
+    annotations: Ignored = None
+    reasoning_content: Ignored = None
+    reasoning: Ignored = None
+    tool_call_id: Ignored = None
+    refusal: Idle = None
+    audio: Idle = None
+    function_call: Idle = None
+    tool_calls: Idle = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _silent_assistant(cls, data: Any) -> Any:
+        # OpenAI allows an assistant message without content when it has tool calls; those are refused by name.
+        if isinstance(data, dict) and data.get("role") == "assistant" and data.get("tool_calls") and "content" not in data:
+            return {**data, "content": None}
+        return data
+
+    def plain(self) -> dict[str, str]:
+        """What the chat template is given."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides its text."""
+
+    model_config = _STRICT
+    include_usage: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class Generation(BaseModel):
+    """The fields that both routes share."""
+
+    model_config = _STRICT
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Unit | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 30)] | None = None
+    min_p: Unit | None = None
+    max_tokens: TokenCount | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(lambda v: None if v is None else _stops(v))] = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        BeforeValidator(lambda v: None if v is None else _biases(v)),
+        WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+    ] = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    # The session's own checks are in gateway.sessions, which names the field or header that it came from.
+    session_id: Annotated[str, Field(max_length=4096)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=4096)] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """A stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self) -> Sampling:
+        """The worker's parameters, without seed and token limit defaults. OpenAI's defaults where nothing was said."""
+        return Sampling(
+            temperature=1.0 if self.temperature is None else float(self.temperature),
+            # Nothing is left at 0; OpenAI takes it as "the likeliest token".
+            top_p=1.0 if self.top_p is None else max(float(self.top_p), 1e-6),
+            top_k=max(0, self.top_k or 0),
+            min_p=float(self.min_p or 0.0),
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop=self.stop or [],
+            ignore_eos=bool(self.ignore_eos),
+            presence_penalty=float(self.presence_penalty or 0.0),
+            frequency_penalty=float(self.frequency_penalty or 0.0),
+            logit_bias=self.logit_bias or {},
+        )
+
+
+class ChatRequest(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("top_logprobs_alone", "top_logprobs needs logprobs to be true", {"at": "top_logprobs"})
+        return self
+
+    def sampling(self) -> Sampling:
+        """See `Generation.sampling`; `max_completion_tokens` is the newer name and goes first."""
+        sampling = super().sampling()
+        sampling.max_tokens = self.max_completion_tokens or self.max_tokens
+        sampling.logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return sampling
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One prompt (text or token ids) or a list of them, as a list."""
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        if len(value) > MAX_PROMPTS:
+            raise PydanticCustomError("too_many_prompts", f"expected at most {MAX_PROMPTS} prompts")
+        return [_prompt(item, f"[{i}]") for i, item in enumerate(value)]
+    return [_prompt(value, "")]
+
+
+def _prompt(value: Any, at: str) -> str | list[int]:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("prompt_type", "expected a string or a list of token ids", {"at": at})
+    if not value:
+        raise PydanticCustomError("empty_prompt", "must not be empty", {"at": at})
+    if isinstance(value, str):
+        return _utf8(value, at)
+    for i, token in enumerate(value):
+        if type(token) is not int or not 0 <= token < 1 << 31:
+            raise PydanticCustomError("token_type", "expected a token id", {"at": f"{at}[{i}]"})
+    return value
+
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string", "minLength": 1}},
+    ]
+}
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`."""
+
+    prompt: Annotated[list[Any], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    def sampling(self) -> Sampling:
+        """See `Generation.sampling`."""
+        sampling = super().sampling()
+        if sampling.max_tokens is None:
+            sampling.max_tokens = COMPLETION_MAX_TOKENS
+        sampling.logprobs = self.logprobs
+        return sampling

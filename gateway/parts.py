@@ -1,0 +1,59 @@
+"""What the routes are given: one object, wired in `app`, reached as `request.app[PARTS]`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from gateway.core.admission import Keys
+from gateway.core.limits import HintLimits
+from gateway.core.routing import missing
+from gateway.fleet import Fleet
+from gateway.generate import Generator
+from gateway.hints import Hints
+from gateway.sessions import Sessions
+from gateway.workers import Workers
+from runtime.clock import Clock
+from runtime.config import Config
+
+
+@dataclass(slots=True)
+class Parts:
+    """The gateway's parts. `active` counts requests for text, `idle` is set while there is none; `draining`: no further one
+    is taken."""
+
+    config: Config
+    clock: Clock
+    keys: Keys
+    fleet: Fleet
+    workers: Workers
+    generator: Generator
+    hints: Hints
+    sessions: Sessions
+    limits: HintLimits
+    active: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def enter(self) -> None:
+        """A request for text begins."""
+        self.active += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """It has ended."""
+        self.active -= 1
+        if not self.active:
+            self.idle.set()
+
+    def not_ready(self) -> list[str]:
+        """Why this deployment is not ready; empty when it is."""
+        return missing(self.fleet.view, self.fleet.live, self.workers.connected, self.draining)
+
+
+PARTS = web.AppKey("parts", Parts)

@@ -1,0 +1,86 @@
+"""`POST /v1/advisory`, `POST /v1/invalidate`: answered at once, told to the scheduler in the background.
+
+The answer is the same whether the session exists or not: it is no oracle. Bodies may come as `text/plain` with the
+credential in `token`, which spares a browser the preflight.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from contracts.advisory import parse_advisories
+from contracts.convert import advisory_to_wire
+from contracts.errors import InvalidRequest
+from contracts.ids import check_session_id
+from contracts.v1 import common_pb2
+from contracts.v1 import scheduler_pb2 as pb
+from gateway.core.admission import Caller
+from gateway.envelope import CORS, Limited
+from gateway.intake import caller_of, pinned_node, read_json
+from gateway.parts import PARTS
+
+_INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
+
+
+async def advise(request: web.Request) -> web.Response:
+    """One advisory or a batch."""
+    parts = request.app[PARTS]
+    data = await read_json(request)
+    caller = _caller(request, data)
+    advisories = parse_advisories(data)
+    pin = pinned_node(request, caller, parts)
+    _limit(request, caller, len(advisories))
+    accepted, wire = [], []
+    for advisory in advisories:
+        advisory_id = f"adv-{secrets.token_hex(12)}"
+        clamped = replace(advisory, priority=caller.priority(advisory.priority))
+        wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin))
+        accepted.append({"advisory_id": advisory_id, "session_id": advisory.session_id, "status": "accepted"})
+    parts.hints.advise(wire)
+    return web.json_response({"advisories": accepted} if "advisories" in data else accepted[0], status=202)
+
+
+async def invalidate(request: web.Request) -> web.Response:
+    """A session, or one advisory, is not about to speak after all."""
+    parts = request.app[PARTS]
+    data = await read_json(request)
+    caller = _caller(request, data)
+    if not isinstance(data, dict):
+        raise InvalidRequest("the body must be an object with session_id or advisory_id")
+    for name in data:
+        if name not in _INVALIDATE_FIELDS:
+            raise InvalidRequest(f"unknown field {name[:80]}; known: session_id, advisory_id", param=name[:80], code="unknown_parameter")
+    given = [name for name in ("session_id", "advisory_id") if data.get(name) is not None]
+    if len(given) != 1:
+        code = "invalid_value" if given else "missing_required_parameter"
+        raise InvalidRequest("give either session_id or advisory_id", param="session_id", code=code)
+    value = check_session_id(data[given[0]], given[0])
+    _limit(request, caller, 1)
+    session_id, advisory_id = (value, "") if given[0] == "session_id" else ("", value)
+    parts.hints.invalidate(
+        pb.InvalidateRequest(session=common_pb2.Session(tenant=caller.tenant, session_id=session_id), advisory_id=advisory_id)
+    )
+    return web.json_response({given[0]: value, "status": "accepted"}, status=202)
+
+
+async def preflight(_request: web.Request) -> web.Response:
+    """A browser asks whether it may send a hint with headers of its own: it may."""
+    return web.Response(status=204, headers=CORS)
+
+
+def _caller(request: web.Request, data: Any) -> Caller:
+    token = data.get("token") if isinstance(data, dict) else None
+    if token is not None and not isinstance(token, str):
+        raise InvalidRequest("token must be a string", param="token", code="invalid_type")
+    return caller_of(request, token)
+
+
+def _limit(request: web.Request, caller: Caller, hints: int) -> None:
+    parts = request.app[PARTS]
+    wait_s = parts.limits.take(caller.tenant, hints, parts.clock.now())
+    if wait_s:
+        raise Limited(f"more than {parts.limits.per_s:g} hints a second; try again in {wait_s:.1f} s", wait_s)

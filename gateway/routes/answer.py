@@ -1,0 +1,230 @@
+"""Answering a request for text: start its choices, then stream them as they grow or collect them to their end.
+
+Headers are sent once every choice has been accepted by a worker, so whatever is wrong with a request is still a plain 4xx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiohttp import web
+
+from contracts.errors import RequestError, Unavailable
+from contracts.request import Output
+from gateway import metrics, sse
+from gateway.core.admission import Caller
+from gateway.core.seeds import SEED_MASK, choice_seed
+from gateway.envelope import route_name
+from gateway.generate import Generation, Job, unknown_model
+from gateway.intake import NODE_HEADER, pinned_node
+from gateway.openai.requests import Generation as GenerationRequest
+from gateway.openai.responses import Choice, Shape, Usage
+from gateway.parts import PARTS, Parts
+from gateway.sessions import Resolved
+from runtime import telemetry
+
+log = telemetry.logger("gateway.answer")
+MAX_WHY_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One prompt of a request: its session, its job (without seed and index), and what to do with its answer.
+
+    ended: given the first choice's text and tokens when it ends, however it ends.
+    """
+
+    session: Resolved
+    job: Job
+    ended: Callable[[str, list[int]], None]
+
+
+def new_job(request: web.Request, wanted: GenerationRequest, caller: Caller, session: Resolved, request_id: str) -> Job:
+    """What all choices of one prompt share. Raises NotFound for an unknown model, and what `pinned_node` raises."""
+    parts = request.app[PARTS]
+    if not parts.fleet.knows_model(wanted.model):
+        if parts.fleet.view is None:
+            raise Unavailable("no scheduler has answered yet; try again in a moment")
+        raise unknown_model(wanted.model)
+    sampling = wanted.sampling()
+    if sampling.seed is None:
+        sampling.seed = secrets.randbits(63)
+    return Job(
+        request_id=request_id,
+        session=session.key,
+        model=wanted.model,
+        sampling=sampling,
+        priority=caller.priority(wanted.priority or 0),
+        pin=pinned_node(request, caller, parts),
+    )
+
+
+async def answer(request: web.Request, wanted: GenerationRequest, prompts: list[Part], shape: Shape) -> web.StreamResponse:
+    """The whole answer, streamed or not. Raises RequestError before headers are sent."""
+    parts = request.app[PARTS]
+    if parts.draining:
+        raise Unavailable("this gateway is stopping; try again")
+    parts.enter()
+    run = _Run(request, parts, wanted, prompts, shape)
+    try:
+        await run.begin()
+        return await (run.stream() if wanted.stream else run.collect())
+    finally:
+        run.end()
+        parts.leave()
+
+
+class _Run:
+    """One request being answered. Choice `i` of prompt `p` has the index `p * n + i`."""
+
+    def __init__(self, request: web.Request, parts: Parts, wanted: GenerationRequest, prompts: list[Part], shape: Shape) -> None:
+        self.request, self.parts, self.wanted, self.prompts, self.shape = request, parts, wanted, prompts, shape
+        self.route = route_name(request)
+        self.arrived_s = parts.clock.now()
+        self.n = wanted.n or 1
+        #: By choice index, once accepted.
+        self.generations: dict[int, Generation] = {}
+        self.choices = [Choice(i) for i in range(self.n * len(prompts))]
+        self._first_s: dict[int, float] = {}
+
+    # ---- life --------------------------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        """Get every choice accepted. The first goes alone: what refuses it would refuse all, and it names the node."""
+        await self._begin(0, "")
+        if len(self.choices) > 1:
+            node = self.generations[0].progress.node
+            await _together([self._begin(choice.index, node) for choice in self.choices[1:]])
+
+    async def _begin(self, index: int, prefer: str) -> None:
+        self.generations[index] = await self.parts.generator.begin(replace(self._job(index), prefer=prefer))
+
+    def end(self) -> None:
+        """Leave nothing running, and remember how the conversations ended."""
+        for generation in self.generations.values():
+            generation.cancel()
+        if len(self.generations) != len(self.choices):
+            return
+        self._log()
+        for place, prompt in enumerate(self.prompts):
+            index = place * self.n
+            prompt.ended("".join(self.choices[index].text), self.generations[index].progress.tokens)
+
+    def _job(self, index: int) -> Job:
+        prompt, number = self.prompts[index // self.n], index % self.n
+        job = prompt.job
+        assert job.sampling.seed is not None
+        sampling = replace(job.sampling, seed=choice_seed(job.sampling.seed & SEED_MASK, number))
+        return replace(job, request_id=f"{job.request_id}-{index}", sampling=sampling)
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+    async def collect(self) -> web.Response:
+        """The answer in one body."""
+
+        async def finish(index: int) -> None:
+            async for _ in self._outputs(index):
+                pass
+
+        await _together([finish(choice.index) for choice in self.choices])
+        usage = self._usage()
+        return web.json_response(self.shape.whole(self.choices, usage), headers=self._headers())
+
+    async def stream(self) -> web.StreamResponse:
+        """The answer as server-sent events."""
+        response = web.StreamResponse(headers={**sse.HEADERS, **self._headers()})
+        await response.prepare(self.request)
+        for choice in self.choices:
+            opening = self.shape.opening(choice.index)
+            if opening is not None:
+                await response.write(sse.event(opening))
+        try:
+            await self._stream_choices(response)
+        except RequestError as e:
+            log.warning("stream failed", request=self.prompts[0].job.request_id, error=e.message)
+            await response.write(sse.failure(e))
+        else:
+            if self.wanted.include_usage:
+                await response.write(sse.event(self.shape.usage(self._usage())))
+            await response.write(sse.DONE)
+        await response.write_eof()
+        return response
+
+    async def _stream_choices(self, response: web.StreamResponse) -> None:
+        async def send(index: int) -> None:
+            async for output in self._outputs(index):
+                if output.text or output.logprobs:
+                    await response.write(sse.event(self.shape.delta(index, output.text, output.logprobs)))
+            await response.write(sse.event(self.shape.closing(index, self.choices[index].finish_reason)))
+
+        await _together([send(choice.index) for choice in self.choices])
+
+    async def _outputs(self, index: int) -> AsyncGenerator[Output]:
+        choice, clock = self.choices[index], self.parts.clock
+        last_s = self.arrived_s
+        async with contextlib.aclosing(self.generations[index].outputs()) as outputs:
+            async for output in outputs:
+                if output.tokens:
+                    last_s = clock.now()
+                    if index not in self._first_s:
+                        self._first_s[index] = last_s
+                        metrics.TTFT.labels(self.route).observe(last_s - self.arrived_s)
+                choice.text.append(output.text)
+                choice.logprobs += output.logprobs or []
+                choice.completion_tokens += len(output.tokens)
+                choice.finish_reason = output.finish_reason or choice.finish_reason
+                yield output
+        if choice.completion_tokens > 1:
+            metrics.TPOT.labels(self.route).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
+
+    def _usage(self) -> Usage:
+        firsts = [self.generations[place * self.n].progress for place in range(len(self.prompts))]
+        return Usage(
+            prompt_tokens=sum(p.prompt_tokens for p in firsts),
+            completion_tokens=sum(c.completion_tokens for c in self.choices),
+            cached_tokens=sum(p.cached_tokens or 0 for p in firsts),
+        )
+
+    def _log(self) -> None:
+        usage, job = self._usage(), self.prompts[0].job
+        log.info(
+            "answered",
+            request=job.request_id,
+            session=str(job.session),
+            node=self.generations[0].progress.node,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            ttft_s=round(min(self._first_s.values(), default=self.arrived_s) - self.arrived_s, 4),
+            total_s=round(self.parts.clock.now() - self.arrived_s, 4),
+        )
+        metrics.TOKENS.labels("prompt").inc(usage.prompt_tokens)
+        metrics.TOKENS.labels("cached").inc(usage.cached_tokens)
+        metrics.TOKENS.labels("completion").inc(usage.completion_tokens)
+
+    def _headers(self) -> dict[str, str]:
+        progress = self.generations[0].progress
+        why = "".join(c if " " <= c <= "~" else " " for c in progress.why)[:MAX_WHY_CHARS]
+        return {
+            "X-Session-Id": self.prompts[0].session.key.session_id,
+            NODE_HEADER: progress.node,
+            "X-Upbeat-Why": why,
+            "X-Request-Id": self.prompts[0].job.request_id,
+        }
+
+
+async def _together(works: list[Coroutine[Any, Any, None]]) -> None:
+    """Run all of them; the first failure ends the others and is raised. None outlives the call."""
+    if len(works) == 1:
+        await works[0]
+        return
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

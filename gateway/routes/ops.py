@@ -1,0 +1,117 @@
+"""For operators and newcomers: health, readiness, metrics, the fleet, the API's description, and a first page."""
+
+from __future__ import annotations
+
+import html
+import json
+
+from aiohttp import web
+
+from gateway.intake import server_caller_of
+from gateway.openai.description import ROUTES, openapi
+from gateway.parts import PARTS
+from runtime.telemetry import metrics_text
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem;color:#1b1b1b;background:#fff}"
+    "pre{background:#f4f4f2;padding:.8rem;overflow-x:auto;border-radius:4px}code{font-size:.92em}h1{font-weight:600}"
+    "td{padding:.15rem 1rem .15rem 0;vertical-align:top}a{color:#0b57d0}"
+)
+
+
+async def health(_request: web.Request) -> web.Response:
+    """Alive. Depends on nothing."""
+    return web.json_response({"status": "ok"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """200 when every expected node is known to serve."""
+    parts = request.app[PARTS]
+    reasons = parts.not_ready()
+    view = parts.fleet.view
+    body = {
+        "status": "not ready" if reasons else "ready",
+        "missing": reasons,
+        "nodes_serving": sum(n.serving for n in view.nodes) if view else 0,
+        "nodes_expected": view.expected if view else parts.config.nodes.count,
+    }
+    return web.json_response(body, status=503 if reasons else 200)
+
+
+async def metrics(_request: web.Request) -> web.Response:
+    """Prometheus' text format."""
+    return web.Response(body=metrics_text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def fleet(request: web.Request) -> web.Response:
+    """The last known fleet, for `upbeat status`."""
+    server_caller_of(request)
+    parts = request.app[PARTS]
+    view = parts.fleet.view
+    return web.json_response(
+        {
+            "object": "fleet",
+            "ready": not parts.not_ready(),
+            "missing": parts.not_ready(),
+            "scheduler_live": parts.fleet.live,
+            "expected_nodes": view.expected if view else parts.config.nodes.count,
+            "active_requests": parts.active,
+            "nodes": [
+                {
+                    "node": n.name,
+                    "worker_address": n.worker_address,
+                    "serving": n.serving,
+                    "connected": n.name in parts.workers.connected,
+                    "running": n.running,
+                    "waiting": n.waiting,
+                    **n.details,
+                }
+                for n in (view.nodes if view else ())
+            ],
+        }
+    )
+
+
+async def description(_request: web.Request) -> web.Response:
+    """OpenAPI 3.1."""
+    return web.json_response(openapi())
+
+
+async def docs(_request: web.Request) -> web.Response:
+    """The API on one page, without a script from anywhere."""
+    rows = "".join(f"<tr><td><code>{m.upper()}</code><td><code>{html.escape(p)}</code><td>{html.escape(s)}" for m, p, s, _ in ROUTES)
+    schemas = "".join(
+        f"<h2>{html.escape(f'{m.upper()} {p}')}</h2><p>{html.escape(s)}</p><pre>{html.escape(json.dumps(schema, indent=1))}</pre>"
+        for m, p, s, schema in ROUTES
+        if schema
+    )
+    return _page(
+        "Upbeat API", f'<h1>Upbeat API</h1><p>As OpenAPI: <a href="/openapi.json">/openapi.json</a></p><table>{rows}</table>{schemas}'
+    )
+
+
+async def first_page(request: web.Request) -> web.Response:
+    """What this is, and what to type."""
+    parts = request.app[PARTS]
+    config = parts.config
+    base = f"http://{config.gateway.host}:{config.gateway.port}"
+    model = next(iter(sorted(parts.fleet.models)), config.served_model)
+    key = "" if parts.keys.open else " -H 'Authorization: Bearer YOUR_KEY'"
+    said = json.dumps({"model": model, "messages": [{"role": "user", "content": "My name is Ada. What is my name?"}]})
+    state = "ready" if not parts.not_ready() else "; ".join(parts.not_ready())
+    body = (
+        "<h1>Upbeat</h1><p>An OpenAI-compatible server for conversations. While a user types, one small request brings the "
+        "conversation's KV cache to the GPU that will answer; when the message comes, nothing is left to load.</p>"
+        f"<p>State: {html.escape(state)}. Model: <code>{html.escape(model)}</code></p>"
+        f"<pre>curl {base}/v1/chat/completions{key} \\\n  -H 'Content-Type: application/json' \\\n  -d '{html.escape(said)}'</pre>"
+        "<p>The user begins to type:</p>"
+        f'<pre>curl {base}/v1/advisory{key} -d \'{{"session_id": "my-chat"}}\'</pre>'
+        '<p><a href="/docs">API</a> · <a href="/openapi.json">OpenAPI</a> · <a href="/ready">readiness</a> · '
+        '<a href="/metrics">metrics</a> · <a href="/v1/models">models</a> · <a href="/v1/fleet">fleet</a></p>'
+    )
+    return _page("Upbeat", body)
+
+
+def _page(title: str, body: str) -> web.Response:
+    text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style><body>{body}</body></html>'
+    return web.Response(text=text, content_type="text/html")

@@ -1,0 +1,78 @@
+"""`GET /v1/sessions`, `GET /v1/sessions/{id}`, `DELETE /v1/sessions/{id}`: the caller's tenant's sessions, for server keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from contracts.errors import InvalidRequest, NotFound
+from contracts.ids import check_session_id
+from contracts.v1 import common_pb2
+from contracts.v1 import scheduler_pb2 as pb
+from gateway.intake import server_caller_of
+from gateway.parts import PARTS
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 10_000
+
+
+async def index(request: web.Request) -> web.Response:
+    """The sessions that some node holds; `?limit=` bounds how many."""
+    caller = server_caller_of(request)
+    text = request.query.get("limit", str(DEFAULT_LIMIT))
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
+        raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LIMIT}", param="limit")
+    reply = await request.app[PARTS].fleet.call("ListSessions", pb.ListSessionsRequest(tenant=caller.tenant, limit=int(text[:9])))
+    return web.json_response({"object": "list", "data": [_summary(s) for s in reply.sessions]})
+
+
+async def show(request: web.Request) -> web.Response:
+    """Where one session's cache is: per node and tier its tokens, layers and bytes."""
+    caller = server_caller_of(request)
+    session = _session(request, caller.tenant)
+    reply = await request.app[PARTS].fleet.call("GetSession", pb.GetSessionRequest(session=session))
+    if not reply.known:
+        raise _unknown(session.session_id)
+    body = _summary(reply.summary) | {"id": session.session_id}
+    return web.json_response(body | {"nodes": [{"node": n.node, "tiers": [_tier(t) for t in n.tiers]} for n in reply.nodes]})
+
+
+async def erase(request: web.Request) -> web.Response:
+    """Erase it from every tier."""
+    caller = server_caller_of(request)
+    session = _session(request, caller.tenant)
+    reply = await request.app[PARTS].fleet.call("EraseSession", pb.EraseSessionRequest(session=session))
+    if not reply.known:
+        raise _unknown(session.session_id)
+    return web.json_response({"id": session.session_id, "object": "session.deleted", "deleted": True, "nodes": list(reply.nodes)})
+
+
+def _session(request: web.Request, tenant: str) -> Any:
+    return common_pb2.Session(tenant=tenant, session_id=check_session_id(request.match_info["session_id"], "session_id"))
+
+
+def _unknown(session_id: str) -> NotFound:
+    return NotFound(f"no node holds a session {session_id!r}", param="session_id", code="session_not_found")
+
+
+def _summary(s: Any) -> dict[str, Any]:
+    return {
+        "id": s.session.session_id,
+        "object": "session",
+        "model": s.model,
+        "tokens": s.tokens,
+        "last_use_s": s.last_use_s,
+        "node": s.node or None,
+        "held_by": list(s.held_by),
+    }
+
+
+def _tier(t: Any) -> dict[str, Any]:
+    return {
+        "tier": t.tier,
+        "tokens": t.tokens,
+        "layers": sum(1 for chunks in t.layer_chunks if chunks),
+        "layer_chunks": list(t.layer_chunks),
+        "bytes": t.bytes,
+    }

@@ -1,0 +1,102 @@
+"""`upbeat-kvstore --config FILE --node N`: one node's KV store. Wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from prometheus_client import start_http_server
+
+from contracts.errors import ConfigError
+from contracts.v1.kvstore_pb2_grpc import add_KvStoreServicer_to_server
+from kvstore import upkeep
+from kvstore.directory import Directory
+from kvstore.metrics import log
+from kvstore.node import Node
+from kvstore.server import Server
+from runtime import rpc, service, telemetry
+from runtime.clock import RealClock
+from runtime.config import Config
+
+DRAIN_S = 25.0
+_STOP_S = 0.5
+#: Counted from the node's first port.
+_METRICS_PORT = 4
+#: While the store drains, an attached worker may still save: it is waited for until it has been quiet for this long.
+_QUIET_S, _LOOK_S = 3.0, 0.1
+
+
+class KvStoreService:
+    """What runtime.service drives."""
+
+    def __init__(self, config: Config, number: int) -> None:
+        self._config = config
+        self._number = number
+        self._tasks = service.Tasks()
+        self.failed: asyncio.Future[None] = self._tasks.failed
+
+    async def start(self) -> None:
+        """Serve as soon as the SSD is recovered; peers and the scheduler follow."""
+        # The port first: a second process of this node stops here and leaves the first one's arena alone.
+        self._grpc, self._health = rpc.server(self._config.node(self._number).store_listen, ["upbeat.v1.KvStore"])
+        self._node = Node(self._config, self._number, RealClock(), self._tasks)
+        await self._node.start()
+        add_KvStoreServicer_to_server(Server(self._node), self._grpc)  # type: ignore[no-untyped-call]
+        await self._grpc.start()
+        await rpc.set_serving(self._health, True)
+        self._serve_metrics()
+        self._tasks.start(self._report(), "directory")
+        self._tasks.start(upkeep.learn(self._node), "learn")
+        if self._config.kv.blob_expiry_s:
+            self._tasks.start(upkeep.expire(self._node, self._config.kv.blob_expiry_s), "expire")
+        log.info("serving", address=self._node.places.store_listen, arena=str(self._node.arena.path))
+
+    def _serve_metrics(self) -> None:
+        """Prometheus' text at the node's fifth port; a store without metrics still serves."""
+        host, _, port = self._node.places.store_listen.rpartition(":")
+        try:
+            start_http_server(int(port) + _METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+        except OSError as e:
+            log.warning("no metrics", error=str(e))
+
+    async def _report(self) -> None:
+        """The scheduler hears of this node once peers can read from it."""
+        await self._node.ready.wait()
+        await Directory(self._node, self._config.scheduler_address, self._tasks).run()
+
+    async def drain(self) -> None:
+        """Finish write-back, that of workers which drain at the same time included: until they leave or save nothing more."""
+        await rpc.set_serving(self._health, False)
+        node, begun = self._node, self._node.clock.now()
+        complete, pending = await node.flush(DRAIN_S)
+        while node.workers and node.clock.now() - max(begun, node.heard_from_worker) < _QUIET_S:
+            await node.clock.sleep(_LOOK_S)
+            complete, pending = await node.flush(DRAIN_S)
+        if not complete:
+            log.warning("write-back was cut short", pending_bytes=pending)
+
+    async def stop(self) -> None:
+        """Release everything."""
+        with contextlib.suppress(Exception):
+            await self._grpc.stop(_STOP_S)
+        await self._tasks.cancel()
+        await self._node.stop()
+
+
+async def _main(config: Config, number: int) -> int:
+    made = KvStoreService(config, number)
+    try:
+        return await service.serve(made, made.failed, DRAIN_S)
+    except ConfigError as e:
+        log.error("cannot start", error=str(e))
+        return 2
+
+
+def main() -> None:
+    """The entry point."""
+    config, number = service.arguments("kvstore", with_node=True)
+    service.run(_main(config, number))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""One attached worker: its messages become events, the core's instructions become messages to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count as counter
+
+from contracts.convert import layers_from_bitmap, manifest_from_wire, session_from_wire, session_to_wire, shape_from_wire
+from contracts.errors import UpbeatError
+from contracts.kv import DTYPE_BYTES, KEY_BYTES
+from contracts.v1 import common_pb2
+from contracts.v1 import kvstore_pb2 as pb
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.metrics import count, log
+from kvstore.node import Node
+
+_numbers = counter(1)
+_HBM_S = 0.5
+
+
+class Attachment:
+    """See the module. `outgoing` is what the stream sends; None ends it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.owner = f"worker-{next(_numbers)}"
+        self.outgoing: asyncio.Queue[pb.StoreToWorker | None] = asyncio.Queue()
+        self._queries: dict[int, asyncio.Future[common_pb2.TierResidency]] = {}
+        self._query_numbers = counter(1)
+
+    # ---- from the worker
+
+    async def read(self, messages: AsyncIterator[pb.WorkerToStore]) -> None:
+        """Handle the worker's messages until its stream ends."""
+        try:
+            async for message in messages:
+                self._take(message)
+        except (ValueError, TypeError, LookupError, OverflowError) as e:
+            log.warning("a worker's message made no sense; it is detached", error=repr(e))
+        except UpbeatError as e:
+            self._node.fail(e)
+        finally:
+            self.outgoing.put_nowait(None)
+
+    def _take(self, message: pb.WorkerToStore) -> None:
+        node, now = self._node, self._node.clock.now()
+        node.heard_from_worker = now
+        kind = message.WhichOneof("kind")
+        if kind == "hello":
+            self._hello(message.hello, now)
+        elif kind == "load":
+            node.handle(self._load(message.load, now))
+        elif kind == "taken":
+            pieces = list(zip(message.taken.chunks, message.taken.layers, strict=False))
+            node.handle(ev.PiecesTaken((self.owner, str(message.taken.load_id)), pieces, now))
+        elif kind == "cancel":
+            node.handle(ev.LoadCancelled((self.owner, str(message.cancel.load_id)), now))
+        elif kind == "save":
+            save = message.save
+            keys = list(save.keys)
+            node.handle(ev.SaveWanted((self.owner, save.save_id), session_from_wire(save.session), save.fingerprint, keys, now))
+        elif kind == "saved":
+            done = message.saved
+            node.handle(ev.SaveEnded((self.owner, done.save_id), list(done.ok), list(done.aborted), now))
+        elif kind == "turn":
+            manifest = manifest_from_wire(message.turn.manifest)
+            if all(len(key) == KEY_BYTES for key in manifest.keys):
+                node.handle(ev.TurnEnded(manifest, now))
+        elif kind == "hbm":
+            future = self._queries.pop(message.hbm.query_id, None)
+            if future is not None and not future.done():
+                future.set_result(message.hbm.hbm)
+        else:
+            count("unknown_messages")
+
+    def _hello(self, hello: pb.AttachHello, now: float) -> None:
+        node = self._node
+        welcome = pb.AttachWelcome(node=node.name, arena_path=str(node.arena.path), arena_bytes=node.arena.size_bytes)
+        self.outgoing.put_nowait(pb.StoreToWorker(welcome=welcome))
+        node.owners[self.owner] = self
+        node.workers[self.owner] = self
+        shapes = [shape_from_wire(s) for s in hello.shapes]
+        sound = [s for s in shapes if len(s.fingerprint) == 32 and s.dtype in DTYPE_BYTES and s.layers and s.piece_bytes]
+        node.handle(ev.ShapesDeclared(self.owner, sound, now))
+        log.info("worker attached", worker=hello.worker_id, models=len(sound), refused=len(shapes) - len(sound))
+
+    def _load(self, load: pb.LoadRequest, now: float) -> ev.LoadWanted:
+        shape = self._node.store.index.shapes.get(load.fingerprint)
+        layers = shape.layers if shape else 0
+        wants = [(c.key, tuple(layers_from_bitmap(c.layers, layers)) if c.layers else ()) for c in load.chunks]
+        return ev.LoadWanted(
+            (self.owner, str(load.load_id)),
+            ev.LoadKind.PREFETCH if load.load_class == pb.PREFETCH else ev.LoadKind.DEMAND,
+            session_from_wire(load.session) if load.HasField("session") else None,
+            load.fingerprint,
+            wants,
+            [n for n in load.source_nodes if n != self._node.name],
+            load.priority,
+            now,
+        )
+
+    def gone(self) -> None:
+        """The stream ended: everything of this worker is released."""
+        self._node.owners.pop(self.owner, None)
+        self._node.workers.pop(self.owner, None)
+        self._node.handle(ev.WorkerGone(self.owner, self._node.clock.now()))
+        for future in self._queries.values():
+            future.cancel()
+
+    # ---- to the worker
+
+    def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
+        """Owner.answer"""
+        self.outgoing.put_nowait(_answer(instruction))
+
+    def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
+        """Attached.tell"""
+        match instruction:
+            case do.TellInvalid():
+                message = pb.StoreToWorker(invalidate=session_to_wire(instruction.session))
+            case do.TellErase():
+                message = pb.StoreToWorker(erase=pb.Erase(keys=instruction.keys))
+            case do.Offer() as o:
+                offer = pb.PrefetchOffer(
+                    session=session_to_wire(o.session),
+                    fingerprint=o.fingerprint,
+                    keys=o.keys,
+                    priority=o.priority,
+                    arrival_s=o.arrival_s,
+                    expires_s=o.expires_s,
+                )
+                message = pb.StoreToWorker(offer=offer)
+        self.outgoing.put_nowait(message)
+
+    async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
+        """What the worker holds of these chunks; None when it does not answer in time."""
+        number = next(self._query_numbers)
+        future = self._queries[number] = asyncio.get_running_loop().create_future()
+        self.outgoing.put_nowait(pb.StoreToWorker(hbm_query=pb.HbmQuery(query_id=number, fingerprint=fingerprint, keys=keys)))
+        try:
+            return await asyncio.wait_for(future, _HBM_S)
+        except (TimeoutError, asyncio.CancelledError):
+            return None
+        finally:
+            self._queries.pop(number, None)
+
+
+def _answer(instruction: do.Found | do.Pieces | do.End | do.Grant) -> pb.StoreToWorker:
+    match instruction:
+        case do.Found() as f:
+            return pb.StoreToWorker(found=pb.LoadFound(load_id=int(f.load[1]), chunks=f.chunks, near=f.near))
+        case do.Pieces() as p:
+            pieces = pb.LoadPieces(
+                load_id=int(p.load[1]), chunks=[x[0] for x in p.pieces], layers=[x[1] for x in p.pieces], offsets=[x[2] for x in p.pieces]
+            )
+            return pb.StoreToWorker(pieces=pieces)
+        case do.End() as e:
+            return pb.StoreToWorker(end=pb.LoadEnd(load_id=int(e.load[1]), usable=e.usable))
+        case do.Grant() as g:
+            grant = pb.SaveGrant(save_id=g.save[1], indices=g.indices, offsets=g.offsets, held=g.held, refused=g.refused)
+            return pb.StoreToWorker(grant=grant)

@@ -1,0 +1,290 @@
+"""Everything the core is told: plain values, no behaviour. What it asks for in return is in instructions.py.
+
+Times (`now`) are monotonic seconds of the caller's clock. Offsets and sizes are bytes. A `wants` entry is a chunk key and
+the layers wanted of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from enum import IntEnum
+
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+
+
+class LoadKind(IntEnum):
+    """Who wants the pieces, most urgent first."""
+
+    DEMAND = 0  #: a request waits in the worker
+    PEER = 1  #: another node's store reads our arena
+    PREFETCH = 2  #: the worker takes an advised session into free HBM
+    ADVISED = 3  #: this store brings an advised session into the arena
+
+
+class SourceKind(IntEnum):
+    """Where a fetch reads, best first."""
+
+    SSD = 0
+    PEER = 1
+    BLOB = 2
+
+
+class Fault(IntEnum):
+    """Why a piece did not come."""
+
+    CORRUPT = 0  #: checksum, shape or length is wrong: the copy is deleted
+    MISSING = 1  #: the object is not there
+    UNAVAILABLE = 2  #: the source did not answer; the copy may be good
+    NO_ROOM = 3  #: the arena is full of what may not be displaced for this
+
+
+#: (worker or reader, number chosen by it): unique while it is attached.
+LoadId = tuple[str, str]
+SaveId = tuple[str, int]
+Want = tuple[bytes, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCopy:
+    """A header that was read: the chunk exists there, with these checksums (one a layer)."""
+
+    key: bytes
+    shape: KvShape
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Chunks that the SSD holds, found at start."""
+
+    copies: Sequence[FoundCopy]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapesDeclared:
+    """A worker attached with these models."""
+
+    worker: str
+    shapes: Sequence[KvShape]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """The worker's (or the reader's) stream ended: everything of its is released."""
+
+    worker: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWanted:
+    load: LoadId
+    kind: LoadKind
+    session: SessionKey | None
+    fingerprint: bytes
+    wants: Sequence[Want]  #: empty layers: all of them
+    sources: Sequence[str]
+    priority: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesTaken:
+    load: LoadId
+    pieces: Sequence[tuple[int, int]]  #: (index in wants, layer)
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCancelled:
+    load: LoadId
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Answer to Probe: the copies that the blob tier has; what is not named is not there or did not answer in time."""
+
+    load: LoadId
+    keys: Sequence[bytes]
+    found: Sequence[FoundCopy]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHolds:
+    """The peer answered: these indices of the asked chunks will come."""
+
+    lease: str
+    indices: Sequence[int]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReady:
+    """(index, layer, offset in the peer's arena, checksum) of pieces that can be read now."""
+
+    lease: str
+    pieces: Sequence[tuple[int, int, int, int]]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEnded:
+    """Nothing more comes; `answered` is false when the peer failed."""
+
+    lease: str
+    answered: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """A fetch ended and its slots will not be written any more. `faults`: by index of the piece in the fetch."""
+
+    fetch: int
+    faults: dict[int, Fault]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStalled:
+    """A fetch takes too long: its loads go elsewhere; its slots stay out of use until FetchDone."""
+
+    fetch: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWanted:
+    save: SaveId
+    session: SessionKey
+    fingerprint: bytes
+    keys: Sequence[bytes]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEnded:
+    save: SaveId
+    ok: Sequence[int]
+    aborted: Sequence[int]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Checksums of a saved chunk's pieces, in layer order."""
+
+    key: bytes
+    checksums: tuple[int, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SsdWritten:
+    key: bytes
+    ok: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlobWritten:
+    key: bytes
+    ok: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlobListed:
+    """All of a model's chunks that the blob tier has: what is owed to it can be told."""
+
+    fingerprint: bytes
+    keys: Set[bytes]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    manifest: Manifest
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestsListed:
+    """Manifests found in the blob tier."""
+
+    manifests: Sequence[Manifest]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFetched:
+    """Answer to FetchManifest; None: there is none, or the tier did not answer."""
+
+    session: SessionKey
+    manifest: Manifest | None
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """A prefetch command. `arrival_s` and `lifetime_s` are seconds from now."""
+
+    session: SessionKey
+    priority: int
+    arrival_s: float
+    lifetime_s: float
+    sources: Sequence[str]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidated:
+    session: SessionKey
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionErased:
+    session: SessionKey
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: deadlines are checked."""
+
+    now: float
+
+
+Event = (
+    Recovered
+    | ShapesDeclared
+    | WorkerGone
+    | LoadWanted
+    | PiecesTaken
+    | LoadCancelled
+    | Probed
+    | PeerHolds
+    | PeerReady
+    | PeerEnded
+    | FetchDone
+    | FetchStalled
+    | SaveWanted
+    | SaveEnded
+    | Summed
+    | SsdWritten
+    | BlobWritten
+    | BlobListed
+    | TurnEnded
+    | ManifestsListed
+    | ManifestFetched
+    | Advised
+    | Invalidated
+    | SessionErased
+    | Tick
+)

@@ -1,0 +1,224 @@
+"""Which read starts next: a queue per source, ordered by `prefetch.rank`, a few running at a time.
+
+A piece is in at most one fetch, however many loads want it; a more urgent load that joins lifts the fetch. Slots are
+reserved when a fetch starts, not when it is queued. A demand fetch that finds no room waits for leases to end; any other
+is given up.
+
+Invariants (`validate`): `_by_piece` names exactly the pieces that are QUEUED or LOADING; a running fetch's pieces all have slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+
+from contracts.kv import KvShape
+from kvstore.core.events import Fault, LoadKind, SourceKind
+from kvstore.core.index import Chunk, Index
+from kvstore.core.instructions import Counted, Fetch, FetchPiece, Instruction
+from kvstore.core.ledger import Ledger
+from kvstore.core.prefetch import FetchRank
+from kvstore.core.room import Room
+from kvstore.core.sessions import Rank
+from kvstore.core.state import PieceState
+
+#: How many fetches of a source run at a time.
+RUNNING_LIMIT = {SourceKind.SSD: 6, SourceKind.PEER: 4, SourceKind.BLOB: 16}
+
+PieceRef = tuple[Chunk, int]
+#: (chunk, layer, offset at the peer, checksum)
+Planned = tuple[Chunk, int, int, int]
+
+
+class _Fetch:
+    __slots__ = ("kind", "lease", "load_kind", "number", "offsets", "peer", "pieces", "rank", "running", "shape", "stalled")
+
+    def __init__(
+        self,
+        number: int,
+        kind: SourceKind,
+        shape: KvShape,
+        pieces: list[Planned],
+        rank: FetchRank,
+        load_kind: LoadKind,
+        lease: str,
+        peer: str,
+    ) -> None:
+        self.number = number
+        self.kind = kind
+        self.shape = shape
+        self.pieces = pieces
+        self.rank = rank
+        self.load_kind = load_kind
+        self.lease = lease
+        self.peer = peer
+        self.running = False
+        self.stalled = False
+        self.offsets: list[int] = []
+
+
+class Fetches:
+    """See the module. `arrived(pieces)` and `lost(pieces, source, fault)` are called as fetches end, `read(lease, n)` when n pieces of a
+    peer's lease are no longer being read."""
+
+    def __init__(
+        self,
+        index: Index,
+        ledger: Ledger,
+        room: Room,
+        out: list[Instruction],
+        arrived: Callable[[Sequence[PieceRef], float], None],
+        lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
+        read: Callable[[str, int], None],
+    ) -> None:
+        self._index = index
+        self._ledger = ledger
+        self._room = room
+        self._out = out
+        self._arrived = arrived
+        self._lost = lost
+        self._read = read
+        self._by_piece: dict[tuple[bytes, int], _Fetch] = {}
+        self._heaps: dict[SourceKind, list[tuple[FetchRank, int, _Fetch]]] = {kind: [] for kind in SourceKind}
+        self._running: dict[int, _Fetch] = {}
+        self._count = dict.fromkeys(SourceKind, 0)
+        self._numbers = 0
+
+    def plan(
+        self,
+        kind: SourceKind,
+        shape: KvShape,
+        pieces: Iterable[Planned],
+        rank: FetchRank,
+        load_kind: LoadKind,
+        *,
+        lease: str = "",
+        peer: str = "",
+    ) -> None:
+        """Queue one read of pieces that are ABSENT or EXPECTED; they become QUEUED."""
+        self._numbers += 1
+        fetch = _Fetch(self._numbers, kind, shape, list(pieces), rank, load_kind, lease, peer)
+        for chunk, layer, _, _ in fetch.pieces:
+            self._index.set_piece(chunk, layer, PieceState.QUEUED)
+            self._by_piece[chunk.key, layer] = fetch
+        self._push(fetch)
+
+    def lift(self, key: bytes, layer: int, rank: FetchRank, load_kind: LoadKind) -> None:
+        """A further load wants a piece that is QUEUED or LOADING."""
+        fetch = self._by_piece[key, layer]
+        if not fetch.running and rank < fetch.rank:
+            fetch.rank = rank
+            fetch.load_kind = min(fetch.load_kind, load_kind)
+            self._push(fetch)
+
+    def drop(self, chunk: Chunk, layer: int) -> bool:
+        """Nobody wants the piece any more: take it out when its fetch has not started. True when it was."""
+        fetch = self._by_piece.get((chunk.key, layer))
+        if fetch is None or fetch.running:
+            return False
+        fetch.pieces = [p for p in fetch.pieces if not (p[0] is chunk and p[1] == layer)]
+        del self._by_piece[chunk.key, layer]
+        self._index.set_piece(chunk, layer, PieceState.ABSENT)
+        self._leave(fetch, 1)
+        return True
+
+    def pump(self, now: float) -> None:
+        """Start what may start."""
+        for kind, heap in self._heaps.items():
+            while heap and self._count[kind] < RUNNING_LIMIT[kind]:
+                rank, _, fetch = heap[0]
+                if fetch.running or not fetch.pieces or rank != fetch.rank:
+                    heapq.heappop(heap)
+                    continue
+                below = None if fetch.load_kind is LoadKind.DEMAND else Rank.ADVISED
+                offsets = self._room.reserve(fetch.shape.piece_bytes, len(fetch.pieces), now, below=below)
+                if offsets is None and fetch.load_kind is LoadKind.DEMAND:
+                    break
+                heapq.heappop(heap)
+                if offsets is None:
+                    self._give_up(fetch, now)
+                else:
+                    self._start(fetch, offsets)
+
+    def _start(self, fetch: _Fetch, offsets: list[int]) -> None:
+        fetch.running, fetch.offsets = True, offsets
+        self._running[fetch.number] = fetch
+        self._count[fetch.kind] += 1
+        wire = []
+        for (chunk, layer, remote, checksum), offset in zip(fetch.pieces, offsets, strict=True):
+            self._index.set_piece(chunk, layer, PieceState.LOADING, offset)
+            chunk.sums[layer] = checksum
+            wire.append(FetchPiece(chunk.key, layer, offset, remote, checksum))
+        self._out.append(Fetch(fetch.number, fetch.kind, fetch.shape, tuple(wire), fetch.lease, fetch.peer))
+
+    def _give_up(self, fetch: _Fetch, now: float) -> None:
+        gone = [(chunk, layer) for chunk, layer, _, _ in fetch.pieces]
+        for chunk, layer in gone:
+            del self._by_piece[chunk.key, layer]
+            self._index.set_piece(chunk, layer, PieceState.ABSENT)
+        fetch.pieces = []
+        self._out.append(Counted("fetches_without_room"))
+        self._leave(fetch, len(gone))
+        self._lost(gone, fetch.kind, Fault.NO_ROOM, now)
+
+    def stalled(self, number: int, now: float) -> None:
+        """The pieces are looked for elsewhere; the slots stay reserved until `done`."""
+        fetch = self._running.get(number)
+        if fetch is None or fetch.stalled:
+            return
+        fetch.stalled = True
+        gone = []
+        for chunk, layer, _, _ in fetch.pieces:
+            del self._by_piece[chunk.key, layer]
+            self._index.set_piece(chunk, layer, PieceState.ABSENT)
+            gone.append((chunk, layer))
+        self._out.append(Counted("fetches_stalled"))
+        self._leave(fetch, len(gone))
+        self._lost(gone, fetch.kind, Fault.UNAVAILABLE, now)
+
+    def done(self, number: int, faults: dict[int, Fault], now: float) -> None:
+        """The fetch ended. Pieces without a fault are READY; the others are reported lost, by fault."""
+        fetch = self._running.pop(number, None)
+        if fetch is None:
+            return
+        self._count[fetch.kind] -= 1
+        if fetch.stalled:
+            for offset in fetch.offsets:
+                self._ledger.abort(offset)
+            return
+        good: list[PieceRef] = []
+        bad: dict[Fault, list[PieceRef]] = {}
+        for i, (chunk, layer, _, _) in enumerate(fetch.pieces):
+            del self._by_piece[chunk.key, layer]
+            if i in faults:
+                self._ledger.abort(fetch.offsets[i])
+                self._index.set_piece(chunk, layer, PieceState.ABSENT)
+                bad.setdefault(faults[i], []).append((chunk, layer))
+            else:
+                self._ledger.finish(fetch.offsets[i])
+                self._index.set_piece(chunk, layer, PieceState.READY, fetch.offsets[i])
+                good.append((chunk, layer))
+        self._leave(fetch, len(fetch.pieces))
+        if good:
+            self._arrived(good, now)
+        for fault in sorted(bad):
+            self._lost(bad[fault], fetch.kind, fault, now)
+
+    def _leave(self, fetch: _Fetch, pieces: int) -> None:
+        if fetch.lease:
+            self._read(fetch.lease, pieces)
+
+    def _push(self, fetch: _Fetch) -> None:
+        heapq.heappush(self._heaps[fetch.kind], (fetch.rank, fetch.number, fetch))
+
+    def validate(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        moving = (PieceState.QUEUED, PieceState.LOADING)
+        expected = {(c.key, layer) for c in self._index.resident.values() for layer, s in enumerate(c.states) if s in moving}
+        assert expected == set(self._by_piece)
+        for (key, layer), fetch in self._by_piece.items():
+            chunk = self._index.chunks[key]
+            assert (chunk.states[layer] is PieceState.LOADING) == fetch.running
+            assert any(p[0] is chunk and p[1] == layer for p in fetch.pieces)
+        for kind in SourceKind:
+            assert self._count[kind] == sum(f.kind is kind for f in self._running.values())

@@ -1,0 +1,207 @@
+"""Everything the core asks for: plain values, no behaviour. The shell (kvstore/node.py) executes them, in order.
+
+Offsets and sizes are bytes; times are seconds from now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+from kvstore.core.events import LoadId, SaveId, SourceKind, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Tell the load's owner. `indices`: the chunks that come (for a worker always the leading ones)."""
+
+    load: LoadId
+    chunks: int
+    near: bool
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Readable and leased to the load: (index, layer, offset, checksum), lowest layers first."""
+
+    load: LoadId
+    pieces: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    load: LoadId
+    usable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Read these chunks' headers in the blob tier; answer with Probed within `timeout_s`."""
+
+    load: LoadId
+    keys: tuple[bytes, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskPeer:
+    """Open a lease at the peer; answer with PeerHolds, PeerReady, PeerEnded."""
+
+    lease: str
+    peer: str
+    fingerprint: bytes
+    wants: tuple[Want, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePeer:
+    lease: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPiece:
+    """One piece to bring: verify `checksum` after it is at `offset` of our arena."""
+
+    key: bytes
+    layer: int
+    offset: int
+    remote_offset: int  #: in the peer's arena; 0 for other sources
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read pieces from one source; answer with FetchDone. SSD and BLOB fetches hold consecutive layers of one chunk."""
+
+    fetch: int
+    kind: SourceKind
+    shape: KvShape
+    pieces: tuple[FetchPiece, ...]
+    lease: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Answer to SaveWanted; `offsets` are chunk-major."""
+
+    save: SaveId
+    indices: tuple[int, ...]
+    offsets: tuple[int, ...]
+    held: tuple[int, ...]
+    refused: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Compute the checksums of these pieces (layer order); answer with Summed."""
+
+    key: bytes
+    shape: KvShape
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSsd:
+    """Write the chunk from the arena; its slots stay until SsdWritten."""
+
+    key: bytes
+    shape: KvShape
+    offsets: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlob:
+    """Copy the chunk to the blob tier: from the SSD file, or from the arena when `offsets` are given; answer with BlobWritten."""
+
+    key: bytes
+    shape: KvShape
+    offsets: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSsd:
+    key: bytes
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteBlob:
+    key: bytes
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PutManifest:
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteManifest:
+    session: SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class FetchManifest:
+    """Read the session's manifest from the blob tier; answer with ManifestFetched."""
+
+    session: SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tell the attached worker that an advised session is coming up. Times are seconds from now."""
+
+    session: SessionKey
+    fingerprint: bytes
+    keys: tuple[bytes, ...]
+    priority: int
+    arrival_s: float
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TellInvalid:
+    session: SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class TellErase:
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Something worth a metric: `what` is one of a fixed set of words."""
+
+    what: str
+    amount: int = 1
+
+
+Instruction = (
+    Found
+    | Pieces
+    | End
+    | Probe
+    | AskPeer
+    | ReleasePeer
+    | Fetch
+    | Grant
+    | Sum
+    | WriteSsd
+    | WriteBlob
+    | DeleteSsd
+    | DeleteBlob
+    | PutManifest
+    | DeleteManifest
+    | FetchManifest
+    | Offer
+    | TellInvalid
+    | TellErase
+    | Counted
+)

@@ -1,0 +1,211 @@
+"""What other nodes' stores have promised to this one, and when a promise counts as broken.
+
+A lease is opened for one load; any load may wait for its pieces. It ends when nothing more is expected and nothing is
+being read under it. A peer that does not answer in time, or falls silent, is given up.
+
+Invariant (`validate`): exactly the EXPECTED pieces are promised, each by one open lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.core.events import Fault, LoadKind, SourceKind, Want
+from kvstore.core.fetches import Fetches, PieceRef, Planned
+from kvstore.core.index import Index
+from kvstore.core.instructions import AskPeer, Counted, Instruction, ReleasePeer
+from kvstore.core.prefetch import rank
+from kvstore.core.state import PieceState
+
+ANSWER_S = 2.0
+SILENCE_S = 3.0
+#: Bytes of one read under a lease.
+_READ_BYTES = 8 << 20
+
+
+class Lease:
+    """One open question to a peer."""
+
+    __slots__ = (
+        "answered",
+        "arrival",
+        "expected",
+        "fingerprint",
+        "kind",
+        "name",
+        "order",
+        "peer",
+        "priority",
+        "progress",
+        "reading",
+        "wants",
+    )
+
+    def __init__(self, name: str, peer: str, fingerprint: bytes, wants: tuple[Want, ...], now: float) -> None:
+        self.name = name
+        self.peer = peer
+        self.fingerprint = fingerprint
+        self.wants = wants
+        self.expected: set[tuple[bytes, int]] = set()
+        self.reading = 0
+        self.answered = False
+        self.progress = now
+        self.kind = LoadKind.ADVISED
+        self.priority = 0
+        self.arrival = float("inf")
+        self.order = 0
+
+
+class Leases:
+    """See the module. `lost` is called with pieces that will not come after all."""
+
+    def __init__(
+        self,
+        index: Index,
+        fetches: Fetches,
+        out: list[Instruction],
+        lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
+    ) -> None:
+        self._index = index
+        self._fetches = fetches
+        self._out = out
+        self._lost = lost
+        self._open: dict[str, Lease] = {}
+        self._promised: dict[tuple[bytes, int], Lease] = {}
+        self._numbers = 0
+
+    def ask(
+        self, peer: str, fingerprint: bytes, wants: Sequence[Want], kind: LoadKind, priority: int, arrival: float, order: int, now: float
+    ) -> str:
+        """Open a lease; its name."""
+        self._numbers += 1
+        lease = Lease(f"lease-{self._numbers}", peer, fingerprint, tuple(wants), now)
+        lease.kind, lease.priority, lease.arrival, lease.order = kind, priority, arrival, order
+        self._open[lease.name] = lease
+        self._out.append(AskPeer(lease.name, peer, fingerprint, lease.wants))
+        return lease.name
+
+    def holds(self, name: str, indices: Sequence[int], now: float) -> bool:
+        """The peer's answer: pieces that are ABSENT here become EXPECTED. False when the lease is not open."""
+        lease = self._open.get(name)
+        if lease is None or lease.answered:
+            return False
+        lease.answered, lease.progress = True, now
+        shape = self._index.shapes.get(lease.fingerprint)
+        for i in indices:
+            if shape is None or not 0 <= i < len(lease.wants):
+                continue
+            key, layers = lease.wants[i]
+            chunk = self._index.chunk(key, shape)
+            if chunk is None or chunk.doomed:
+                continue
+            for layer in layers:
+                if chunk.state(layer) is PieceState.ABSENT:
+                    self._index.set_piece(chunk, layer, PieceState.EXPECTED)
+                    lease.expected.add((key, layer))
+                    self._promised[key, layer] = lease
+        self._close_if_done(lease)
+        return True
+
+    def ready(self, name: str, pieces: Sequence[tuple[int, int, int, int]], now: float) -> None:
+        """Pieces that the peer says can be read: fetches are planned for those still expected."""
+        lease = self._open.get(name)
+        shape = self._index.shapes.get(lease.fingerprint) if lease else None
+        if lease is None or shape is None:
+            return
+        lease.progress = now
+        batch: list[Planned] = []
+        for i, layer, offset, checksum in pieces:
+            if not 0 <= i < len(lease.wants):
+                continue
+            key = lease.wants[i][0]
+            if (key, layer) not in lease.expected:
+                continue
+            lease.expected.discard((key, layer))
+            del self._promised[key, layer]
+            batch.append((self._index.chunks[key], layer, offset, checksum))
+        per_read = max(1, _READ_BYTES // shape.piece_bytes)
+        for start in range(0, len(batch), per_read):
+            part = batch[start : start + per_read]
+            lease.reading += len(part)
+            where = rank(lease.kind, layer=part[0][1], priority=lease.priority, arrival=lease.arrival, order=lease.order, position=start)
+            self._fetches.plan(SourceKind.PEER, shape, part, where, lease.kind, lease=name, peer=lease.peer)
+
+    def ended(self, name: str, answered: bool, now: float) -> None:
+        """The peer sends nothing more; what it still owed is lost."""
+        lease = self._open.get(name)
+        if lease is None:
+            return
+        if not answered:
+            self._out.append(Counted("peer_failures"))
+        lease.answered = True
+        self._break(lease, now)
+
+    def read(self, name: str, pieces: int) -> None:
+        """So many pieces of the lease are no longer being read."""
+        lease = self._open.get(name)
+        if lease is not None:
+            lease.reading -= pieces
+            self._close_if_done(lease)
+
+    def lift(self, key: bytes, layer: int, kind: LoadKind, priority: int) -> None:
+        """A further load waits for an EXPECTED piece."""
+        lease = self._promised[key, layer]
+        if kind < lease.kind:
+            lease.kind, lease.priority = kind, priority
+
+    def drop(self, key: bytes, layer: int) -> None:
+        """Nobody waits for the EXPECTED piece any more."""
+        lease = self._promised.pop((key, layer), None)
+        if lease is not None:
+            lease.expected.discard((key, layer))
+            self._index.set_piece(self._index.chunks[key], layer, PieceState.ABSENT)
+            self._close_if_done(lease)
+
+    def close_unanswered(self, name: str) -> None:
+        """The load that asked is gone: an answer would be of no use."""
+        lease = self._open.get(name)
+        if lease is not None and not lease.answered:
+            self._close(lease)
+
+    def is_open(self, name: str) -> bool:
+        """Whether anything still depends on the lease."""
+        return name in self._open
+
+    def overdue(self, now: float) -> list[str]:
+        """Leases whose peers have not answered in time; those that fell silent are broken here."""
+        late = [lease.name for lease in self._open.values() if not lease.answered and now - lease.progress > ANSWER_S]
+        for lease in [x for x in self._open.values() if x.answered and x.expected and now - x.progress > SILENCE_S]:
+            self._out.append(Counted("peer_failures"))
+            self._break(lease, now)
+        return late
+
+    def _break(self, lease: Lease, now: float) -> None:
+        gone: list[PieceRef] = []
+        for key, layer in sorted(lease.expected, key=lambda e: e[1]):
+            del self._promised[key, layer]
+            chunk = self._index.chunks[key]
+            self._index.set_piece(chunk, layer, PieceState.ABSENT)
+            gone.append((chunk, layer))
+        lease.expected.clear()
+        self._close_if_done(lease)
+        if gone:
+            self._lost(gone, SourceKind.PEER, Fault.UNAVAILABLE, now)
+
+    def _close_if_done(self, lease: Lease) -> None:
+        if lease.answered and not lease.expected and lease.reading <= 0:
+            self._close(lease)
+
+    def _close(self, lease: Lease) -> None:
+        if self._open.pop(lease.name, None) is not None:
+            self._out.append(ReleasePeer(lease.name, lease.peer))
+
+    def validate(self) -> None:
+        """Raise AssertionError when the invariant does not hold."""
+        expected = {(c.key, i) for c in self._index.resident.values() for i, s in enumerate(c.states) if s is PieceState.EXPECTED}
+        assert expected == set(self._promised)
+        for piece, lease in self._promised.items():
+            assert lease is self._open[lease.name] and piece in lease.expected
+        for lease in self._open.values():
+            assert all(self._promised[p] is lease for p in lease.expected)
+            assert not lease.answered or lease.expected or lease.reading > 0

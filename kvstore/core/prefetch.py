@@ -1,0 +1,48 @@
+"""In which order pieces are brought, and how many neighbouring layers one read takes.
+
+Demand first, by priority, then lowest layers across all waiting loads. Then reads for peers. Prefetch last: layer 0 of
+all advised sessions, then layer 1, ...; then expected arrival, then priority (DESIGN section 6; SYMPHONY 3.5). So when
+the request comes early, what is there is what its first layers need.
+"""
+
+from __future__ import annotations
+
+from contracts.kv import KvShape
+from kvstore.core.events import LoadKind, SourceKind
+
+#: Order of fetches: the smaller goes first.
+FetchRank = tuple[int, float, float, float, int, int]
+
+#: Reads of the SSD should be at least this long where layers may be taken together.
+_SSD_READ_BYTES = 1 << 20
+
+
+def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: int, position: int) -> FetchRank:
+    """Where a fetch of `layer` stands in the queue.
+
+    arrival: monotonic seconds when the advised request is expected (infinity: unknown). order: number of the load, oldest
+    first. position: of the chunk in its load.
+    """
+    if kind in (LoadKind.PREFETCH, LoadKind.ADVISED):
+        return (LoadKind.PREFETCH, layer, arrival, priority, order, position)
+    return (kind, priority, layer, 0.0, order, position)
+
+
+def band_layers(shape: KvShape, source: SourceKind) -> int:
+    """How many neighbouring layers of a chunk one read takes: a quarter of them from the blob tier, less from the SSD."""
+    quarter = max(1, -(-shape.layers // 4))
+    if source is SourceKind.BLOB:
+        return quarter
+    return min(quarter, max(1, -(-_SSD_READ_BYTES // shape.piece_bytes)))
+
+
+def bands(shape: KvShape, layers: list[int], source: SourceKind) -> list[list[int]]:
+    """`layers` (ascending) cut into reads: each within one band and without gaps."""
+    size = band_layers(shape, source)
+    cut: list[list[int]] = []
+    for layer in layers:
+        if cut and layer == cut[-1][-1] + 1 and layer // size == cut[-1][0] // size:
+            cut[-1].append(layer)
+        else:
+            cut.append([layer])
+    return cut

@@ -1,0 +1,221 @@
+"""Which of a worker's chunks get a place in the arena, and which slower tiers they are then written to.
+
+Write-back is bounded: when more than `limit_bytes` wait for the SSD, or for the blob tier, further saves to it are skipped
+and counted, so decoding never waits. A chunk that was granted room but skipped by every slower tier is the first victim.
+
+Invariants (`validate`): `ssd_waiting_bytes` and `blob_waiting_bytes` count exactly the granted and WAITING chunks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence, Set
+
+from contracts.kv import KEY_BYTES, KvShape
+from kvstore.core.events import Fault, SaveEnded, SaveId, SaveWanted, SourceKind, SsdWritten, Summed
+from kvstore.core.fetches import PieceRef
+from kvstore.core.index import Chunk, Index
+from kvstore.core.instructions import Counted, Grant, Instruction, Sum, WriteBlob, WriteSsd
+from kvstore.core.ledger import Ledger
+from kvstore.core.room import Room
+from kvstore.core.state import CopyState, PieceState
+
+
+class Saves:
+    """See the module. `arrived(pieces)` and `lost(...)` tell loads that wait for a chunk that was being saved."""
+
+    def __init__(
+        self,
+        index: Index,
+        ledger: Ledger,
+        room: Room,
+        out: list[Instruction],
+        limit_bytes: int,
+        arrived: Callable[[Sequence[PieceRef], float], None],
+        lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
+    ) -> None:
+        self._index = index
+        self._ledger = ledger
+        self._room = room
+        self._out = out
+        self._limit_bytes = limit_bytes
+        self._arrived = arrived
+        self._lost = lost
+        self._open: dict[SaveId, dict[int, Chunk]] = {}
+        self._summing: dict[bytes, Chunk] = {}
+        self._owed: deque[bytes] = deque()
+        self.ssd_waiting_bytes = 0
+        self.blob_waiting_bytes = 0
+
+    def want(self, event: SaveWanted, refused_session: bool) -> None:
+        """Grant, hold or refuse each chunk."""
+        shape = self._index.shapes.get(event.fingerprint)
+        grants: dict[int, Chunk] = {}
+        offsets: list[int] = []
+        held: list[int] = []
+        refused: list[int] = []
+        for i, key in enumerate(event.keys):
+            chunk = self._index.chunk(key, shape) if shape is not None and len(key) == KEY_BYTES else None
+            if shape is None or chunk is None or chunk.doomed or refused_session or event.save in self._open:
+                refused.append(i)
+            elif chunk.held_here or chunk.blob is CopyState.PRESENT or chunk.ssd is CopyState.WAITING:
+                held.append(i)
+            elif (slots := self._slots(chunk, shape, event.now)) is None:
+                refused.append(i)
+            else:
+                grants[i] = chunk
+                offsets += slots
+        if refused:
+            self._out.append(Counted("saves_refused", len(refused)))
+        self._index.claim(event.session, [k for i, k in enumerate(event.keys) if i not in set(refused)])
+        if grants:
+            self._open[event.save] = grants
+        self._out.append(Grant(event.save, tuple(grants), tuple(offsets), tuple(held), tuple(refused)))
+
+    def _slots(self, chunk: Chunk, shape: KvShape, now: float) -> list[int] | None:
+        """Reserved slots for all layers, the chunk SAVING; None when another transfer has it or there is no room."""
+        if any(s not in (PieceState.ABSENT, PieceState.READY) for s in chunk.states):
+            return None
+        if any(o >= 0 and self._ledger.pinned(o) for o in chunk.offsets):
+            return None
+        if self.ssd_waiting_bytes + shape.chunk_bytes > self._limit_bytes:
+            self._out.append(Counted("saves_over_limit"))
+            return None
+        for layer in range(shape.layers):
+            if chunk.state(layer) is PieceState.READY:
+                self._room.drop(chunk, layer)
+        slots = self._room.reserve(shape.piece_bytes, shape.layers, now, below=None)
+        if slots is None:
+            return None
+        self.ssd_waiting_bytes += shape.chunk_bytes
+        for layer, offset in enumerate(slots):
+            self._index.set_piece(chunk, layer, PieceState.SAVING, offset)
+        return slots
+
+    def ended(self, event: SaveEnded) -> None:
+        """The worker has written these chunks, or never will."""
+        grants = self._open.get(event.save, {})
+        for i in event.ok:
+            chunk = grants.pop(i, None)
+            if chunk is not None:
+                self._summing[chunk.key] = chunk
+                self._out.append(Sum(chunk.key, chunk.shape, tuple(chunk.offsets)))
+        for i in event.aborted:
+            chunk = grants.pop(i, None)
+            if chunk is not None:
+                self._abort(chunk, event.now)
+        if not grants:
+            self._open.pop(event.save, None)
+
+    def cancel_owner(self, worker: str, now: float) -> None:
+        """The worker is gone: what it has not finished will never be."""
+        for save in [s for s in self._open if s[0] == worker]:
+            for chunk in self._open.pop(save).values():
+                self._abort(chunk, now)
+
+    def _abort(self, chunk: Chunk, now: float) -> None:
+        self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
+        for layer, offset in enumerate(chunk.offsets.copy()):
+            self._ledger.abort(offset)
+            self._index.set_piece(chunk, layer, PieceState.ABSENT)
+        self._lost([(chunk, layer) for layer in range(chunk.shape.layers)], SourceKind.SSD, Fault.UNAVAILABLE, now)
+
+    def summed(self, event: Summed) -> None:
+        """The chunk is in the arena; it is queued for the SSD (its bytes were counted when it was granted)."""
+        chunk = self._summing.pop(event.key, None)
+        if chunk is None:
+            return
+        chunk.saved_here = True
+        for layer, offset in enumerate(chunk.offsets.copy()):
+            self._ledger.finish(offset)
+            chunk.sums[layer] = event.checksums[layer]
+            self._index.set_piece(chunk, layer, PieceState.READY, offset)
+        if chunk.doomed:
+            self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
+        else:
+            self._write_ssd(chunk)
+        self._out.append(Counted("chunks_saved"))
+        self._arrived([(chunk, layer) for layer in range(chunk.shape.layers)], event.now)
+
+    def replicate(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks that came whole from a peer or the blob tier get a copy on the SSD while that costs nobody anything."""
+        for chunk in chunks:
+            size = chunk.shape.chunk_bytes
+            fresh = chunk.complete and chunk.ssd is CopyState.ABSENT and not chunk.doomed
+            if fresh and self.ssd_waiting_bytes + size <= self._limit_bytes // 2:
+                self.ssd_waiting_bytes += size
+                self._write_ssd(chunk)
+
+    def _write_ssd(self, chunk: Chunk) -> None:
+        self._index.set_copy(chunk, "ssd", CopyState.WAITING)
+        self._out.append(WriteSsd(chunk.key, chunk.shape, tuple(chunk.offsets), tuple(chunk.sums)))
+
+    def ssd_written(self, event: SsdWritten) -> None:
+        """The SSD has the chunk, or could not take it; the blob tier is next when this node owes it a copy."""
+        chunk = self._index.chunks.get(event.key)
+        if chunk is None or chunk.ssd is not CopyState.WAITING:
+            return
+        self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
+        if event.ok:
+            self._index.set_copy(chunk, "ssd", CopyState.PRESENT, tuple(chunk.sums))
+        else:
+            self._index.set_copy(chunk, "ssd", CopyState.SKIPPED)
+            self._out.append(Counted("ssd_write_failures"))
+        if chunk.saved_here and not chunk.doomed and chunk.blob in (CopyState.ABSENT, CopyState.SKIPPED):
+            self._write_blob(chunk)
+
+    def _write_blob(self, chunk: Chunk) -> None:
+        size = chunk.shape.chunk_bytes
+        if self.blob_waiting_bytes + size > self._limit_bytes:
+            self._index.set_copy(chunk, "blob", CopyState.SKIPPED)
+            self._out.append(Counted("blob_writes_skipped"))
+            return
+        self.blob_waiting_bytes += size
+        from_arena = chunk.ssd is not CopyState.PRESENT
+        sums = tuple(chunk.sums) if from_arena else chunk.ssd_sums
+        self._index.set_copy(chunk, "blob", CopyState.WAITING)
+        self._out.append(WriteBlob(chunk.key, chunk.shape, tuple(chunk.offsets) if from_arena else (), sums))
+
+    def blob_written(self, key: bytes, ok: bool) -> None:
+        """The blob tier has the chunk, or could not take it."""
+        chunk = self._index.chunks.get(key)
+        if chunk is None or chunk.blob is not CopyState.WAITING:
+            return
+        self.blob_waiting_bytes -= chunk.shape.chunk_bytes
+        if ok:
+            self._index.set_copy(chunk, "blob", CopyState.PRESENT, chunk.ssd_sums or tuple(chunk.sums))
+        else:
+            self._index.set_copy(chunk, "blob", CopyState.SKIPPED)
+            self._out.append(Counted("blob_write_failures"))
+        self._pay()
+
+    def catch_up(self, fingerprint: bytes, present: Set[bytes]) -> None:
+        """Chunks of known sessions that only the SSD has, since a write was skipped or cut short: they are written little by little."""
+        for key, chunk in self._index.chunks.items():
+            named = key in self._index.names and chunk.shape.fingerprint == fingerprint
+            if named and key not in present and chunk.ssd is CopyState.PRESENT and chunk.blob in (CopyState.ABSENT, CopyState.SKIPPED):
+                self._owed.append(key)
+        self._pay()
+
+    def _pay(self) -> None:
+        while self._owed and not self.blob_waiting_bytes:
+            chunk = self._index.chunks.get(self._owed.popleft())
+            lacking = chunk is not None and chunk.blob in (CopyState.ABSENT, CopyState.SKIPPED)
+            if chunk is not None and lacking and chunk.ssd is CopyState.PRESENT and not chunk.doomed:
+                self._write_blob(chunk)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that some slower tier still has to be given."""
+        return self.ssd_waiting_bytes + self.blob_waiting_bytes
+
+    def validate(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        granted = [c for grants in self._open.values() for c in grants.values()] + list(self._summing.values())
+        assert all(s is PieceState.SAVING for c in granted for s in c.states)
+        waiting = [c for c in self._index.chunks.values() if c.ssd is CopyState.WAITING]
+        assert self.ssd_waiting_bytes == sum(c.shape.chunk_bytes for c in (*granted, *waiting))
+        assert all(c.complete for c in waiting)
+        blob = [c for c in self._index.chunks.values() if c.blob is CopyState.WAITING]
+        assert self.blob_waiting_bytes == sum(c.shape.chunk_bytes for c in blob)
+        assert all(c.complete or c.ssd is CopyState.PRESENT for c in blob)

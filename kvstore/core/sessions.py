@@ -1,0 +1,100 @@
+"""How a session stands: advised, unadvised or dropped, and since when it is unused. The input of eviction and prefetch.
+
+An advisory lifts its session until it expires, is invalidated, or its request comes; after that the session's chunks are
+ordinary (or, when invalidated or expired, the first to go until the session is used again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from contracts.ids import SessionKey
+
+
+class Rank(IntEnum):
+    """Classes of victims, first to go first."""
+
+    DROPPED = 0  #: invalidated, expired, or named by no session
+    UNADVISED = 1
+    ADVISED = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Standing:
+    """Compares as eviction does: the smaller goes first. `urgency` is minus the priority; `last_use` monotonic seconds."""
+
+    rank: Rank
+    urgency: int
+    last_use: float
+
+
+#: Of chunks that no session names.
+NOBODY = Standing(Rank.DROPPED, -(1 << 20), float("-inf"))
+
+
+@dataclass(slots=True)
+class Advice:
+    """One session's advisory: absolute monotonic times."""
+
+    priority: int
+    arrival: float
+    expires: float
+    invalidated: bool = False
+
+
+class Sessions:
+    """Advisories and last uses. Sessions not seen for a day are forgotten (`trim`)."""
+
+    def __init__(self) -> None:
+        self.advice: dict[SessionKey, Advice] = {}
+        self._last_use: dict[SessionKey, float] = {}
+
+    def advise(self, session: SessionKey, advice: Advice) -> None:
+        """A hint came; it replaces an older one."""
+        self.advice[session] = advice
+
+    def invalidate(self, session: SessionKey) -> None:
+        """The session is not coming after all."""
+        advice = self.advice.get(session)
+        if advice is None:
+            self.advice[session] = Advice(0, float("inf"), float("-inf"), invalidated=True)
+        else:
+            advice.invalidated = True
+
+    def used(self, session: SessionKey, now: float) -> None:
+        """A request of the session came or ended: its advisory has done its work."""
+        self._last_use[session] = now
+        self.advice.pop(session, None)
+
+    def forget(self, session: SessionKey) -> None:
+        """The session was erased."""
+        self.advice.pop(session, None)
+        self._last_use.pop(session, None)
+
+    def live(self, session: SessionKey, now: float) -> Advice | None:
+        """The session's advisory, when it still counts."""
+        advice = self.advice.get(session)
+        return advice if advice is not None and not advice.invalidated and now < advice.expires else None
+
+    def standing(self, session: SessionKey, now: float) -> Standing:
+        """Where the session stands among victims."""
+        last_use = self._last_use.get(session, 0.0)
+        advice = self.advice.get(session)
+        if advice is None:
+            return Standing(Rank.UNADVISED, 0, last_use)
+        live = not advice.invalidated and now < advice.expires
+        return Standing(Rank.ADVISED if live else Rank.DROPPED, -advice.priority, last_use)
+
+    def trim(self, now: float, idle_s: float = 86_400.0) -> None:
+        """Forget expired advice and old uses; they stand as unadvised, last used long ago."""
+        for session in [s for s, a in self.advice.items() if now > a.expires + idle_s]:
+            del self.advice[session]
+        for session in [s for s, t in self._last_use.items() if now > t + idle_s]:
+            del self._last_use[session]
+
+
+def strongest(standings: Sequence[Standing]) -> Standing:
+    """The standing of a chunk: that of the session that protects it most."""
+    return max(standings, default=NOBODY)

@@ -1,0 +1,251 @@
+"""The node's KV store as one synchronous machine: `handle(event)` returns the instructions that follow from it.
+
+Here events meet the parts that decide: `loads` (sources and deliveries), `leases` (peers), `fetches` (what is read next),
+`room` and `eviction` (who makes way), `saves` (write-back), `erasure`; and here advisories become loads of their own. The
+shell (kvstore/node.py) executes instructions and reports back; the simulator does the same with virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from contracts.ids import SessionKey
+from contracts.kv import Manifest
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.core.erasure import Erasure
+from kvstore.core.fetches import Fetches, PieceRef
+from kvstore.core.index import Index
+from kvstore.core.leases import Leases
+from kvstore.core.ledger import Ledger
+from kvstore.core.loads import Loads
+from kvstore.core.room import Room
+from kvstore.core.saves import Saves
+from kvstore.core.sessions import Advice, Sessions
+from kvstore.core.state import CopyState
+
+#: Owner of the loads that advisories make.
+ADVISORY = "advisory"
+
+
+class Store:
+    """See the module.
+
+    node: this node's name. arena_bytes: size of the arena. headroom_bytes: see `Room`.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        arena_bytes: int,
+        *,
+        write_back_limit_bytes: int,
+        layer_priority: bool = True,
+        headroom_bytes: int = 0,
+        slab_bytes: int = 4 << 20,
+    ) -> None:
+        self.node = node
+        self._out: list[do.Instruction] = []
+        self.index = Index()
+        self.sessions = Sessions()
+        self.ledger = Ledger(arena_bytes, slab_bytes)
+        self.room = Room(self.index, self.ledger, self.sessions, self._out, layer_priority=layer_priority, headroom_bytes=headroom_bytes)
+        self.loads = Loads(self.index, self.ledger, self.sessions, self._out)
+        self.fetches = Fetches(self.index, self.ledger, self.room, self._out, self._arrived, self.loads.lost, self._read)
+        self.leases = Leases(self.index, self.fetches, self._out, self.loads.lost)
+        self.loads.connect(self.fetches, self.leases)
+        self.saves = Saves(self.index, self.ledger, self.room, self._out, write_back_limit_bytes, self.loads.arrived, self.loads.lost)
+        self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self._out)
+        self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
+        self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
+        self._numbers = 0
+
+    def handle(self, event: ev.Event) -> list[do.Instruction]:
+        """Mutates the store and returns what is to be done, in order. Unknown ids in events are ignored."""
+        now = self._dispatch(event)
+        if now is not None:
+            self.fetches.pump(now)
+        self.erasure.sweep()
+        self.index.sweep()
+        out = self._out.copy()
+        self._out.clear()
+        return out
+
+    def _dispatch(self, event: ev.Event) -> float | None:
+        match event:
+            case ev.Recovered():
+                self._recovered(event)
+                return None
+            case ev.ShapesDeclared():
+                self._declared(event)
+            case ev.WorkerGone():
+                self.loads.cancel_owner(event.worker)
+                self.saves.cancel_owner(event.worker, event.now)
+            case ev.LoadWanted():
+                if event.kind is ev.LoadKind.DEMAND and event.session is not None:
+                    self.sessions.used(event.session, event.now)
+                self.loads.begin(event)
+            case ev.PiecesTaken():
+                self.loads.taken(event.load, event.pieces, event.now)
+            case ev.LoadCancelled():
+                self.loads.cancel(event.load)
+            case ev.Probed():
+                self.loads.probed(event.load, event.keys, event.found, event.now)
+            case ev.PeerHolds():
+                if self.leases.holds(event.lease, event.indices, event.now):
+                    self.loads.peer_answered(event.lease, event.now)
+            case ev.PeerReady():
+                self.leases.ready(event.lease, event.pieces, event.now)
+            case ev.PeerEnded():
+                self.leases.ended(event.lease, event.answered, event.now)
+                self.loads.peer_answered(event.lease, event.now)
+            case ev.FetchDone():
+                self.fetches.done(event.fetch, event.faults, event.now)
+            case ev.FetchStalled():
+                self.fetches.stalled(event.fetch, event.now)
+            case ev.SaveWanted():
+                self.saves.want(event, self.erasure.buried(event.session, event.now))
+            case ev.SaveEnded():
+                self.saves.ended(event)
+            case ev.Summed():
+                self.saves.summed(event)
+            case ev.SsdWritten():
+                self.saves.ssd_written(event)
+            case ev.BlobWritten():
+                self.saves.blob_written(event.key, event.ok)
+            case ev.BlobListed():
+                self.saves.catch_up(event.fingerprint, event.keys)
+            case ev.TurnEnded():
+                self._turn(event.manifest, event.now)
+            case ev.ManifestsListed():
+                for manifest in event.manifests:
+                    self._learn(manifest)
+            case ev.ManifestFetched():
+                self._fetched(event)
+            case ev.Advised():
+                self._advise(event)
+            case ev.Invalidated():
+                self._invalidate(event.session)
+            case ev.SessionErased():
+                self._invalidate(event.session, tell=False)
+                self.sessions.forget(event.session)
+                self.erasure.erase(event.session, event.now)
+            case ev.Tick():
+                self._tick(event.now)
+            case _:
+                assert_never(event)
+        return event.now
+
+    # ---- arrivals
+
+    def _arrived(self, pieces: Sequence[PieceRef], now: float) -> None:
+        self.loads.arrived(pieces, now)
+        self.saves.replicate(list({chunk.key: chunk for chunk, _ in pieces}.values()))
+
+    def _read(self, lease: str, pieces: int) -> None:
+        self.leases.read(lease, pieces)
+
+    def _recovered(self, event: ev.Recovered) -> None:
+        for copy in event.copies:
+            self.index.shapes.setdefault(copy.shape.fingerprint, copy.shape)
+            chunk = self.index.chunk(copy.key, copy.shape)
+            if chunk is not None and chunk.ssd is CopyState.ABSENT:
+                self.index.set_copy(chunk, "ssd", CopyState.PRESENT, copy.checksums)
+
+    # ---- sessions
+
+    def _turn(self, manifest: Manifest, now: float) -> None:
+        if self.erasure.late(manifest.session, manifest.keys, now):
+            self._out.append(do.Counted("late_turns"))
+            return
+        self.sessions.used(manifest.session, now)
+        self.index.set_manifest(manifest)
+        self._out.append(do.PutManifest(manifest))
+
+    def _learn(self, manifest: Manifest) -> bool:
+        """Keep the manifest when it is newer than what is known. True when it was."""
+        known = self.index.manifests.get(manifest.session)
+        if known is not None and known.last_use_s >= manifest.last_use_s:
+            return False
+        self.index.set_manifest(manifest)
+        return True
+
+    def _advise(self, event: ev.Advised) -> None:
+        """A hint: the session rises at once; its manifest is fetched anew when the session was elsewhere."""
+        arrival = event.now + event.arrival_s
+        self.sessions.advise(event.session, Advice(event.priority, arrival, event.now + event.lifetime_s))
+        self._hints[event.session] = event
+        if event.session in self._fetching:
+            return
+        if self._others(event) or event.session not in self.index.manifests:
+            self._fetching.add(event.session)
+            self._out.append(do.FetchManifest(event.session))
+        else:
+            self._begin_advised(event)
+
+    def _others(self, event: ev.Advised) -> tuple[str, ...]:
+        return tuple(s for s in event.sources if s != self.node)
+
+    def _fetched(self, event: ev.ManifestFetched) -> None:
+        self._fetching.discard(event.session)
+        if event.manifest is not None and not self.erasure.late(event.session, event.manifest.keys, event.now):
+            self._learn(event.manifest)
+        hint = self._hints.get(event.session)
+        if hint is not None and self.sessions.live(event.session, event.now):
+            self._begin_advised(hint)
+
+    def _declared(self, event: ev.ShapesDeclared) -> None:
+        """A worker is here: what was advised before it came is offered to it now."""
+        for shape in event.shapes:
+            self.index.shapes[shape.fingerprint] = shape
+        for session, hint in list(self._hints.items()):
+            if session not in self._fetching and self.sessions.live(session, event.now):
+                self._begin_advised(hint)
+
+    def _begin_advised(self, event: ev.Advised) -> None:
+        """Bring the session into the arena, as a load that nobody copies from."""
+        manifest = self.index.manifests.get(event.session)
+        if manifest is None or not manifest.keys:
+            self._out.append(do.Counted("advised_unknown_sessions"))
+            return
+        for ident in self.loads.of_session(event.session, ev.LoadKind.ADVISED):
+            if self.loads.repeated(ident, manifest.keys, event.now):
+                return
+            self.loads.cancel(ident)
+        self._numbers += 1
+        wants = [(key, ()) for key in manifest.keys]
+        ident, kind, sources = (ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(event)
+        self.loads.begin(ev.LoadWanted(ident, kind, event.session, manifest.fingerprint, wants, sources, event.priority, event.now))
+
+    def _invalidate(self, session: SessionKey, *, tell: bool = True) -> None:
+        self._hints.pop(session, None)
+        for ident in self.loads.of_session(session, ev.LoadKind.ADVISED):
+            self.loads.cancel(ident)
+        self.sessions.invalidate(session)
+        if tell:
+            self._out.append(do.TellInvalid(session))
+
+    def _tick(self, now: float) -> None:
+        for lease in self.leases.overdue(now):
+            self.leases.ended(lease, answered=False, now=now)
+            self.loads.peer_answered(lease, now)
+        self.loads.expire(now)
+        for session in [s for s in self._hints if not self.sessions.live(s, now)]:
+            del self._hints[session]
+        self.sessions.trim(now)
+        self.erasure.trim(now)
+
+    # ---- for the shell
+
+    @property
+    def busy(self) -> bool:
+        """Whether ticks are of use."""
+        return self.loads.count > 0
+
+    def validate(self) -> None:
+        """Raise AssertionError when any part's invariant does not hold. Tests call it after every event."""
+        for part in (self.index, self.ledger, self.fetches, self.leases, self.loads, self.saves, self.erasure):
+            part.validate()
+        slots = [o for c in self.index.resident.values() for o in c.offsets if o >= 0]
+        assert len(slots) == len(set(slots))

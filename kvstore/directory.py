@@ -1,0 +1,138 @@
+"""What the scheduler is told about this node, and what it asks for: one stream that reconnects for ever.
+
+Sessions are reported in full after every hello, then as they change, a few times a second; the load every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+import grpc
+
+from contracts.advisory import DEFAULT_TTL_S
+from contracts.convert import session_from_wire, session_to_wire
+from contracts.ids import SessionKey
+from contracts.v1 import scheduler_pb2 as pb
+from contracts.v1.scheduler_pb2_grpc import SchedulerStub
+from kvstore.core import events as ev
+from kvstore.metrics import log
+from kvstore.node import Node
+from runtime import rpc
+from runtime.service import Tasks
+
+_DELTA_S, _LOAD_EVERY, _RECONNECT_S = 0.25, 4, 0.5
+_SESSIONS_A_MESSAGE = 2000
+
+
+class Directory:
+    """See the module."""
+
+    def __init__(self, node: Node, scheduler_address: str, tasks: Tasks) -> None:
+        self._node = node
+        self._address = scheduler_address
+        self._tasks = tasks
+        self._reported: set[SessionKey] = set()
+
+    async def run(self) -> None:
+        """Report for as long as the process lives."""
+        channel = rpc.channel(self._address)
+        connected = False
+        while True:
+            try:
+                stream = SchedulerStub(channel).StoreReports(self._reports())  # type: ignore[no-untyped-call]
+                async for command in stream:
+                    if not connected:
+                        log.info("scheduler answers", address=self._address)
+                        connected = True
+                    self._obey(command)
+            except grpc.aio.AioRpcError as e:
+                if connected:
+                    log.warning("scheduler lost", reason=e.code().name)
+            connected = False
+            await self._node.clock.sleep(_RECONNECT_S)
+
+    # ---- reports
+
+    async def _reports(self) -> AsyncIterator[pb.StoreReport]:
+        node = self._node
+        yield pb.StoreReport(hello=pb.StoreHello(node=node.name, address=node.places.store_address, instance=node.instance))
+        self._reported.clear()
+        node.store.index.dirty.clear()
+        full = True
+        for held in self._held(node.store.index.manifests, skip_absent=True):
+            yield pb.StoreReport(held=pb.HeldSessions(full=full, sessions=held))
+            full = False
+        if full:
+            yield pb.StoreReport(held=pb.HeldSessions(full=True))
+        turn = 0
+        while True:
+            if turn % _LOAD_EVERY == 0:
+                yield self._load()
+            turn += 1
+            await node.clock.sleep(_DELTA_S)
+            dirty = node.store.index.dirty.copy()
+            node.store.index.dirty.clear()
+            for held in self._held(dirty, skip_absent=False):
+                yield pb.StoreReport(held=pb.HeldSessions(sessions=held))
+
+    def _held(self, sessions: Iterable[SessionKey], *, skip_absent: bool) -> Iterable[list[pb.Held]]:
+        """In messages of bounded size. A session that is no longer here is reported once with nothing."""
+        part: list[pb.Held] = []
+        for session in list(sessions):
+            manifest = self._node.store.index.manifests.get(session)
+            here, dram, size = self._node.store.index.held(session)
+            if not here and (skip_absent or session not in self._reported):
+                continue
+            (self._reported.add if here else self._reported.discard)(session)
+            part.append(
+                pb.Held(
+                    session=session_to_wire(session),
+                    model=manifest.model if manifest else "",
+                    tokens_total=manifest.tokens if manifest else 0,
+                    tokens_here=here,
+                    bytes_here=size,
+                    last_use_s=manifest.last_use_s if manifest else 0.0,
+                    tokens_dram=dram,
+                )
+            )
+            if len(part) == _SESSIONS_A_MESSAGE:
+                yield part
+                part = []
+        if part:
+            yield part
+
+    def _load(self) -> pb.StoreReport:
+        store = self._node.store
+        return pb.StoreReport(
+            load=pb.StoreLoad(
+                dram_bytes_total=store.ledger.arena_bytes, dram_bytes_used=store.ledger.used_bytes, ssd_bytes_used=store.index.ssd_bytes
+            )
+        )
+
+    # ---- commands
+
+    def _obey(self, command: pb.StoreCommand) -> None:
+        node, now = self._node, self._node.clock.now()
+        kind = command.WhichOneof("kind")
+        if kind == "prefetch":
+            node.handle(_advised(command.prefetch, now))
+        elif kind == "invalidate":
+            node.handle(ev.Invalidated(session_from_wire(command.invalidate), now))
+        elif kind == "erase":
+            self._tasks.start(node.erase(session_from_wire(command.erase)), "erase")
+        elif kind == "peers":
+            self._tasks.start(self._meet(dict(command.peers.addresses)), "peers")
+
+    async def _meet(self, addresses: dict[str, str]) -> None:
+        await self._node.ready.wait()
+        with contextlib.suppress(asyncio.CancelledError):
+            self._node.peers.addresses.update(addresses)
+
+
+def _advised(command: pb.PrefetchCommand, now: float) -> ev.Advised:
+    a = command.advisory
+    arrival = a.expected_arrival_s if a.HasField("expected_arrival_s") else 0.0
+    lifetime = arrival + (a.ttl_s or DEFAULT_TTL_S)
+    return ev.Advised(session_from_wire(a.session), a.priority, arrival, lifetime, list(command.source_nodes), now)

@@ -1,0 +1,82 @@
+"""This node as an owner: pieces that a peer reads from its arena, pinned until it lets go, dies, or a minute has passed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from contracts.convert import layers_from_bitmap
+from contracts.v1 import kvstore_pb2 as pb
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.metrics import count
+from kvstore.node import Node
+
+_LIFETIME_S = 60.0
+
+
+class _Loan:
+    """One lease as the load's owner sees it."""
+
+    def __init__(self, node: Node, lease: str, piece_bytes: int) -> None:
+        self._node = node
+        self._lease = lease
+        self._piece_bytes = piece_bytes
+        self.outgoing: asyncio.Queue[pb.PeerPieces | None] = asyncio.Queue()
+
+    def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
+        """Owner.answer"""
+        match instruction:
+            case do.Found():
+                self.outgoing.put_nowait(pb.PeerPieces(held=instruction.indices))
+            case do.Pieces(pieces=pieces):
+                self._node.leased.add(self._lease, [(p[2], self._piece_bytes) for p in pieces])
+                chunks, layers, offsets, checksums = zip(*pieces, strict=True)
+                self.outgoing.put_nowait(pb.PeerPieces(chunks=chunks, layers=layers, offsets=offsets, checksums=checksums))
+            case do.End():
+                self.outgoing.put_nowait(None)
+
+
+class Lending:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    async def lease(self, request: pb.PeerLeaseRequest) -> AsyncIterator[pb.PeerPieces]:
+        """What the peer is told, until all that can be had was sent. Cancelling it ends the lease."""
+        node, owner = self._node, f"peer-{request.lease_id}"
+        shape = node.store.index.shapes.get(request.fingerprint)
+        if owner in node.owners or owner in self._timers or not request.lease_id:
+            count("peer_leases_refused")
+            return
+        if shape is None:
+            yield pb.PeerPieces()
+            return
+        loan = _Loan(node, request.lease_id, shape.piece_bytes)
+        node.owners[owner] = loan
+        node.leased.open(request.lease_id)
+        wants = [(c.key, tuple(layers_from_bitmap(c.layers, shape.layers))) for c in request.chunks]
+        whole = False
+        try:
+            event = ev.LoadWanted((owner, "0"), ev.LoadKind.PEER, None, request.fingerprint, wants, (), 0, node.clock.now())
+            node.handle(event)
+            while (message := await loan.outgoing.get()) is not None:
+                yield message
+            whole = True
+        finally:
+            if whole and owner in node.owners:
+                self._timers[owner] = asyncio.get_running_loop().call_later(_LIFETIME_S, self.release, request.lease_id)
+            else:
+                self.release(request.lease_id)
+
+    def release(self, lease: str) -> None:
+        """The peer has what it needs, or is gone."""
+        owner = f"peer-{lease}"
+        timer = self._timers.pop(owner, None)
+        if timer is not None:
+            timer.cancel()
+        self._node.leased.close(lease)
+        if self._node.owners.pop(owner, None) is not None:
+            self._node.handle(ev.WorkerGone(owner, self._node.clock.now()))

@@ -1,0 +1,317 @@
+"""The shell around the core: executes its instructions with the tiers, and feeds what happened back as events.
+
+One event loop owns the core; threads only move bytes and compute checksums. `handle` is the only way in. Who asked for a
+load is an Owner: an attached worker or a reading peer; the loads that advisories make have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from contracts.ids import SessionKey
+from contracts.kv import Manifest
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.core.index import Residency
+from kvstore.core.store import Store
+from kvstore.metrics import ARENA_USED, BYTES_READ, SSD_USED, WAITING, count, log
+from kvstore.peers import Peers
+from kvstore.tiers import nixl
+from kvstore.tiers.arena import Arena
+from kvstore.tiers.blob import BlobTier, open_store
+from kvstore.tiers.file_io import make_file_io
+from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.transport import Card, LeasedRanges, Transport
+from kvstore.tiers.transport_auto import AutoTransport
+from kvstore.tiers.transport_nixl import NixlTransport
+from kvstore.tiers.transport_socket import SocketTransport
+from kvstore.writeback import WriteBack
+from runtime.clock import Clock
+from runtime.config import GIB, Config
+from runtime.service import Tasks
+
+_TICK_S = 0.25
+_STALL_S = {ev.SourceKind.SSD: 6.0, ev.SourceKind.PEER: 2.5, ev.SourceKind.BLOB: 6.0}
+_MANIFESTS_LIMIT = 100_000
+_PROBE_CONCURRENCY = 32
+_ERASE_LIST_S = 3.0
+
+
+class Owner(Protocol):
+    """Who a load or save answers to."""
+
+    def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
+        """Pass it on; never blocks."""
+        ...
+
+
+class Attached(Owner, Protocol):
+    """A worker."""
+
+    def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
+        """Pass it on; never blocks."""
+        ...
+
+
+class Node:
+    """See the module. Everything of one node that is not gRPC."""
+
+    def __init__(self, config: Config, number: int, clock: Clock, tasks: Tasks) -> None:
+        self.places = config.node(number)
+        self.name = self.places.name
+        self.instance = uuid.uuid4().hex
+        self.clock = clock
+        self._config = config
+        self._tasks = tasks
+        arena_bytes = int(config.kv.dram_gib * GIB)
+        nixl.set_environment(config.nodes.ucx_interface)
+        blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
+        self.arena = Arena(self.places.arena, arena_bytes)
+        self.store = Store(
+            self.name,
+            arena_bytes,
+            write_back_limit_bytes=config.kv.write_back_limit_bytes,
+            layer_priority=config.kv.layer_priority,
+            headroom_bytes=arena_bytes // 128,
+        )
+        self.ssd = SsdTier(
+            self.places.ssd,
+            self.arena,
+            make_file_io(config.kv.file_io, self.arena, f"{self.name}-reads"),
+            make_file_io(config.kv.file_io, self.arena, f"{self.name}-writes"),
+        )
+        self.blob = BlobTier(blob_store, self.arena)
+        self.leased = LeasedRanges()
+        self._read_pool = ThreadPoolExecutor(self.ssd.read_threads, thread_name_prefix="ssd-read")
+        self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks)
+        self.owners: dict[str, Owner] = {}
+        self.workers: dict[str, Attached] = {}
+        self.peers: Peers
+        self.transport: Transport
+        self._ticking = False
+        self.ready = asyncio.Event()
+        self.heard_from_worker = clock.now()
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Recover the SSD and start write-back. Peers and sessions follow in the background (`ready`)."""
+        recovery = await asyncio.to_thread(self.ssd.recover)
+        if recovery.deleted:
+            count("ssd_files_deleted_at_start", recovery.deleted)
+        self.handle(ev.Recovered(recovery.copies))
+        self.write_back.start()
+        self._tasks.start(self._join(), "join")
+        log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
+
+    async def _join(self) -> None:
+        """What takes longer than starting may."""
+        self.transport = await self._start_transport()
+        card = self.transport.fill(Card(self.name, self.instance, b"", self.arena.address, self.arena.size_bytes, ""))
+        others = {self._config.node(n).name: self._config.node(n).store_address for n in range(self._config.nodes.count)}
+        self.peers = Peers(others, card, self.arena, self.transport, self.clock, self.handle, self._tasks)
+        self.ready.set()
+        log.info("peers can read", transport=self.transport.name)
+
+    async def _start_transport(self) -> Transport:
+        choice = self._config.kv.transport
+        by_nixl = NixlTransport(self.arena, self.leased, f"{self.name}-{self.instance}")
+        by_socket = SocketTransport(self.arena, self.leased, self.places.socket_listen, self.places.socket_address)
+        made: dict[str, Transport] = {"nixl": by_nixl, "socket": by_socket, "auto": AutoTransport(by_nixl, by_socket)}
+        transport = made[choice]
+        try:
+            await transport.start()
+        except Exception as e:
+            raise RuntimeError(f"kv.transport = {choice!r} does not work here: {e}; set kv.transport to auto, nixl or socket") from e
+        return transport
+
+    async def stop(self) -> None:
+        """Release everything; nothing waits for write-back any more."""
+        if self.ready.is_set():
+            await self.peers.stop()
+            await self.transport.stop()
+        self.write_back.close()
+        self.ssd.close()
+        self.arena.close()
+
+    def fail(self, error: Exception) -> None:
+        """The core is in doubt: end the process, so that a whole one starts in its place."""
+
+        async def end() -> None:
+            raise error
+
+        self._tasks.start(end(), "core")
+
+    async def flush(self, timeout_s: float) -> tuple[bool, int]:
+        """Wait for write-back. (whether all is written, bytes that still wait)"""
+        deadline = self.clock.now() + timeout_s
+        while self.pending_bytes or self.write_back.pending:
+            if self.clock.now() >= deadline:
+                return False, self.pending_bytes
+            await self.clock.sleep(0.02)
+        return True, 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that some slower tier still has to be given."""
+        return self.store.saves.waiting_bytes
+
+    # ---- the core
+
+    def handle(self, event: ev.Event) -> None:
+        """Give the core an event and do what it says."""
+        for instruction in self.store.handle(event):
+            self._execute(instruction)
+        if self.store.busy and not self._ticking:
+            self._ticking = True
+            self._tasks.start(self._ticks(), "ticks")
+        ARENA_USED.set(self.store.ledger.used_bytes)
+        SSD_USED.set(self.store.index.ssd_bytes)
+        WAITING.set(self.pending_bytes)
+
+    async def _ticks(self) -> None:
+        while self.store.busy:
+            await self.clock.sleep(_TICK_S)
+            self.handle(ev.Tick(self.clock.now()))
+        self._ticking = False
+
+    def _execute(self, instruction: do.Instruction) -> None:
+        start: Callable[[Awaitable[None], str], object] = self._tasks.start  # type: ignore[assignment]
+        match instruction:
+            case do.Found() | do.Pieces() | do.End():
+                owner = self.owners.get(instruction.load[0])
+                if owner is not None:
+                    owner.answer(instruction)
+            case do.Grant():
+                owner = self.owners.get(instruction.save[0])
+                if owner is not None:
+                    owner.answer(instruction)
+            case do.Offer() | do.TellInvalid() | do.TellErase():
+                for worker in self.workers.values():
+                    worker.tell(instruction)
+            case do.Fetch():
+                start(self._fetch(instruction), "fetch")
+            case do.Probe():
+                start(self._probe(instruction), "probe")
+            case do.AskPeer():
+                self._ask_peer(instruction)
+            case do.ReleasePeer():
+                if self.ready.is_set():
+                    self.peers.release(instruction)
+            case do.Sum():
+                start(self._sum(instruction), "sum")
+            case do.WriteSsd() | do.DeleteSsd():
+                self.write_back.disk(instruction)
+            case do.WriteBlob() | do.DeleteBlob():
+                self.write_back.blob(instruction)
+            case do.PutManifest():
+                self.write_back.put_manifest(instruction.manifest)
+            case do.DeleteManifest():
+                self.write_back.delete_manifest(instruction.session)
+            case do.FetchManifest():
+                start(self._fetch_manifest(instruction.session), "fetch-manifest")
+            case do.Counted():
+                count(instruction.what, instruction.amount)
+
+    # ---- bytes
+
+    async def _fetch(self, fetch: do.Fetch) -> None:
+        """Read; say so when it takes too long, and again when it really ended."""
+        loop = asyncio.get_running_loop()
+        stall = loop.call_later(_STALL_S[fetch.kind], lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
+        try:
+            if fetch.kind is ev.SourceKind.SSD:
+                faults = await loop.run_in_executor(self._read_pool, self.ssd.read, fetch.shape, fetch.pieces)
+            elif fetch.kind is ev.SourceKind.BLOB:
+                faults = await self.blob.read(fetch.shape, fetch.pieces)
+            else:
+                faults = await self.peers.read(fetch)
+        finally:
+            stall.cancel()
+        good = len(fetch.pieces) - len(faults)
+        BYTES_READ.labels(fetch.kind.name.lower()).inc(good * fetch.shape.piece_bytes)
+        self.handle(ev.FetchDone(fetch.fetch, faults, self.clock.now()))
+
+    async def _sum(self, work: do.Sum) -> None:
+        def compute() -> tuple[int, ...]:
+            return tuple(self.arena.checksum(offset, work.shape.piece_bytes) for offset in work.offsets)
+
+        checksums = await asyncio.to_thread(compute)
+        self.handle(ev.Summed(work.key, checksums, self.clock.now()))
+
+    # ---- finding things
+
+    async def _probe(self, probe: do.Probe) -> None:
+        shape_of = self.store.loads.shape_of(probe.load)
+        found = await self.probe_blob(probe.keys, shape_of, probe.timeout_s) if shape_of is not None else []
+        self.handle(ev.Probed(probe.load, probe.keys, found, self.clock.now()))
+
+    async def probe_blob(self, keys: tuple[bytes, ...], fingerprint: bytes, timeout_s: float) -> list[ev.FoundCopy]:
+        """Headers of those chunks that the blob tier shows within the time."""
+        gate = asyncio.Semaphore(_PROBE_CONCURRENCY)
+        found: list[ev.FoundCopy] = []
+
+        async def one(key: bytes) -> None:
+            async with gate:
+                copy = await self.blob.probe(key, fingerprint)
+            if copy is not None:
+                found.append(copy)
+
+        asking = [asyncio.ensure_future(one(key)) for key in keys]
+        if asking:
+            _, late = await asyncio.wait(asking, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            if late:
+                count("probes_timed_out", len(late))
+        return found
+
+    def _ask_peer(self, question: do.AskPeer) -> None:
+        layers = self.store.index.shapes[question.fingerprint].layers
+        if self.ready.is_set():
+            self.peers.ask(question, layers)
+        else:
+            self._tasks.start(self._ask_when_ready(question, layers), "ask-when-ready")
+
+    async def _ask_when_ready(self, question: do.AskPeer, layers: int) -> None:
+        """The core gives the question up by itself when this takes too long."""
+        await self.ready.wait()
+        if self.store.leases.is_open(question.lease):
+            self.peers.ask(question, layers)
+
+    async def _fetch_manifest(self, session: SessionKey) -> None:
+        manifest = await self.blob.get_manifest(session)
+        self.handle(ev.ManifestFetched(session, manifest, self.clock.now()))
+
+    # ---- sessions
+
+    async def learn_sessions(self) -> list[Manifest]:
+        """Read all manifests of the blob tier; newer ones replace what is known."""
+        manifests = await self.blob.list_manifests(_MANIFESTS_LIMIT)
+        self.handle(ev.ManifestsListed(manifests, self.clock.now()))
+        return manifests
+
+    async def erase(self, session: SessionKey) -> None:
+        """Erase a session, after learning which other sessions exist by now, so that shared chunks stay."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ERASE_LIST_S):
+                await self.learn_sessions()
+        self.handle(ev.SessionErased(session, self.clock.now()))
+
+    async def manifest(self, session: SessionKey) -> Manifest | None:
+        """The session's manifest from memory, else from the blob tier."""
+        known = self.store.index.manifests.get(session)
+        return known if known is not None else await self.blob.get_manifest(session)
+
+    async def residency(self, manifest: Manifest) -> Iterator[tuple[str, Residency]]:
+        """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know."""
+        index = self.store.index
+        unknown = tuple(k for k in manifest.keys if (c := index.chunks.get(k)) is None or c.blob.name == "ABSENT")
+        found = await self.probe_blob(unknown, manifest.fingerprint, 1.0)
+        self.handle(ev.Probed(("", ""), unknown, found, self.clock.now()))
+        return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))

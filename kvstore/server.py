@@ -1,0 +1,79 @@
+"""The gRPC face of a node's store (proto: kvstore.proto). Converts and delegates; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from contracts.convert import manifest_to_wire, session_from_wire
+from contracts.v1 import common_pb2
+from contracts.v1 import kvstore_pb2 as pb
+from contracts.v1.kvstore_pb2_grpc import KvStoreServicer
+from kvstore.attachment import Attachment
+from kvstore.lending import Lending
+from kvstore.node import Node
+from kvstore.peers import card_to_wire
+
+
+class Server(KvStoreServicer):
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lending = Lending(node)
+        self._attachments: set[Attachment] = set()
+
+    async def Attach(self, messages: AsyncIterator[pb.WorkerToStore], context: Any) -> AsyncIterator[pb.StoreToWorker]:
+        """A worker's stream, for as long as it lives."""
+        attachment = Attachment(self._node)
+        self._attachments.add(attachment)
+        reading = asyncio.ensure_future(attachment.read(messages))
+        try:
+            while (message := await attachment.outgoing.get()) is not None:
+                yield message
+        finally:
+            self._attachments.discard(attachment)
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await reading
+            attachment.gone()
+
+    async def PeerIntroduce(self, request: pb.PeerCard, context: Any) -> pb.PeerCard:
+        """Who this node is and how its arena is read."""
+        await self._node.ready.wait()
+        return card_to_wire(self._node.peers.own_card)
+
+    async def PeerLease(self, request: pb.PeerLeaseRequest, context: Any) -> AsyncIterator[pb.PeerPieces]:
+        """Pieces, as they become readable here."""
+        stream = self._lending.lease(request)
+        try:
+            async for message in stream:
+                yield message
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def PeerRelease(self, request: pb.PeerReleaseRequest, context: Any) -> pb.PeerReleaseReply:
+        """The peer needs the lease no more."""
+        self._lending.release(request.lease_id)
+        return pb.PeerReleaseReply()
+
+    async def Residency(self, request: pb.ResidencyRequest, context: Any) -> pb.ResidencyReply:
+        """How much of a session each tier of this node holds."""
+        manifest = await self._node.manifest(session_from_wire(request.session))
+        if manifest is None:
+            return pb.ResidencyReply(known=False)
+        tiers = []
+        for attachment in list(self._attachments):
+            hbm = await attachment.hbm(manifest.fingerprint, manifest.keys)
+            if hbm is not None:
+                tiers.append(hbm)
+        for tier, held in await self._node.residency(manifest):
+            tiers.append(common_pb2.TierResidency(tier=tier, layer_chunks=held.layer_chunks, tokens=held.tokens, bytes=held.bytes))
+        return pb.ResidencyReply(known=True, manifest=manifest_to_wire(manifest), tiers=tiers)
+
+    async def Flush(self, request: pb.FlushRequest, context: Any) -> pb.FlushReply:
+        """Finish write-back within the time."""
+        complete, pending = await self._node.flush(min(request.timeout_s, 600.0))
+        return pb.FlushReply(complete=complete, pending_bytes=pending)

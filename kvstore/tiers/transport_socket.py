@@ -1,0 +1,171 @@
+"""Peers read over plain TCP, where NIXL is absent: a question names a lease and ranges, the answer is their bytes.
+
+Only ranges that are leased to the asker are served, and lengths are checked before anything is sent or read. Threads and
+blocking sockets on both sides: bytes go between socket and arena without passing through Python objects.
+
+Question: magic, length of the lease name, number of ranges; the name; (offset, length) a range. Answer: one status byte
+(1: what follows are the bytes, 0: refused).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from kvstore.tiers.arena import Arena
+from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
+
+_MAGIC = b"UPBT"
+_HEAD = struct.Struct("<4sHI")
+_RANGE = struct.Struct("<QQ")
+_MAX_RANGES, _MAX_NAME = 1 << 16, 256
+_IDLE_S, _IO_S = 120.0, 4.0
+_CONNECTIONS = 4
+
+
+class SocketTransport:
+    """See the module. `listen`: host:port of this node; `address`: how peers reach it."""
+
+    name = "socket"
+
+    def __init__(self, arena: Arena, leases: LeasedRanges, listen: str, address: str) -> None:
+        self._arena = arena
+        self._leases = leases
+        self._listen = listen
+        self._address = address
+        self._server: socket.socket | None = None
+        self._pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="peer-read")
+        self._idle: dict[str, list[socket.socket]] = {}
+        self._lock = threading.Lock()
+        self._serving: set[socket.socket] = set()
+
+    async def start(self) -> None:
+        """Raises OSError naming the address when the port is taken."""
+        host, _, port = self._listen.rpartition(":")
+        try:
+            self._server = socket.create_server((host, int(port)), backlog=64)
+        except OSError as e:
+            raise OSError(f"cannot listen on {self._listen}: {e.strerror}; is another stack running there?") from e
+        threading.Thread(target=self._accept, args=(self._server,), name="peer-accept", daemon=True).start()
+
+    def fill(self, card: Card) -> Card:
+        return card._replace(socket_address=self._address)
+
+    # ---- the owner's side
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            connection.settimeout(_IDLE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._serving.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="peer-serve", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError, struct.error, ValueError):
+                while self._answer(connection):
+                    pass
+        finally:
+            self._serving.discard(connection)
+
+    def _answer(self, connection: socket.socket) -> bool:
+        magic, name_length, count = _HEAD.unpack(_receive(connection, _HEAD.size))
+        if magic != _MAGIC or name_length > _MAX_NAME or not 0 < count <= _MAX_RANGES:
+            return False
+        lease = _receive(connection, name_length).decode()
+        ranges = list(_RANGE.iter_unpack(_receive(connection, count * _RANGE.size)))
+        if not all(self._leases.allowed(lease, offset, length) for offset, length in ranges):
+            connection.sendall(b"\0")
+            return True
+        connection.sendall(b"\1")
+        for offset, length in ranges:
+            connection.sendall(self._arena.view[offset : offset + length])
+        return True
+
+    # ---- the reader's side
+
+    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, peer.socket_address, lease, ranges)
+
+    def _read(self, address: str, lease: str, ranges: Sequence[PeerRange]) -> bool:
+        name = lease.encode()
+        question = _HEAD.pack(_MAGIC, len(name), len(ranges)) + name + b"".join(_RANGE.pack(r.remote_offset, r.length) for r in ranges)
+        for reused in (True, False):
+            connection = self._connect(address, reused)
+            if connection is None:
+                continue
+            try:
+                connection.sendall(question)
+                if _receive(connection, 1) != b"\1":
+                    self._keep(address, connection)
+                    return False
+            except OSError:
+                connection.close()
+                if reused:
+                    continue  # an idle connection may have died with the peer's former life
+                return False
+            try:
+                for r in ranges:
+                    _receive_into(connection, self._arena.view[r.local_offset : r.local_offset + r.length])
+            except OSError:
+                connection.close()
+                return False
+            self._keep(address, connection)
+            return True
+        return False
+
+    def _connect(self, address: str, reused: bool) -> socket.socket | None:
+        if reused:
+            with self._lock:
+                idle = self._idle.get(address)
+                return idle.pop() if idle else None
+        host, _, port = address.rpartition(":")
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=_IO_S)
+        except (OSError, ValueError):
+            return None
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _keep(self, address: str, connection: socket.socket) -> None:
+        with self._lock:
+            self._idle.setdefault(address, []).append(connection)
+
+    async def forget(self, peer: Card) -> None:
+        with self._lock:
+            for connection in self._idle.pop(peer.socket_address, []):
+                connection.close()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)
+            self._server.close()
+        for connection in [*self._serving, *(c for kept in self._idle.values() for c in kept)]:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._pool.shutdown(wait=False)
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    data = bytearray(length)
+    _receive_into(connection, memoryview(data))
+    return bytes(data)
+
+
+def _receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill `view`. Raises OSError when the stream ends or stalls first."""
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            raise ConnectionError("the peer closed the connection")
+        view = view[got:]

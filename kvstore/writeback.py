@@ -1,0 +1,165 @@
+"""Write-back: chunks to the SSD in group commits, then to the blob tier, and manifests to the blob tier promptly.
+
+Everything that changes one file, one object or one manifest happens in the order in which the core asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from contracts.ids import SessionKey
+from contracts.kv import Manifest
+from kvstore.core.events import BlobWritten, Event, SsdWritten
+from kvstore.core.instructions import DeleteBlob, DeleteSsd, WriteBlob, WriteSsd
+from kvstore.metrics import BYTES_WRITTEN
+from kvstore.tiers.arena import Arena
+from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.ssd import SsdTier, chunk_object
+from runtime.clock import Clock
+from runtime.service import Tasks
+
+#: A group commit waits this long for company, and takes so many bytes at most.
+_GATHER_S, _GATHER_BYTES = 0.02, 64 << 20
+_BLOB_CONCURRENCY = 4
+_RETRY_S = (0.5, 2.0)
+
+
+class WriteBack:
+    """See the module. `report` takes the events back to the core."""
+
+    def __init__(self, ssd: SsdTier, blob: BlobTier, arena: Arena, clock: Clock, report: Callable[[Event], None], tasks: Tasks) -> None:
+        self._ssd = ssd
+        self._blob = blob
+        self._arena = arena
+        self._clock = clock
+        self._report = report
+        self._tasks = tasks
+        self._disk: asyncio.Queue[WriteSsd | DeleteSsd] = asyncio.Queue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
+        self._gate = asyncio.Semaphore(_BLOB_CONCURRENCY)
+        self._last: dict[object, asyncio.Task[None]] = {}
+        self._manifests: dict[SessionKey, Manifest] = {}
+
+    def start(self) -> None:
+        """Begin to take work."""
+        self._tasks.start(self._commits(), "ssd-commits")
+
+    # ---- the SSD
+
+    def disk(self, work: WriteSsd | DeleteSsd) -> None:
+        """Queue a write or a deletion."""
+        self._disk.put_nowait(work)
+
+    async def _commits(self) -> None:
+        while True:
+            batch = [await self._disk.get()]
+            if isinstance(batch[0], WriteSsd):
+                await self._clock.sleep(_GATHER_S)
+            size = 0
+            while not self._disk.empty() and size < _GATHER_BYTES:
+                work = self._disk.get_nowait()
+                batch.append(work)
+                size += work.shape.chunk_bytes if isinstance(work, WriteSsd) else 0
+            await self._commit(batch)
+
+    async def _commit(self, batch: list[WriteSsd | DeleteSsd]) -> None:
+        loop = asyncio.get_running_loop()
+        while batch:
+            alike = type(batch[0])
+            count = next((i for i, work in enumerate(batch) if type(work) is not alike), len(batch))
+            group, batch = batch[:count], batch[count:]
+            writes = [w for w in group if isinstance(w, WriteSsd)]
+            if not writes:
+                await loop.run_in_executor(self._thread, self._delete, [d for d in group if isinstance(d, DeleteSsd)])
+                continue
+            done = await loop.run_in_executor(self._thread, self._write, writes)
+            for write, ok in zip(writes, done, strict=True):
+                BYTES_WRITTEN.labels("ssd").inc(write.shape.chunk_bytes if ok else 0)
+                self._report(SsdWritten(write.key, ok, self._clock.now()))
+
+    def _write(self, writes: list[WriteSsd]) -> list[bool]:
+        try:
+            return self._ssd.write(writes)
+        except OSError:
+            return [False] * len(writes)
+
+    def _delete(self, deletes: list[DeleteSsd]) -> None:
+        for d in deletes:
+            try:
+                self._ssd.delete(d.key, d.fingerprint)
+            except OSError:
+                continue
+
+    # ---- the blob tier
+
+    def blob(self, work: WriteBlob | DeleteBlob) -> None:
+        """Queue a write or a deletion; those of one chunk keep their order."""
+        self._chain(work.key, partial(self._blob_work, work))
+
+    async def _blob_work(self, work: WriteBlob | DeleteBlob) -> None:
+        async with self._gate:
+            if isinstance(work, DeleteBlob):
+                await self._blob.delete_chunk(work.key, work.fingerprint)
+                return
+            ok = False
+            for pause in (*_RETRY_S, 0.0):
+                if work.offsets:
+                    data = await asyncio.to_thread(chunk_object, self._arena, work.key, work.shape, work.offsets, work.checksums)
+                    ok = await self._blob.write(work.key, work.shape.fingerprint, data)
+                else:
+                    ok = await self._blob.write(work.key, work.shape.fingerprint, self._ssd.path(work.key, work.shape.fingerprint))
+                if ok or not pause:
+                    break
+                await self._clock.sleep(pause)
+        BYTES_WRITTEN.labels("blob").inc(work.shape.chunk_bytes if ok else 0)
+        self._report(BlobWritten(work.key, ok, self._clock.now()))
+
+    # ---- manifests
+
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Queue the newest manifest of its session."""
+        waiting = manifest.session in self._manifests
+        self._manifests[manifest.session] = manifest
+        if not waiting:
+            self._chain(manifest.session, partial(self._put_manifest, manifest.session))
+
+    async def _put_manifest(self, session: SessionKey) -> None:
+        for pause in (*_RETRY_S, 0.0):
+            manifest = self._manifests.pop(session, None)
+            if manifest is None or await self._blob.put_manifest(manifest):
+                return
+            if pause:
+                self._manifests.setdefault(session, manifest)
+                await self._clock.sleep(pause)
+
+    def delete_manifest(self, session: SessionKey) -> None:
+        """Queue the deletion; a write that has not begun is dropped."""
+        self._manifests.pop(session, None)
+        self._chain(session, partial(self._blob.delete_manifest, session))
+
+    # ---- order
+
+    def _chain(self, key: object, work: Callable[[], Awaitable[None]]) -> None:
+        before = self._last.get(key)
+
+        async def run() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            await work()
+            if self._last.get(key) is task:
+                del self._last[key]
+
+        task = self._tasks.start(run(), "write-back")
+        self._last[key] = task
+
+    @property
+    def pending(self) -> int:
+        """Writes and deletions of the blob tier that have not ended."""
+        return len(self._last)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=False)

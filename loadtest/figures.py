@@ -1,0 +1,112 @@
+"""What a load's outcomes amount to: latencies, rates, cache hits, imbalance and hint timing. Pure.
+
+All figures are plain numbers with their unit in the name, ready for JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from loadtest.client import Outcome
+
+
+def spread(values: Iterable[float]) -> dict[str, float | int]:
+    """count, mean, p50, p95 and p99 of `values`, rounded to six digits after the point; only the count when there are none."""
+    data = np.asarray(list(values), dtype=float)
+    if not len(data):
+        return {"count": 0}
+    p50, p95, p99 = np.percentile(data, [50, 95, 99])
+    named = {"mean": data.mean(), "p50": p50, "p95": p95, "p99": p99}
+    return {"count": len(data), **{name: round(float(value), 6) for name, value in named.items()}}
+
+
+def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[str, Any]:
+    """Everything that one policy's run shows.
+
+    nodes: how many nodes could have served. window_s: imbalance is taken over windows of this length.
+    """
+    good = [o for o in outcomes if o.error is None]
+    span_s = max((o.end_s for o in outcomes), default=0.0) - min((o.sent_s for o in outcomes), default=0.0)
+    told = [o for o in good if o.cached_tokens is not None]
+    prompt_tokens = sum(o.prompt_tokens for o in told)
+    returning = [o for o in told if o.turn]
+    return {
+        "requests": len(outcomes),
+        "failed": len(outcomes) - len(good),
+        "errors": sorted({o.error for o in outcomes if o.error is not None})[:5],
+        "span_s": round(span_s, 3),
+        "requests_per_s": round(len(good) / span_s, 4) if span_s else 0.0,
+        "ttft_s": spread(o.ttft_s for o in good),
+        "ttft_first_turns_s": spread(o.ttft_s for o in good if o.turn == 0),
+        "ttft_returning_turns_s": spread(o.ttft_s for o in good if o.turn),
+        "tpot_s": spread(o.tpot_s for o in good if o.tpot_s is not None),
+        "end_to_end_s": spread(o.end_to_end_s for o in good),
+        "prompt_tokens": sum(o.prompt_tokens for o in good),
+        "output_tokens": sum(o.output_tokens for o in good),
+        "cached_share": round(sum(o.cached_tokens or 0 for o in told) / prompt_tokens, 4) if prompt_tokens else None,
+        "cached_share_returning": _share(returning),
+        "lateness_s": spread(o.sent_s - o.planned_s for o in good),
+        "imbalance": imbalance(good, nodes, window_s),
+        "hints": hint_timing(good),
+    }
+
+
+def imbalance(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[str, Any]:
+    """How unevenly the nodes were loaded: 1 is even, `nodes` is all on one.
+
+    max/mean over nodes of the requests started and of the outstanding work (seconds that requests spent on a node) in each
+    window, averaged over windows weighted by what happened in them; and over the whole run.
+    """
+    placed = [o for o in outcomes if o.node is not None]
+    names = sorted({o.node for o in placed if o.node is not None})
+    result: dict[str, Any] = {
+        "window_s": round(window_s, 3),
+        "requests_by_node": {name: sum(o.node == name for o in placed) for name in names},
+    }
+    if not placed or window_s <= 0:
+        return result
+    start_s, end_s = min(o.sent_s for o in placed), max(o.end_s for o in placed)
+    windows = int((end_s - start_s) / window_s) + 1
+    starts, work = np.zeros((windows, max(nodes, len(names)))), np.zeros((windows, max(nodes, len(names))))
+    for o in placed:
+        column = names.index(o.node or "")
+        first, last = (int((t - start_s) / window_s) for t in (o.sent_s, o.end_s))
+        starts[first, column] += 1
+        for w in range(first, last + 1):
+            lo, hi = start_s + w * window_s, start_s + (w + 1) * window_s
+            work[w, column] += max(0.0, min(o.end_s, hi) - max(o.sent_s, lo))
+    return result | {
+        "requests": round(_mean_ratio(starts), 4),
+        "outstanding": round(_mean_ratio(work), 4),
+        "requests_whole_run": round(_mean_ratio(starts.sum(axis=0, keepdims=True)), 4),
+        "outstanding_whole_run": round(_mean_ratio(work.sum(axis=0, keepdims=True)), 4),
+    }
+
+
+def hint_timing(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """How many hints were sent, accepted, and in time; and their lead: seconds from a hint to its request."""
+    hinted = [(o, o.hint) for o in outcomes if o.hint is not None]
+    return {
+        "sent": len(hinted),
+        "accepted": sum(h.status == 202 for _, h in hinted),
+        "answered_before_request": sum(h.status == 202 and h.answered_s <= o.sent_s for o, h in hinted),
+        "lead_s": spread(o.sent_s - h.sent_s for o, h in hinted),
+        "answer_s": spread(h.answered_s - h.sent_s for _, h in hinted),
+    }
+
+
+def _mean_ratio(table: Any) -> float:
+    """max/mean of each row, averaged with the rows' sums as weights."""
+    sums = table.sum(axis=1)
+    busy = table[sums > 0]
+    if not len(busy):
+        return 1.0
+    return float(np.average(busy.max(axis=1) / busy.mean(axis=1), weights=busy.sum(axis=1)))
+
+
+def _share(outcomes: Sequence[Outcome]) -> float | None:
+    tokens = sum(o.prompt_tokens for o in outcomes)
+    return round(sum(o.cached_tokens or 0 for o in outcomes) / tokens, 4) if tokens else None

@@ -1,0 +1,129 @@
+"""The policies that are compared, and one run of a load under each: a fresh stack, the same sessions, the same times.
+
+- recompute: no KV is kept across requests; balanced placement, no hints.
+- sticky: a session stays with the node that has its cache (InferCept's offload); no hints.
+- balanced: Upbeat's: balanced placement, hints when typing starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from loadtest.client import Endpoint, Outcome, ask, run_load
+from loadtest.figures import figures
+from loadtest.stack import Stack
+from loadtest.workload import PlannedSession
+from runtime.clock import Clock, RealClock
+
+#: The word that fixed answers are made of: the first of these that the tokenizer has as one token.
+_STEERED_WORDS = ("Ġrivers", "Ġthe", "▁the")
+#: Windows of an imbalance figure in one run.
+_WINDOWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a stack is started and whether its clients send hints."""
+
+    name: str
+    placement: str
+    cache: bool
+    hints: bool
+
+
+POLICIES = {
+    p.name: p
+    for p in (
+        Policy("recompute", placement="balanced", cache=False, hints=False),
+        Policy("sticky", placement="sticky", cache=True, hints=False),
+        Policy("balanced", placement="balanced", cache=True, hints=True),
+    )
+}
+
+
+def parse_policies(text: str) -> list[Policy]:
+    """Policies from a comma-separated list. Raises ValueError naming the unknown one and those that exist."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in POLICIES:
+            raise ValueError(f"unknown policy {name!r}; there are {', '.join(POLICIES)}")
+    if not names:
+        raise ValueError(f"no policy given; there are {', '.join(POLICIES)}")
+    return [POLICIES[name] for name in dict.fromkeys(names)]
+
+
+def fixed_answers(model: Path) -> dict[str, Any]:
+    """Request fields that make every answer exactly as long as planned, and plain words.
+
+    Random weights would answer with arbitrary bytes, which are not the same tokens when the client sends them back; the next
+    turn would then miss the cache for a reason that no real model has. Where the model's tokenizer has a known word, that word's
+    logit is raised so far that it is the answer.
+    """
+    body: dict[str, Any] = {"ignore_eos": True}
+    try:
+        vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return body
+    for word in _STEERED_WORDS:
+        if isinstance(vocabulary, dict) and word in vocabulary:
+            return body | {"logit_bias": {str(vocabulary[word]): 100}}
+    return body
+
+
+def model_max_tokens(model: Path) -> int:
+    """The longest context that the model at `model` takes. Raises ValueError when its config.json does not say."""
+    try:
+        return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ValueError(f"{model}/config.json must have max_position_embeddings ({e}); or give --length-scale") from e
+
+
+def run_policy(
+    policy: Policy,
+    stack: Stack,
+    sessions: Sequence[PlannedSession],
+    *,
+    body: dict[str, Any],
+    on_done: Callable[[Outcome], None],
+    clock: Clock | None = None,
+) -> dict[str, Any]:
+    """Replay `sessions` on a running stack; returns its figures, with the outcomes' raw times under `outcomes`."""
+    endpoint = Endpoint(stack.url, stack.model_name(), hints=policy.hints, body=body)
+    asyncio.run(_warm_up(endpoint, stack.nodes))
+    outcomes = asyncio.run(run_load(endpoint, sessions, clock or RealClock(), on_done))
+    span_s = max((o.end_s for o in outcomes), default=0.0)
+    return figures(outcomes, stack.nodes, span_s / _WINDOWS) | {"outcomes": [_raw(o) for o in outcomes]}
+
+
+async def _warm_up(endpoint: Endpoint, nodes: int) -> None:
+    """One short request a node, so that the first measured one pays for nobody's first time."""
+    clock = RealClock()
+    async with aiohttp.ClientSession() as http:
+        for number in range(nodes):
+            name = f"warmup-{number}"
+            outcome = Outcome(name, 0, 0.0)
+            await ask(http, endpoint, [{"role": "user", "content": f"hello {number}"}], 4, name, outcome, clock.now, f"node-{number}")
+
+
+def _raw(o: Outcome) -> dict[str, Any]:
+    return {
+        "session": o.session_id,
+        "turn": o.turn,
+        "planned_s": round(o.planned_s, 4),
+        "sent_s": round(o.sent_s, 4),
+        "ttft_s": round(o.ttft_s, 4),
+        "end_s": round(o.end_s, 4),
+        "prompt_tokens": o.prompt_tokens,
+        "output_tokens": o.output_tokens,
+        "cached_tokens": o.cached_tokens,
+        "node": o.node,
+        "hint_s": None if o.hint is None else round(o.hint.sent_s, 4),
+        "error": o.error,
+    }

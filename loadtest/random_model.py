@@ -1,0 +1,142 @@
+"""Random-weight models of a given shape, so that a benchmark can have the size it needs without a download.
+
+    python -m loadtest.random_model --shape 131m --out DIR
+
+The result is an ordinary Hugging Face directory: config.json, model.safetensors, and the demo model's tokenizer, whose
+vocabulary the model's may exceed (ids past it have no text).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "demo"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_DEVIATION = 0.02
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100_000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+
+#: Shapes by name: keys of config.json over the Llama defaults above, and the type they are stored in.
+SHAPES: dict[str, tuple[dict[str, Any], str]] = {
+    "tiny": (
+        {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 2048,
+            "max_position_embeddings": 16_384,
+            "tie_word_embeddings": True,
+        },
+        "float32",
+    ),
+    "131m": (
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 2592,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "vocab_size": 4096,
+            "max_position_embeddings": 32_768,
+            "tie_word_embeddings": True,
+        },
+        "bfloat16",
+    ),
+}
+
+
+def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a Llama model with this config.json, in file order."""
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        for name, rows, width in (("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden), ("o", hidden, q)):
+            yield f"{prefix}self_attn.{name}_proj.weight", (rows, width)
+        for name, rows, width in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            yield f"{prefix}mlp.{name}_proj.weight", (rows, width)
+    yield "model.norm.weight", (hidden,)
+    if not config.get("tie_word_embeddings", False):
+        yield "lm_head.weight", (vocab, hidden)
+
+
+def parameters(config: dict[str, Any]) -> int:
+    """How many parameters a model with this config.json has."""
+    return sum(math.prod(shape) for _, shape in tensor_shapes(config))
+
+
+def make_random_model(directory: Path, config: dict[str, Any], seed: int, dtype: str) -> Path:
+    """Writes a model into `directory` and returns it: weights are normal with deviation 0.02, norms are one.
+
+    config: keys of config.json over the Llama defaults. The same arguments give the same bytes. Raises ValueError when the
+    vocabulary is smaller than the tokenizer's.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    config = _LLAMA | config | {"dtype": dtype, "torch_dtype": dtype}
+    known = _tokenizer_size()
+    if int(str(config["vocab_size"])) < known:
+        raise ValueError(f"vocab_size {config['vocab_size']} is below the tokenizer's {known}; give at least that")
+    directory.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    kind: torch.dtype = getattr(torch, dtype)
+    tensors = {
+        name: torch.ones(shape, dtype=kind) if len(shape) == 1 else (torch.randn(shape, generator=generator) * _DEVIATION).to(kind)
+        for name, shape in tensor_shapes(config)
+    }
+    temporary = directory / "model.safetensors.part"
+    save_file(tensors, temporary, metadata={"format": "pt"})
+    temporary.replace(directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in _TOKENIZER_FILES:
+        if (TOKENIZER / name).exists():
+            shutil.copyfile(TOKENIZER / name, directory / name)
+    return directory
+
+
+def _tokenizer_size() -> int:
+    """One more than the tokenizer's highest id."""
+    described = json.loads((TOKENIZER / "tokenizer.json").read_text(encoding="utf-8"))
+    highest: int = max([*described["model"]["vocab"].values(), *(t["id"] for t in described["added_tokens"])])
+    return highest + 1
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.random_model", description="Make a random-weight model of a given shape.")
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--out", type=Path, required=True, help="directory to write; made when missing")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    config, dtype = SHAPES[arguments.shape]
+    directory = make_random_model(arguments.out, config, arguments.seed, dtype)
+    print(f"{directory}: {parameters(_LLAMA | config) / 1e6:.1f} M parameters in {dtype}, seed {arguments.seed}")
+
+
+if __name__ == "__main__":
+    main()

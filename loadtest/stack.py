@@ -1,0 +1,255 @@
+"""A stack of one's own for a load test or a benchmark: `upbeat up` in a directory and on ports that nobody else uses.
+
+Decides where it lives and that nothing of it stays: its processes get SIGINT, time to drain, and then SIGKILL, whatever ends
+the test (an exception, Ctrl-C, SIGTERM, even this process being killed: the launcher is told by the kernel).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import psutil
+import yaml
+
+from runtime.config import load_config
+
+#: `upbeat up` drains for at most 30 s.
+STOP_S = 45.0
+#: Ports of a stack: gateway, scheduler, then ten a node.
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+_PR_SET_PDEATHSIG = 1
+
+
+class StackError(RuntimeError):
+    """The stack did not come up or died. The message ends with the launcher's last words."""
+
+
+class Stack:
+    """`with Stack(model=…) as stack:` serves on `stack.url` until the block ends.
+
+    directory: where data, run files and the log go; a temporary one, deleted at the end, when None. settings: nested like the
+    configuration file. ready_s, stop_s: how long it may take to serve and to drain. launcher: the `upbeat` beside this Python by
+    default. Invariant: at most one generation of processes runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Path | None = None,
+        nodes: int = 2,
+        policy: str = "balanced",
+        cache: bool = True,
+        hbm_gib: float | None = None,
+        dram_gib: float | None = None,
+        directory: Path | None = None,
+        settings: dict[str, Any] | None = None,
+        ready_s: float = 180.0,
+        stop_s: float = STOP_S,
+        launcher: Sequence[str] | None = None,
+    ) -> None:
+        self._launcher = list(launcher or [str(Path(sys.executable).with_name("upbeat"))])
+        self._stop_s = stop_s
+        self._own_directory = directory is None
+        self.directory = Path(tempfile.mkdtemp(prefix="upbeat-stack-")) if directory is None else directory.absolute()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.data, self.run_dir, self.log = self.directory / "data", self.directory / "run", self.directory / "up.log"
+        self.nodes, self._ready_s, self._settings = nodes, ready_s, settings or {}
+        self._flags = ["--nodes", str(nodes), "--policy", policy, "--cache", "on" if cache else "off"]
+        for flag, value in (("--model", model and model.absolute()), ("--hbm-gib", hbm_gib), ("--dram-gib", dram_gib)):
+            if value is not None:
+                self._flags += [flag, str(value)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Where the gateway answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def command(self) -> list[str]:
+        """The command that starts it."""
+        places = ["--port", str(self.port), "--data", str(self.data), "--run-dir", str(self.run_dir), "--config", str(self.config_file)]
+        return [*self._launcher, "up", *self._flags, *places]
+
+    @property
+    def config_file(self) -> Path:
+        """The configuration file that it was started with."""
+        return self.directory / "config.yaml"
+
+    def __enter__(self) -> Stack:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, settings: dict[str, Any] | None = None) -> None:
+        """Start and wait until /ready is 200. `settings` replace those given before. Raises StackError."""
+        if self._process is not None:
+            raise StackError("the stack runs already; stop it first")
+        if settings is not None:
+            self._settings = settings
+        ports = free_ports(2 + 10 * self.nodes)
+        self.port = ports
+        sections = {name: dict(values) if isinstance(values, dict) else values for name, values in self._settings.items()}
+        sections.setdefault("scheduler", {})["port"] = ports + 1
+        sections.setdefault("nodes", {})["base_port"] = ports + 2
+        self.config_file.write_text(yaml.safe_dump(sections))
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if threading.current_thread() is threading.main_thread() else None,
+            )
+        self._wait_ready(self._process)
+
+    def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._ready_s
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise StackError(f"`upbeat up` ended with status {process.returncode}\n{self.last_words()}")
+            if self._get("/ready")[0] == 200:
+                return
+            time.sleep(0.1)
+        raise StackError(f"the stack was not ready within {self._ready_s:.0f} s\n{self.last_words()}")
+
+    def stop(self) -> None:
+        """SIGINT to the whole group, wait for the drain, SIGKILL what is left. Data stay. Does nothing when it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        deadline = time.monotonic() + self._stop_s
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            while _members(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            while left := _members(process.pid):
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+            process.wait()
+
+    def close(self) -> None:
+        """Stop; remove the arenas, and the directory if it is a temporary one."""
+        try:
+            self.stop()
+        finally:
+            if self.port:
+                config = load_config(None, {"data": str(self.data), "nodes": {"count": self.nodes}})
+                for number in range(self.nodes):
+                    config.node(number).arena.unlink(missing_ok=True)
+            if self._own_directory:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def model_name(self) -> str:
+        """The id of the model that it serves. Raises StackError when it does not say."""
+        status, body = self._get("/v1/models")
+        if status != 200:
+            raise StackError(f"/v1/models answered {status}")
+        return str(json.loads(body)["data"][0]["id"])
+
+    def last_words(self, lines: int = 25) -> str:
+        """The end of the launcher's log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(no log)"
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=2) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as e:
+            return e.code, b""
+        except OSError:
+            return 0, b""
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM ends the program the way Ctrl-C does, through every `finally`."""
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` consecutive loopback ports that nobody listens on. Raises StackError when there are none."""
+    # Start somewhere else in every process, so that stacks that start together rarely try the same ports.
+    span = _LAST_PORT - _FIRST_PORT
+    for attempt in range(0, span, count):
+        first = _FIRST_PORT + (os.getpid() * 97 + attempt) % (span - count)
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise StackError(f"no {count} consecutive free ports between {_FIRST_PORT} and {_LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _members(session: int) -> list[int]:
+    """Processes of the launcher's session that still run."""
+    pids = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                pids.append(process.pid)
+    return pids
+
+
+def _prctl() -> Callable[..., int] | None:
+    try:
+        return ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+
+
+_PRCTL = _prctl()
+
+
+def _die_with_parent() -> None:
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

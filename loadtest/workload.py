@@ -1,0 +1,128 @@
+"""The work that a load test sends: sessions whose turns have texts, answer lengths, arrival and typing times.
+
+Decides how a trace's lengths become lengths that the model under test can hold, and what each turn adds to its conversation.
+Turn t's prompt is turn t-1's prompt, the server's own answer, and new text: the part of the trace's prompt past the previous
+prompt and answer. Everything is determined by trace, seed and scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from loadtest.prompts import prompt_words, scaled
+from loadtest.sessions import Session
+from loadtest.traces import TraceRequest
+from loadtest.typist import typing_times
+
+#: What a chat template adds to a turn (two messages' markers), generously.
+TEMPLATE_TOKENS = 16
+#: Words are about a token, not exactly; and a turn says at least so much.
+_TOKENS_PER_WORD = 1.02
+_MIN_WORDS = 2
+_MIN_ANSWER_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """One request to come.
+
+    text: what the user says. answer_tokens: `max_tokens` of the request. arrival_s: planned, from the load's start.
+    typing_s: from the first key (the hint) to the request.
+    """
+
+    text: str
+    answer_tokens: int
+    arrival_s: float
+    typing_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSession:
+    """A conversation to come, its turns in order."""
+
+    session_id: str
+    turns: tuple[PlannedTurn, ...]
+
+
+def longest_tokens(sessions: Iterable[Session], scale: float, max_answer_tokens: int | None) -> int:
+    """About how many tokens the longest session has after its last answer when lengths are scaled by `scale`."""
+    longest = 0.0
+    for session in sessions:
+        tokens = 0.0
+        for words, answer in _lengths(session.turns, scale, max_answer_tokens):
+            tokens += words * _TOKENS_PER_WORD + answer + TEMPLATE_TOKENS
+        longest = max(longest, tokens)
+    return math.ceil(longest)
+
+
+def fitting_scale(sessions: Sequence[Session], max_context_tokens: int, max_answer_tokens: int | None = None) -> float:
+    """The largest scale, 1 at most and in steps of 1/1000, at which every session fits. Raises ValueError when none does."""
+    low, high = 0, 1000
+    while low < high:
+        middle = (low + high + 1) // 2
+        if longest_tokens(sessions, middle / 1000, max_answer_tokens) <= max_context_tokens:
+            low = middle
+        else:
+            high = middle - 1
+    if low == 0:
+        raise ValueError(f"the longest session does not fit {max_context_tokens} tokens at any scale; use a model with more")
+    return low / 1000
+
+
+def plan(
+    sessions: Sequence[Session], *, length_scale: float, time_scale: float, seed: int, max_answer_tokens: int | None = None
+) -> list[PlannedSession]:
+    """The work of `sessions`: lengths times `length_scale`, all times (typing included) times `time_scale`.
+
+    The first request arrives one typing time after the load's start at the earliest, so that it too can be hinted.
+    """
+    typing = iter(typing_times(sum(len(s.turns) for s in sessions), seed))
+    drawn = [[next(typing) for _ in s.turns] for s in sessions]
+    lead_s = max((t[0] - s.turns[0].arrival_s for s, t in zip(sessions, drawn, strict=True)), default=0.0)
+    lead_s = max(0.0, lead_s)
+    planned = []
+    for session, typed in zip(sessions, drawn, strict=True):
+        turns = []
+        lengths = _lengths(session.turns, length_scale, max_answer_tokens)
+        for number, (turn, typing_s, (words, answer)) in enumerate(zip(session.turns, typed, lengths, strict=True)):
+            turns.append(
+                PlannedTurn(
+                    text=_text(session.turns, number, length_scale, words),
+                    answer_tokens=answer,
+                    arrival_s=(lead_s + turn.arrival_s) * time_scale,
+                    typing_s=typing_s * time_scale,
+                )
+            )
+        planned.append(PlannedSession(session.name, tuple(turns)))
+    return planned
+
+
+def _new_tokens(turns: Sequence[TraceRequest], number: int) -> tuple[int, int]:
+    """The range of the trace's prompt that turn `number` adds; empty when the trace's prompt grew by less than its answer."""
+    if number == 0:
+        return 0, turns[0].input_tokens
+    before = turns[number - 1].input_tokens + turns[number - 1].output_tokens
+    return before, max(before, turns[number].input_tokens)
+
+
+def _lengths(turns: Sequence[TraceRequest], scale: float, max_answer_tokens: int | None) -> list[tuple[int, int]]:
+    """(words of new text, tokens of the answer) of every turn."""
+    lengths = []
+    for number, turn in enumerate(turns):
+        start, end = _new_tokens(turns, number)
+        words = max(_MIN_WORDS, scaled(end, scale) - scaled(start, scale))
+        answer = max(_MIN_ANSWER_TOKENS, scaled(turn.output_tokens, scale))
+        lengths.append((words, min(answer, max_answer_tokens) if max_answer_tokens else answer))
+    return lengths
+
+
+def _text(turns: Sequence[TraceRequest], number: int, scale: float, words: int) -> str:
+    turn = turns[number]
+    start, end = _new_tokens(turns, number)
+    said = prompt_words(turn.block_ids, turn.block_tokens, scale, start, end)
+    if len(said) < words:
+        # Too short to say anything after scaling: words of the prompt's end, so that no turn is empty.
+        said = prompt_words(turn.block_ids, turn.block_tokens, 1.0, max(0, turn.input_tokens - words), turn.input_tokens)
+    return " ".join(said)

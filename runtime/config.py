@@ -1,0 +1,278 @@
+"""The typed configuration: YAML plus `UPBEAT__SECTION__KEY`, parsed once, and every wrong value named with its remedy.
+
+Precedence: environment over file over default. A node's processes read the same file as everyone and are told their
+node's number on the command line; every address and path of a node follows from it (`Config.node(n)`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from contracts.errors import ConfigError
+
+_STRICT = ConfigDict(extra="forbid", validate_default=True)
+GIB = 1 << 30
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+class ApiKey(BaseModel):
+    """One caller's key. `max_priority` is the most urgent (lowest) priority it may ask for."""
+
+    model_config = _STRICT
+    key: str = Field(min_length=8)
+    tenant: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    max_priority: int = -1000
+
+
+class GatewaySection(BaseModel):
+    """The front door."""
+
+    model_config = _STRICT
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=1, le=65535)
+    api_keys: list[ApiKey] = []
+    max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    #: Hints a tenant may send, a second.
+    max_advisories_per_s: float = Field(default=1000.0, gt=0)
+
+
+class SchedulerSection(BaseModel):
+    """Placement."""
+
+    model_config = _STRICT
+    host: str = "127.0.0.1"
+    port: int = Field(default=8081, ge=1, le=65535)
+    policy: Literal["balanced", "sticky"] = "balanced"
+
+
+class KvSection(BaseModel):
+    """The KV cache and its tiers."""
+
+    model_config = _STRICT
+    cache: bool = True
+    chunk_tokens: int = Field(default=64, ge=1, le=1024)
+    #: The worker's engine may overwrite prefetched pages at any time (SYMPHONY 3.4). Off: prefetch stops at DRAM.
+    cooperative: bool = True
+    #: Victims and prefetches are ranked by layer. Off: whole chunks.
+    layer_priority: bool = True
+    #: A request starts when its first layers are there. Off: when all are.
+    layerwise: bool = True
+    hbm_gib: float = Field(default=1.0, gt=0)
+    dram_gib: float = Field(default=2.0, gt=0)
+    #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
+    blob_expiry_s: float = Field(default=0.0, ge=0)
+    #: Empty: DATA/blob. Else an obstore URL: s3://bucket/prefix, gs://..., az://..., file:///...
+    blob_url: str = ""
+    #: Options of the blob store (`endpoint`, `access_key_id`, ...), as obstore names them.
+    blob_options: dict[str, str] = {}
+    #: Bytes that wait for SSD and blob writes at most; more are skipped and counted.
+    write_back_limit_bytes: int = Field(default=512 << 20, ge=1 << 20)
+    #: How peers read each other's arena: NIXL where it can be imported, else sockets.
+    transport: Literal["auto", "nixl", "socket"] = "auto"
+    #: How the arena and the SSD exchange bytes.
+    file_io: Literal["auto", "nixl", "threads"] = "auto"
+
+
+class WorkerSection(BaseModel):
+    """The engine."""
+
+    model_config = _STRICT
+    #: 0: all cores, shared evenly between this machine's workers.
+    threads: int = Field(default=0, ge=0)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    #: auto: float32 on the CPU for models of at most 64 MiB, the checkpoint's own type otherwise.
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_batch: int = Field(default=64, ge=1)
+    #: Tokens of one engine step, prefill and decode together.
+    step_tokens: int = Field(default=1024, ge=16)
+    granule_bytes: int = Field(default=2 << 20, ge=4096)
+
+
+class NodesSection(BaseModel):
+    """The nodes of this deployment. By default all run on this machine, at consecutive ports."""
+
+    model_config = _STRICT
+    count: int = Field(default=2, ge=1, le=256)
+    #: First port of node 0: its store; +1 its worker, +2 the socket transport, +3 worker metrics, +4 store metrics.
+    base_port: int = Field(default=8100, ge=1, le=65000)
+    #: Host name of each node's processes, `{n}` standing for its number.
+    store_host: str = "127.0.0.1"
+    worker_host: str = "127.0.0.1"
+    #: The address the processes listen on; their own host name when empty.
+    listen_host: str = ""
+    #: Network interface for UCX.
+    ucx_interface: str = "lo"
+
+
+class Config(BaseSettings):
+    """Everything that can be set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="UPBEAT__", env_nested_delimiter="__", extra="forbid", validate_default=True, nested_model_default_partial_update=True
+    )
+    model: Path = Path("models/demo")
+    #: Name in the API; empty: the model directory's name.
+    model_name: str = ""
+    data: Path = Path("data")
+    #: Logs, sockets, locks and pids; never KV.
+    run_dir: Path = Path(".cache/run")
+    #: tmpfs where the arenas lie.
+    shm_dir: Path = Path("/dev/shm")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    gateway: GatewaySection = GatewaySection()
+    scheduler: SchedulerSection = SchedulerSection()
+    nodes: NodesSection = NodesSection()
+    kv: KvSection = KvSection()
+    worker: WorkerSection = WorkerSection()
+
+    @field_validator("model", "data", "run_dir", "shm_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+    @property
+    def served_model(self) -> str:
+        """The model's name in the API."""
+        return self.model_name or f"upbeat-{self.model.name}"
+
+    @property
+    def scheduler_address(self) -> str:
+        """host:port of the scheduler."""
+        return f"{self.scheduler.host}:{self.scheduler.port}"
+
+    def node(self, number: int) -> NodePlaces:
+        """Every address and path of node `number`."""
+        n, base = self.nodes, self.nodes.base_port + 10 * number
+        store, worker = (host.replace("{n}", str(number)) for host in (n.store_host, n.worker_host))
+        return NodePlaces(
+            name=f"node-{number}",
+            store_address=f"{store}:{base}",
+            store_listen=f"{n.listen_host or store}:{base}",
+            worker_address=f"{worker}:{base + 1}",
+            worker_listen=f"{n.listen_host or worker}:{base + 1}",
+            socket_address=f"{store}:{base + 2}",
+            socket_listen=f"{n.listen_host or store}:{base + 2}",
+            ssd=self.data / f"node-{number}" / "ssd",
+            arena=self.shm_dir / f"upbeat-{os.getuid()}-{_tag(self.data)}-node-{number}.arena",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlaces:
+    """Where one node's processes listen and keep things."""
+
+    name: str
+    store_address: str
+    store_listen: str
+    worker_address: str
+    worker_listen: str
+    socket_address: str
+    socket_listen: str
+    ssd: Path
+    arena: Path
+
+
+def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
+    """The configuration from `file` (YAML), `UPBEAT__*` and `overrides` (highest, nested like the file).
+
+    Raises ConfigError naming key, value and remedy; the service then does not start.
+    """
+    data: Any = {}
+    if file is not None:
+        try:
+            data = yaml.safe_load(file.read_text()) or {}
+        except OSError as e:
+            raise ConfigError(f"--config {file}: {e.strerror}; give a readable YAML file") from e
+        except yaml.YAMLError as e:
+            raise ConfigError(f"--config {file} is not YAML: {e}") from e
+        if not isinstance(data, dict):
+            raise ConfigError(f"--config {file} must hold a mapping of sections, such as `kv: {{hbm_gib: 1}}`")
+    try:
+        config = Config(**data)
+        if overrides:
+            config = Config.model_validate(_merge(config.model_dump(), overrides))
+    except ValidationError as e:
+        raise ConfigError(_explain(e)) from e
+    _check(config)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """YAML that `load_config` reads back to an equal configuration."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return text
+
+
+def cluster_secret(data: Path) -> bytes:
+    """The cluster secret, 32 bytes, from DATA/secret; made on first use, readable by its owner only."""
+    path = data / "secret"
+    data.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        # Written under another name and linked, so that no other process ever reads half of it.
+        fresh = data / f"secret.{os.getpid()}.{os.urandom(4).hex()}"
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
+            f.write(os.urandom(32).hex() + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+        fresh.unlink()
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != 32:
+        raise ConfigError(f"{path} must hold 64 hexadecimal digits; restore it, or delete DATA to start over")
+    return secret
+
+
+def _tag(data: Path) -> str:
+    return hashlib.sha256(str(data).encode()).hexdigest()[:10]
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = _merge(merged[key], value) if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
+    return merged
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        remedy = "remove it or correct its spelling" if item["type"] == "extra_forbidden" else item["msg"]
+        lines.append(f"{key} = {item['input']!r}: {remedy} (in YAML, or UPBEAT__{key.upper().replace('.', '__')})")
+    return "wrong configuration:\n  " + "\n  ".join(lines)
+
+
+def _check(config: Config) -> None:
+    if not config.gateway.api_keys and config.gateway.host not in LOOPBACK:
+        raise ConfigError(
+            f"gateway.host = {config.gateway.host!r} listens beyond loopback without API keys; "
+            "set gateway.api_keys, or gateway.host: 127.0.0.1"
+        )
+    last = config.nodes.base_port + 10 * config.nodes.count
+    for key, port in (("gateway.port", config.gateway.port), ("scheduler.port", config.scheduler.port)):
+        if config.nodes.base_port <= port < last:
+            raise ConfigError(
+                f"{key} = {port} lies in the nodes' ports {config.nodes.base_port} to {last - 1}; change it or nodes.base_port"
+            )

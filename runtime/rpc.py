@@ -1,0 +1,57 @@
+"""gRPC the way every service uses it: channels and servers with the same limits, health and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import _async as health_aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # This is also how long one attempt to connect may take: a busy peer needs more than a moment for its handshake.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.so_reuseport", 0),
+]
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A channel to host:port; it connects by itself, again and again."""
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+def server(listen: str, service_names: Sequence[str]) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+    """A server bound to `listen` with health and reflection; services are added, then it is started.
+
+    Raises OSError naming the address when the port is taken.
+    """
+    made = grpc.aio.server(options=_OPTIONS)
+    checker = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checker, made)
+    reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], made)
+    try:
+        bound = made.add_insecure_port(listen)
+    except RuntimeError as e:
+        raise OSError(f"cannot listen on {listen}: {e}; is another stack running there?") from e
+    if not bound:
+        raise OSError(f"cannot listen on {listen}; is another stack running there?")
+    return made, checker
+
+
+async def set_serving(checker: health_aio.HealthServicer, serving: bool) -> None:
+    """What the standard health check answers."""
+    status: Any = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    await checker.set("", status)

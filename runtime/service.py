@@ -1,0 +1,153 @@
+"""A process's life: start, serve until a signal, drain, stop. The `main` of every service is one call of `run`.
+
+The first SIGINT or SIGTERM drains (bounded by `drain_s`), a second one stops at once. Under `upbeat up`, which says so with
+`UPBEAT_SUPERVISED=1`, only SIGTERM counts, once: a Ctrl-C reaches the whole group, and the launcher stops the services in
+their order. A signal that comes while the service starts ends it without a drain: there is nothing to finish. A task that
+dies takes the process down with a log line, so that whoever supervises it starts a whole one again: a half-dead process is
+the worst kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from contracts.errors import ConfigError
+from runtime import telemetry
+from runtime.config import Config, load_config
+
+log = telemetry.logger("runtime.service")
+
+#: Set to 1 by whoever stops its services in order: SIGINT is then not for them.
+SUPERVISED = "UPBEAT_SUPERVISED"
+
+
+class Service(Protocol):
+    """What `run` drives."""
+
+    async def start(self) -> None:
+        """Return when serving."""
+        ...
+
+    async def drain(self) -> None:
+        """Refuse new work and finish what runs."""
+        ...
+
+    async def stop(self) -> None:
+        """Release everything."""
+        ...
+
+
+class Tasks:
+    """A service's background tasks. One that raises ends the service; `cancel` ends them all."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` until it returns or `cancel`."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("task failed", task=task.get_name(), exc_info=error)
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the service because of `error`."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # it is logged: no warning that nobody looked
+
+    async def cancel(self) -> None:
+        """End all tasks and wait for them."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) -> int:
+    """Start, wait for a signal or a failed task, drain, stop. Returns the exit status."""
+    loop = asyncio.get_running_loop()
+    supervised = os.environ.get(SUPERVISED) == "1"
+    wanted, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if wanted.is_set() and not supervised else wanted).set()
+
+    loop.add_signal_handler(signal.SIGTERM, on_signal)
+    loop.add_signal_handler(signal.SIGINT, (lambda: None) if supervised else on_signal)
+    stopping = asyncio.ensure_future(wanted.wait())
+    starting = asyncio.ensure_future(service.start())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        log.info("stopped while starting")
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await starting
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(service.stop(), drain_s)
+        return 0
+    starting.result()
+    ends: list[asyncio.Future[Any]] = [stopping, failed]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    crashed = failed.done()
+    if not crashed:
+        log.info("draining", limit_s=drain_s)
+        drain = asyncio.ensure_future(service.drain())
+        impatient = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait([drain, impatient], timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for t in (drain, impatient):
+            t.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await t
+    await service.stop()
+    log.info("stopped")
+    return 1 if crashed else 0
+
+
+def arguments(service: str, *, with_node: bool) -> tuple[Config, int]:
+    """The configuration and node number from the command line. Exits with status 2 and one line when they are wrong."""
+    parser = argparse.ArgumentParser(prog=f"upbeat-{service}")
+    parser.add_argument("--config", type=Path, default=None, help="YAML; UPBEAT__SECTION__KEY overrides it")
+    if with_node:
+        parser.add_argument("--node", type=int, required=True, help="this node's number, from 0")
+    given = parser.parse_args()
+    try:
+        config = load_config(given.config)
+    except ConfigError as e:
+        print(f"upbeat-{service}: {e}", file=sys.stderr)
+        raise SystemExit(2) from e
+    number = given.node if with_node else 0
+    name = f"{service}-{number}" if with_node else service
+    telemetry.configure_logs(name, config.log_level)
+    return config, number
+
+
+def run(main: Coroutine[Any, Any, int]) -> None:
+    """Run a service's main on uvloop and exit with its status."""
+    try:
+        status = uvloop.run(main)
+    except OSError as e:
+        log.error("cannot start", error=str(e))
+        status = 1
+    sys.stderr.flush()
+    # Not sys.exit: native threads (gRPC, UCX) must not be able to hold a stopped process.
+    os._exit(status)

@@ -1,0 +1,40 @@
+"""Logs (structlog, one JSON object a line) and metrics (prometheus-client) for every process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+
+#: One registry a process; what `/metrics` shows.
+REGISTRY = CollectorRegistry()
+
+
+def configure_logs(service: str, level: str = "info") -> None:
+    """Send this process's logs to stderr as JSON lines that carry `service`."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def logger(name: str) -> Any:
+    """A structured logger: `log.info("what happened", key=value)`."""
+    return structlog.get_logger(module=name)
+
+
+def metrics_text() -> bytes:
+    """This process's metrics in Prometheus' text format."""
+    return generate_latest(REGISTRY)

@@ -1,0 +1,1 @@
+"""Decisions of the scheduler: pure, synchronous, time as an argument."""

@@ -1,0 +1,194 @@
+"""`upbeat status`, `sessions`, `advise`, `invalidate`, `doctor`, `probe`: against a small real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLEET = {
+    "expected_nodes": 2,
+    "ready": False,
+    "missing": ["node-1 does not serve"],
+    "nodes": [
+        {"node": "node-0", "serving": True, "models": [{"name": "upbeat-demo"}], "running": 3, "waiting": 1, "outstanding_tokens": 120.0}
+        | {"advised": 2, "hbm_pages_total": 100, "hbm_pages_free": 75, "dram_bytes_total": 1 << 31, "dram_bytes_used": 1 << 30}
+        | {"ssd_bytes_used": 0, "sessions": 7},
+        {"node": "node-1", "serving": False},
+    ],
+}
+SESSION = {"id": "chat-1", "model": "upbeat-demo", "tokens": 640, "last_use_s": 0, "node": None, "held_by": ["node-0"]}
+TIERS = [
+    {"tier": "dram", "tokens": 640, "layer_chunks": [10, 10], "bytes": 1 << 20},
+    {"tier": "hbm", "tokens": 64, "layer_chunks": [10, 1], "bytes": 9},
+]
+
+
+class GatewayStandIn(ThreadingHTTPServer):
+    """Answers the routes that the command line asks for, and remembers what it was asked. `ready`: the status of /ready."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
+        self.ready = 200
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: GatewayStandIn
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("content-length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.asked.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+        status, answer = self._route(body)
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _route(self, body: Any) -> tuple[int, Any]:
+        if self.headers.get("authorization") == "Bearer wrong-key":
+            return 401, {"error": {"message": "unknown key"}}
+        known: dict[str, tuple[int, Any]] = {
+            "/health": (200, {}),
+            "/ready": (self.server.ready, {"missing": FLEET["missing"]}),
+            "/v1/fleet": (200, FLEET),
+            "/v1/sessions": (200, {"data": [SESSION]}),
+            "/v1/sessions/chat-1": (200, SESSION | {"nodes": [{"node": "node-0", "tiers": TIERS}]}),
+        }
+        if self.command == "POST":
+            return 202, {"session_id": body["session_id"], "status": "accepted"}
+        return known.get(self.path, (404, {"error": {"message": "no node holds it"}}))
+
+    do_GET = do_POST = _answer
+
+
+@pytest.fixture
+def gateway() -> Iterator[GatewayStandIn]:
+    server = GatewayStandIn()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def upbeat(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).with_name("upbeat"))
+    return subprocess.run(
+        [program, *words], capture_output=True, text=True, check=False, env=os.environ | environment, cwd=cwd, timeout=120
+    )
+
+
+def test_status_shows_every_node(gateway: GatewayStandIn) -> None:
+    done = upbeat("status", "--url", gateway.url)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 nodes serve" in done.stdout
+    row = next(line for line in done.stdout.splitlines() if line.startswith("node-0"))
+    assert {"serving", "upbeat-demo", "3", "1", "120", "2", "25%", "7"} <= set(row.split())
+    assert "1.00 of 2.00 GiB" in row
+    assert any(line.startswith("node-1") and "not serving" in line for line in done.stdout.splitlines())
+
+
+def test_status_fails_while_the_stack_is_not_ready_and_says_why(gateway: GatewayStandIn) -> None:
+    gateway.ready = 503
+    done = upbeat("status", UPBEAT_URL=gateway.url)
+    assert done.returncode == 1
+    assert "not ready" in done.stdout and "node-1 does not serve" in done.stdout
+    as_json = upbeat("status", "--json", UPBEAT_URL=gateway.url)
+    assert as_json.returncode == 1
+    assert json.loads(as_json.stdout)["ready"] is False and json.loads(as_json.stdout)["nodes"] == FLEET["nodes"]
+
+
+def test_sessions_are_listed_and_one_is_shown_tier_by_tier(gateway: GatewayStandIn) -> None:
+    listed = upbeat("sessions", "--url", gateway.url).stdout
+    assert "chat-1" in listed and "640" in listed and "node-0" in listed
+    shown = upbeat("sessions", "chat-1", "--url", gateway.url).stdout
+    assert any({"node-0", "dram", "640", "10"} <= set(line.split()) for line in shown.splitlines())
+    assert "1 to 10" in shown
+    assert json.loads(upbeat("sessions", "--json", "--url", gateway.url).stdout) == {"data": [SESSION]}
+    assert json.loads(upbeat("sessions", "chat-1", "--json", "--url", gateway.url).stdout)["nodes"][0]["tiers"] == TIERS
+
+
+def test_an_id_is_one_path_segment_whatever_it_holds(gateway: GatewayStandIn) -> None:
+    done = upbeat("sessions", "../models?x", "--url", gateway.url)
+    assert done.returncode == 1 and "answered 404: no node holds it" in done.stderr
+    assert gateway.asked[-1][1] == "/v1/sessions/..%2Fmodels%3Fx"
+
+
+def test_an_advisory_carries_what_was_given(gateway: GatewayStandIn) -> None:
+    done = upbeat("advise", "chat-1", "--expected-arrival", "2.5", "--priority", "-3", "--node", "node-1", "--url", gateway.url)
+    assert done.returncode == 0, done.stderr
+    method, path, headers, body = gateway.asked[-1]
+    assert (method, path, headers["x-upbeat-node"]) == ("POST", "/v1/advisory", "node-1")
+    assert body == {"session_id": "chat-1", "expected_arrival": 2.5, "priority": -3}
+    assert json.loads(upbeat("advise", "chat-1", "--json", "--url", gateway.url).stdout)["status"] == "accepted"
+    assert "x-upbeat-node" not in gateway.asked[-1][2]
+
+
+def test_an_invalidation_names_the_session(gateway: GatewayStandIn) -> None:
+    assert upbeat("invalidate", "chat-1", "--url", gateway.url).returncode == 0
+    assert gateway.asked[-1][0::3] == ("POST", {"session_id": "chat-1"}) and gateway.asked[-1][1] == "/v1/invalidate"
+
+
+def test_the_key_comes_from_the_environment_and_a_refused_one_is_named(gateway: GatewayStandIn) -> None:
+    assert upbeat("sessions", "--url", gateway.url, UPBEAT_API_KEY="right-key").returncode == 0
+    assert gateway.asked[-1][2]["authorization"] == "Bearer right-key"
+    done = upbeat("sessions", "--url", gateway.url, UPBEAT_API_KEY="wrong-key")
+    assert done.returncode == 1 and "401: unknown key" in done.stderr and "no right" in done.stderr
+
+
+def test_when_nobody_answers_one_line_says_what_to_do() -> None:
+    for words in (["status"], ["sessions"], ["advise", "s"], ["invalidate", "s"]):
+        done = upbeat(*words, "--url", "http://127.0.0.1:9")
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1 and "upbeat up" in done.stderr and done.stdout == ""
+
+
+def test_a_probe_is_the_exit_status(gateway: GatewayStandIn) -> None:
+    assert upbeat("probe", gateway.url).returncode == 0
+    assert upbeat("probe", "http://127.0.0.1:9").returncode == 1
+    assert upbeat("probe", "grpc://127.0.0.1:9").returncode == 1
+    assert upbeat("probe", "ftp://x").returncode == 1
+
+
+def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
+    done = upbeat("doctor", "--json", "--port", "13900", "--data", str(tmp_path / "data"), cwd=tmp_path)
+    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "compiler", "listening"} <= set(found)
+    assert all(f["level"] == "ok" or f["remedy"] for f in found.values()), "what is not well comes with a remedy"
+    assert (done.returncode == 0) == json.loads(done.stdout)["ok"]
+    assert not (tmp_path / "data").exists(), "a doctor changes nothing"
+
+
+def test_the_doctor_names_a_port_that_is_taken(gateway: GatewayStandIn, tmp_path: Path) -> None:
+    port = gateway.server_address[1]
+    done = upbeat("doctor", "--port", str(port), cwd=tmp_path)
+    line = next(line for line in done.stdout.splitlines() if " ports " in line)
+    assert done.returncode == 1
+    assert line.startswith("fail") and f"{port} (gateway)" in line and f"pid {os.getpid()}" in line
+
+
+def test_without_a_command_help_is_shown_and_an_unknown_one_is_refused() -> None:
+    assert "Commands:" in upbeat().stdout and upbeat().returncode == 0
+    done = upbeat("fly")
+    assert done.returncode == 2 and "fly" in done.stderr

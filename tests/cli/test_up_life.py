@@ -1,0 +1,156 @@
+"""`upbeat up` over stand-in services: starting, restarting, stopping, all with real processes and signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from stand_in_stack import UpbeatUp
+
+from runtime.config import load_config
+
+STOPPING_ORDER = ["gateway", "worker-0", "kvstore-0", "scheduler"]
+
+
+def test_it_tells_when_it_serves_and_what_to_paste(up: UpbeatUp) -> None:
+    up.serving()
+    assert up.ready()
+    url = f"http://127.0.0.1:{up.port}"
+    assert f"Upbeat serves upbeat-model on {url} (1 node" in up.said()
+    assert f"curl {url}/v1/chat/completions" in up.said()
+    assert set(up.pids()) == {"gateway", "scheduler", "kvstore-0", "worker-0"}
+
+
+def test_every_service_is_a_process_of_its_name_in_the_launchers_session_and_group(up: UpbeatUp) -> None:
+    launcher = up.serving()
+    for name, pid in up.pids().items():
+        process = psutil.Process(pid)
+        program = f"upbeat-{name.partition('-')[0]}"
+        assert process.name() == program[:15] or process.name() == program
+        assert any(word.endswith(program) for word in process.cmdline())
+        assert os.getsid(pid) == os.getpgid(pid) == launcher.pid
+
+
+def test_the_services_read_one_written_configuration_and_no_environment_twice(up: UpbeatUp) -> None:
+    file = up.directory / "given.yaml"
+    file.write_text("kv:\n  chunk_tokens: 32\nscheduler:\n  policy: sticky\n")
+    up.serving({"UPBEAT__KV__CHUNK_TOKENS": "16", "UPBEAT__WORKER__THREADS": "3"}, config=file, cache="off")
+    written = load_config(up.run_dir / "config.yaml")
+    assert (written.kv.chunk_tokens, written.kv.cache, written.scheduler.policy) == (16, False, "sticky")
+    assert stat.S_IMODE((up.run_dir / "config.yaml").stat().st_mode) == 0o600
+    assert all(entry["foreign"] == [] for entry in up.journal())
+    threads = {str(entry["name"]): entry["omp"] for entry in up.journal()}
+    assert threads["worker-0"] == "3" and threads["scheduler"] == "1"
+
+
+def test_a_killed_service_is_started_again_and_serves(up: UpbeatUp) -> None:
+    up.serving()
+    for times, name in enumerate(["gateway", "scheduler", "kvstore-0", "worker-0"], start=1):
+        before = up.pids()
+        os.kill(before[name], signal.SIGKILL)
+        up.until(lambda times=times: up.said().count("serving again") == times, f"it serves again without its old {name}")  # type: ignore[misc]
+        assert up.ready()
+        after = up.pids()
+        assert after[name] != before[name]
+        assert {n: p for n, p in after.items() if n != name} == {n: p for n, p in before.items() if n != name}
+        assert re.search(rf"{name} \(pid {before[name]}\) was killed by SIGKILL after .* s; starting it again in 0\.2 s", up.said())
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)],
+    ids=["SIGINT to the group", "SIGTERM to the group", "SIGTERM to the launcher alone"],
+)
+def test_a_signal_stops_in_order_and_leaves_nothing(up: UpbeatUp, number: signal.Signals, to_group: bool) -> None:
+    launcher = up.serving()
+    arena = load_config(up.run_dir / "config.yaml").node(0).arena
+    assert arena.exists()
+    (os.killpg if to_group else os.kill)(launcher.pid, number)
+    assert launcher.wait(timeout=40) == 0, up.said()
+    assert sorted(up.events("drained")) == sorted(STOPPING_ORDER)
+    if number is signal.SIGINT or not to_group:
+        assert up.events("drained") == STOPPING_ORDER
+    assert not up.members()
+    assert not arena.exists()
+    assert len(up.events("serving")) == 4, "a stopping stack starts nothing again"
+
+
+def test_a_service_finishes_its_drain_before_the_next_one_is_told(up: UpbeatUp) -> None:
+    up.behave("worker-0", drain_s=1.0)
+    launcher = up.serving()
+    os.killpg(launcher.pid, signal.SIGINT)
+    assert launcher.wait(timeout=40) == 0
+    happened = [(entry["event"], entry["name"]) for entry in up.journal()]
+    assert happened.index(("drained", "worker-0")) < happened.index(("draining", "kvstore-0"))
+
+
+def test_a_second_ctrl_c_stops_at_once(up: UpbeatUp) -> None:
+    up.behave("gateway", deaf=True)
+    launcher = up.serving()
+    os.killpg(launcher.pid, signal.SIGINT)
+    up.until(lambda: "stopping" in up.said(), "it stops")
+    # Two deliveries of one Ctrl-C are one; the second Ctrl-C is another.
+    with pytest.raises(Exception, match="timed out"):
+        launcher.wait(timeout=1)
+    os.killpg(launcher.pid, signal.SIGINT)
+    assert launcher.wait(timeout=8) == 1
+    assert "killed before it had finished: gateway" in up.said()
+    assert not up.members()
+
+
+def test_a_service_that_ends_again_and_again_at_start_ends_the_launcher_with_its_log(up: UpbeatUp) -> None:
+    up.behave("kvstore-0", exit=1)
+    launcher = up.start()
+    assert launcher.wait(timeout=60) == 1
+    assert up.said().count("kvstore-0 (pid") == 5
+    assert "giving up" in up.said() and "the disk is on fire" in up.said()
+    assert not up.members()
+
+
+def test_a_service_that_refuses_its_configuration_is_not_tried_twice(up: UpbeatUp) -> None:
+    up.behave("worker-0", exit=2)
+    launcher = up.start()
+    assert launcher.wait(timeout=40) == 1
+    assert "worker-0" in up.said() and up.said().count("ended with status 2") == 1
+    assert "the disk is on fire" in up.said()
+
+
+def test_when_the_launcher_is_killed_its_services_end_and_the_next_launcher_waits_for_them(up: UpbeatUp) -> None:
+    up.behave("kvstore-0", drain_s=3.0)
+    launcher = up.serving()
+    orphans = set(up.pids().values())
+    launcher.kill()
+    launcher.wait()
+    up.behave("kvstore-0")
+    up.serving()
+    assert "waiting for the services of an earlier stack" in up.said()
+    assert not orphans & {process.pid for process in up.members()}
+    assert up.events("drained").count("kvstore-0") == 1, "an orphan finishes its write-back"
+
+
+def test_stacks_live_side_by_side(up: UpbeatUp, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    other = UpbeatUp(tmp_path / "other", free_ports(50))
+    try:
+        up.serving()
+        launcher = other.serving()
+        assert up.ready() and other.ready()
+        os.killpg(launcher.pid, signal.SIGINT)
+        assert launcher.wait(timeout=40) == 0
+        assert up.ready()
+    finally:
+        other.close()
+
+
+def test_the_logs_of_the_last_run_are_kept(up: UpbeatUp) -> None:
+    up.behave("worker-0", exit=2)
+    up.start().wait(timeout=40)
+    up.behave("worker-0")
+    up.serving()
+    assert "the disk is on fire" in (up.run_dir / "logs" / "worker-0.log.1").read_text()
+    assert "the disk is on fire" not in (up.run_dir / "logs" / "worker-0.log").read_text()

@@ -1,0 +1,131 @@
+"""A conversation goes on anywhere: on the other node, after a restart, without its disks, and says the same as ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.stack import Stack
+from tests.e2e.chat import Answer, Chat, script
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
+MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
+SMALL = {"hbm_gib": 0.25, "dram_gib": 0.25}
+
+
+@pytest.fixture(scope="module")
+def cold() -> Iterator[Callable[[int], list[str]]]:
+    """Answers of a single node that keeps nothing, by script seed."""
+    with Stack(model=MODEL, nodes=1, cache=False, **SMALL) as stack:
+        yield lambda seed: [a.text for a in converse(Chat(stack.url, f"cold-{seed}"), script(seed))]
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """Two nodes with every tier."""
+    with Stack(model=MODEL, nodes=2, directory=tmp_path, **SMALL) as made:
+        yield made
+
+
+def converse(chat: Chat, lines: list[str], node: Callable[[int], str | None] = lambda turn: None) -> list[Answer]:
+    return [chat.say(line, node(turn)) for turn, line in enumerate(lines)]
+
+
+def alternate(turn: int) -> str:
+    return f"node-{turn % 2}"
+
+
+def settled(url: str, session: str, tier: str, node: str | None = None) -> None:
+    """Wait until all the session's full chunks are in this tier."""
+    deadline = time.monotonic() + 30
+    info: object = None
+    while time.monotonic() < deadline:
+        info = httpx.get(f"{url}/v1/sessions/{session}", timeout=10).json()
+        total = info.get("tokens", 0) if isinstance(info, dict) else 0
+        for holder in info.get("nodes", []) if isinstance(info, dict) else []:
+            held = {t["tier"]: t["tokens"] for t in holder["tiers"]}
+            if total and held.get(tier, 0) >= total and node in (None, holder["node"]):
+                return
+        time.sleep(0.1)
+    pytest.fail(f"{session} did not reach {tier}: {info}")
+
+
+def test_ten_turns_each_on_the_other_node_say_what_a_cold_node_says(cold: Callable[[int], list[str]], stack: Stack) -> None:
+    answers = converse(Chat(stack.url, "moving"), script(1), alternate)
+    assert [a.text for a in answers] == cold(1)
+    assert [a.node for a in answers] == [alternate(i) for i in range(10)]
+    assert all(a.cached_tokens >= 64 for a in answers[1:]), [a.cached_tokens for a in answers]
+    assert answers[-1].cached_tokens > answers[1].cached_tokens
+
+
+def test_a_restart_between_turns_five_and_six_reads_from_ssd(cold: Callable[[int], list[str]], stack: Stack) -> None:
+    chat, lines = Chat(stack.url, "restarted"), script(2)
+    before = [chat.say(line, alternate(i)) for i, line in enumerate(lines[:5])]
+    stack.stop()
+    shutil.rmtree(stack.data / "blob" / "chunks", ignore_errors=True)  # so that it cannot have come from there
+    stack.start()
+    chat.url = stack.url
+    after = [chat.say(line, alternate(i + 4)) for i, line in enumerate(lines[5:])]
+    assert [a.text for a in before + after] == cold(2)
+    assert after[0].cached_tokens >= 64 and after[0].cached_tokens > before[2].cached_tokens
+
+
+def test_without_its_disks_a_session_comes_back_from_blob(cold: Callable[[int], list[str]], stack: Stack) -> None:
+    chat, lines = Chat(stack.url, "diskless"), script(3)
+    before = [chat.say(line, alternate(i)) for i, line in enumerate(lines[:5])]
+    stack.stop()
+    for node in (0, 1):
+        shutil.rmtree(stack.data / f"node-{node}" / "ssd")
+    stack.start()
+    chat.url = stack.url
+    after = [chat.say(line, alternate(i)) for i, line in enumerate(lines[5:])]
+    assert [a.text for a in before + after] == cold(3)
+    assert after[0].cached_tokens >= 64 and after[0].cached_tokens > before[2].cached_tokens
+
+
+def test_a_hint_brings_the_cache_into_hbm_of_the_other_node_and_a_spurious_one_harms_nothing(
+    cold: Callable[[int], list[str]], stack: Stack
+) -> None:
+    chat, lines = Chat(stack.url, "hinted"), script(4)
+    answers = [chat.say(lines[0], "node-0")]
+    settled(stack.url, "hinted", "dram", "node-0")
+    chat.advise("node-1")
+    settled(stack.url, "hinted", "hbm", "node-1")
+    answers += [chat.say(line, "node-1") for line in lines[1:3]]
+    chat.advise("node-0")  # and nobody comes
+    answers += converse(chat, lines[3:])
+    assert [a.text for a in answers] == cold(4)
+    assert answers[1].cached_tokens >= 64
+
+
+def test_an_unmodified_client_is_recognised_by_its_history(stack: Stack) -> None:
+    chat = Chat(stack.url)
+    first, second = converse(chat, script(5)[:2])
+    assert first.session == second.session and second.cached_tokens >= 64
+
+
+def test_an_erased_session_is_gone_from_every_tier(stack: Stack) -> None:
+    chat = Chat(stack.url, "erased")
+    chat.say(script(6)[0], "node-0")
+    settled(stack.url, "erased", "blob")
+    assert list((stack.data / "blob").rglob("*erased*"))
+    assert httpx.delete(f"{stack.url}/v1/sessions/erased", timeout=10).status_code == 200
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and _objects(stack.data):
+        time.sleep(0.1)
+    assert not _objects(stack.data)
+    assert httpx.get(f"{stack.url}/v1/sessions/erased", timeout=10).status_code == 404
+
+
+def _objects(data: Path) -> list[Path]:
+    return [p for d in ("blob", "node-0/ssd", "node-1/ssd") for p in (data / d).rglob("*") if p.is_file()]
+
+
+def test_the_demo_model_answers_a_first_message(stack: Stack) -> None:
+    assert Chat(stack.url).say("My name is Ada. What is my name?").text == "Your name is Ada."

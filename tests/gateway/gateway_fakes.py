@@ -1,0 +1,347 @@
+"""A real gRPC scheduler and real gRPC workers with toy insides, and a gateway in front of them.
+
+The toy worker's text depends on prompt, seed and position only, so that a request which moves to another worker can be
+compared with one that did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import aiohttp
+import grpc
+from blake3 import blake3
+
+from contracts import frames
+from contracts.errors import InvalidRequest, NotFound, RequestError, Unavailable, to_wire
+from contracts.request import Accepted, Failed, GenerateRequest, Output, TokenLogprob
+from contracts.v1 import scheduler_pb2 as pb
+from contracts.v1 import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from gateway.app import Gateway
+from gateway.core.retry import Patience
+from runtime.config import Config, load_config
+from runtime.service import Tasks
+
+MODEL = "toy"
+MAX_PROMPT_CHARS = 2000
+
+
+async def until(condition: Callable[[], bool | Awaitable[Any]], limit_s: float = 10.0) -> None:
+    """Return once `condition()` holds; fail after `limit_s`."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            holds = condition()
+            if holds if isinstance(holds, bool) else await holds:
+                return
+            await asyncio.sleep(0.01)
+
+
+_turn = count()
+
+
+def free_port() -> int:
+    """A port nobody listens on, below the kernel's ephemeral ones, and never the same twice in a run."""
+    for _ in range(1000):
+        port = 20_000 + (os.getpid() * 131 + next(_turn)) % 12_000
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+def prompt_text(request: GenerateRequest) -> str:
+    """What the toy model reads."""
+    if request.messages is not None:
+        return "".join(f"<{m['role']}>{m['content']}" for m in request.messages)
+    return request.prompt if request.prompt is not None else ",".join(map(str, request.prompt_tokens or []))
+
+
+def toy_token(request: GenerateRequest, position: int) -> int:
+    """The token at `position` of the answer: by prompt alone when greedy, by prompt and seed otherwise."""
+    seed = 0 if request.sampling.temperature == 0 else request.sampling.seed
+    return int.from_bytes(blake3(f"{prompt_text(request)}|{seed}|{position}".encode()).digest(2), "little")
+
+
+class ToyWorker(worker_pb2_grpc.WorkerServicer):
+    """One worker. `die_after`: end the process's stream after so many tokens of a request, once."""
+
+    def __init__(self, node: str) -> None:
+        self.node, self.port = node, free_port()
+        self.submitted: list[GenerateRequest] = []
+        self.cancelled: list[str] = []
+        self.seen_cancel = asyncio.Event()
+        self.seen_submit = asyncio.Event()
+        self.token_s = 0.0
+        self.tokens_by_default = 5
+        self.die_after: int | None = None
+        self.refuse: RequestError | None = None
+        self.cached_tokens = 3
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        assert self._server.add_insecure_port(self.address) == self.port
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """As kill -9: every stream breaks, nothing listens."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0)
+
+    async def Stream(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.Frame]:
+        out: asyncio.Queue[frames.StepFrame | None] = asyncio.Queue()
+        running: dict[str, asyncio.Task[None]] = {}
+
+        async def read() -> None:
+            async for frame in request_iterator:
+                command = frames.decode_to_worker(frame.payload)
+                if isinstance(command, GenerateRequest):
+                    self.submitted.append(command)
+                    self.seen_submit.set()
+                    running[command.request_id] = asyncio.create_task(self._generate(command, out))
+                else:
+                    self.cancelled.append(command)
+                    self.seen_cancel.set()
+                    if command in running:
+                        running[command].cancel()
+
+        reader = asyncio.create_task(read())
+        try:
+            while (step := await out.get()) is not None:
+                yield worker_pb2.Frame(payload=frames.encode_step(step))
+        finally:
+            reader.cancel()
+            for task in running.values():
+                task.cancel()
+
+    async def _generate(self, request: GenerateRequest, out: asyncio.Queue[frames.StepFrame | None]) -> None:
+        rid, text = request.request_id, prompt_text(request)
+        if self.refuse is not None:
+            out.put_nowait(frames.StepFrame(failed=[Failed(rid, to_wire(self.refuse))]))
+            return
+        if len(text) > MAX_PROMPT_CHARS:
+            error = InvalidRequest("the prompt is too long", param="messages", code="context_length_exceeded")
+            out.put_nowait(frames.StepFrame(failed=[Failed(rid, to_wire(error))]))
+            return
+        out.put_nowait(frames.StepFrame(accepted=[Accepted(rid, len(text))]))
+        limit = request.sampling.max_tokens or self.tokens_by_default
+        for position in range(len(request.resume_tokens), limit):
+            if self.token_s:
+                await asyncio.sleep(self.token_s)
+            token = toy_token(request, position)
+            word = f"{token} "
+            top = [(word, -0.5), ("other", -1.0)][: request.sampling.logprobs or 0]
+            logprobs = None if request.sampling.logprobs is None else [TokenLogprob(word, -0.5, top)]
+            end = "length" if position == limit - 1 else None
+            out.put_nowait(frames.StepFrame(outputs=[Output(rid, word, [token], self.cached_tokens, logprobs, end)]))
+            if self.die_after is not None and position + 1 >= self.die_after:
+                self.die_after = None
+                out.put_nowait(None)
+                await asyncio.sleep(60)
+
+
+class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Places on the first node that serves and is not avoided."""
+
+    def __init__(self, workers: list[ToyWorker]) -> None:
+        self.workers, self.port = workers, free_port()
+        self.expected = len(workers)
+        self.absent: set[str] = set()
+        self.placed: list[pb.PlaceRequest] = []
+        self.advised: list[Any] = []
+        self.invalidated: list[pb.InvalidateRequest] = []
+        self.erased: list[Any] = []
+        self.told = asyncio.Event()
+        self.hang = False
+        self._changed: set[asyncio.Event] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)
+        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port
+        await self._server.start()
+
+    async def kill(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0)
+
+    def set_absent(self, *nodes: str) -> None:
+        """These nodes no longer serve; watchers hear of it."""
+        self.absent = set(nodes)
+        for event in self._changed:
+            event.set()
+
+    def _fleet(self) -> pb.Fleet:
+        nodes = [
+            pb.FleetNode(
+                node=w.node,
+                worker_address=w.address,
+                serving=w.node not in self.absent,
+                models=[pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)],
+                running=1,
+            )
+            for w in self.workers
+        ]
+        return pb.Fleet(nodes=nodes, expected_nodes=self.expected)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.Fleet]:
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            while True:
+                yield self._fleet()
+                await changed.wait()
+                changed.clear()
+        finally:
+            self._changed.discard(changed)
+
+    async def Place(self, request: pb.PlaceRequest, context: Any) -> pb.Placement:
+        if self.hang:
+            await asyncio.sleep(60)
+        self.placed.append(request)
+        if request.model != MODEL:
+            return await self._refuse(context, NotFound("no such model", param="model"))
+        for w in self.workers:
+            if w.node in self.absent or w.node in request.avoid_nodes or (request.pin_node and w.node != request.pin_node):
+                continue
+            return pb.Placement(node=w.node, worker_address=w.address, source_nodes=["node-9"], why="first\nfree")
+        return await self._refuse(context, Unavailable("no node serves"))
+
+    async def _refuse(self, context: Any, error: RequestError) -> Any:
+        codes = {404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
+        await context.abort(codes[error.status], json.dumps(to_wire(error)))
+
+    async def Advise(self, request: pb.AdviseRequest, context: Any) -> pb.AdviseReply:
+        self.advised += request.advisories
+        self.told.set()
+        return pb.AdviseReply(nodes=["node-0"] * len(request.advisories))
+
+    async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateReply:
+        self.invalidated.append(request)
+        self.told.set()
+        return pb.InvalidateReply(known=False)
+
+    async def ListSessions(self, request: Any, context: Any) -> Any:
+        return pb.ListSessionsReply(sessions=[_summary(request.tenant, "chat-1")])
+
+    async def GetSession(self, request: Any, context: Any) -> Any:
+        if request.session.session_id != "chat-1":
+            return pb.SessionInfo(known=False)
+        tier = {"tier": "dram", "layer_chunks": [2, 2, 1, 0], "tokens": 64, "bytes": 4096}
+        node = pb.NodeResidency(node="node-0", tiers=[tier])
+        return pb.SessionInfo(summary=_summary(request.session.tenant, "chat-1"), known=True, nodes=[node])
+
+    async def EraseSession(self, request: Any, context: Any) -> Any:
+        self.erased.append(request.session)
+        return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"])
+
+
+def _summary(tenant: str, session_id: str) -> Any:
+    return pb.SessionSummary(
+        session={"tenant": tenant, "session_id": session_id}, model=MODEL, tokens=128, last_use_s=1.0, held_by=["node-0"]
+    )
+
+
+@dataclass
+class Stack:
+    """A gateway with its toy fleet."""
+
+    gateway: Gateway
+    scheduler: ToyScheduler
+    workers: list[ToyWorker]
+    config: Config
+    http: aiohttp.ClientSession
+    tasks: Tasks
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.config.gateway.port}"
+
+    async def post(self, path: str, body: Any, **more: Any) -> tuple[int, Any, Any]:
+        """Status, decoded body and headers."""
+        async with self.http.post(self.url + path, json=body, **more) as r:
+            return r.status, await r.json(), r.headers
+
+    async def get(self, path: str, **more: Any) -> tuple[int, Any]:
+        async with self.http.get(self.url + path, **more) as r:
+            return r.status, await r.json()
+
+    async def chat(self, text: str = "hello", **more: Any) -> tuple[int, Any, Any]:
+        headers = more.pop("headers", None)
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
+        return await self.post("/v1/chat/completions", body, headers=headers)
+
+    async def ready(self) -> None:
+        """Return once /ready is 200."""
+        await until(self.is_ready)
+
+    async def is_ready(self) -> bool:
+        """/ready is 200."""
+        return (await self.get("/ready"))[0] == 200
+
+    async def missing(self) -> list[str]:
+        """What /ready misses."""
+        missing: list[str] = (await self.get("/ready"))[1]["missing"]
+        return missing
+
+
+QUICK = Patience(total_s=5.0, pause_s=0.05, scheduler_s=0.4, scheduler_rest_s=1.0, connect_s=0.5)
+
+
+@contextlib.asynccontextmanager
+async def stack(nodes: int = 2, *, wait: bool = True, patience: Patience = QUICK, **gateway: Any) -> AsyncIterator[Stack]:
+    """A serving gateway in front of `nodes` toy workers; `gateway`: settings of its section."""
+    workers = [ToyWorker(f"node-{i}") for i in range(nodes)]
+    scheduler = ToyScheduler(workers)
+    for server in (*workers, scheduler):
+        await server.start()
+    settings = {
+        "gateway": {"port": free_port(), **gateway},
+        "scheduler": {"port": scheduler.port},
+        "nodes": {"count": nodes, "base_port": 50_000},
+    }
+    config = load_config(None, {**settings, "model_name": MODEL})
+    tasks = Tasks()
+    made = Gateway(config, tasks, patience=patience)
+    await made.start()
+    async with aiohttp.ClientSession() as http:
+        running = Stack(made, scheduler, workers, config, http, tasks)
+        try:
+            if wait:
+                await running.ready()
+            yield running
+            assert not tasks.failed.done(), tasks.failed.exception()
+        finally:
+            await made.stop()
+            for server in (scheduler, *workers):
+                await server.kill()
+
+
+async def events(response: aiohttp.ClientResponse) -> list[Any]:
+    """A stream's events, decoded; `[DONE]` as text."""
+    found = []
+    async for line in response.content:
+        if line.startswith(b"data: "):
+            data = line[6:].strip()
+            found.append("[DONE]" if data == b"[DONE]" else json.loads(data))
+    return found

@@ -1,0 +1,211 @@
+"""Advisories, invalidations, sessions, keys, and the operators' routes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from gateway_fakes import MODEL, Stack, stack, until
+
+KEYS = [{"key": "key-of-acme", "tenant": "acme", "max_priority": 0}, {"key": "key-of-blue", "tenant": "blue"}]
+ACME = {"Authorization": "Bearer key-of-acme"}
+
+
+@pytest.fixture
+async def s() -> Any:
+    async with stack() as running:
+        yield running
+
+
+async def _not_ready(s: Stack) -> bool:
+    return not await s.is_ready()
+
+
+async def told(s: Stack, advisories: int = 0, invalidations: int = 0) -> None:
+    async with asyncio.timeout(5):
+        while len(s.scheduler.advised) < advisories or len(s.scheduler.invalidated) < invalidations:
+            s.scheduler.told.clear()
+            await s.scheduler.told.wait()
+
+
+async def test_an_advisory_is_accepted_and_the_scheduler_is_told_all_its_fields(s: Stack) -> None:
+    hint = {"session_id": "chat:1", "model_id": MODEL, "expected_arrival": 2.5, "ordered": True, "priority": -4, "ttl_s": 9}
+    status, body, _ = await s.post("/v1/advisory", hint, headers={"X-Upbeat-Node": "node-1"})
+    assert status == 202
+    assert (body["session_id"], body["status"]) == ("chat:1", "accepted")
+    await told(s, 1)
+    wire = s.scheduler.advised[0]
+    assert (wire.session.tenant, wire.session.session_id, wire.model_id) == ("default", "chat:1", MODEL)
+    assert (wire.expected_arrival_s, wire.ordered, wire.priority, wire.ttl_s) == (2.5, True, -4, 9)
+    assert (wire.advisory_id, wire.pin_node) == (body["advisory_id"], "node-1")
+
+
+async def test_a_batch_is_accepted_in_order(s: Stack) -> None:
+    status, body, _ = await s.post("/v1/advisory", {"advisories": [{"session_id": f"s{i}"} for i in range(256)]})
+    assert status == 202 and [a["session_id"] for a in body["advisories"]] == [f"s{i}" for i in range(256)]
+    await told(s, 256)
+    assert [a.advisory_id for a in s.scheduler.advised] == [a["advisory_id"] for a in body["advisories"]]
+
+
+@pytest.mark.parametrize(
+    ("hint", "param"),
+    [
+        ({}, "session_id"),
+        ({"session_id": "../x"}, "session_id"),
+        ({"session_id": "a\0"}, "session_id"),
+        ({"session_id": 5}, "session_id"),
+        ({"session_id": "a", "expected_arrival": -1}, "expected_arrival"),
+        ({"session_id": "a", "ordered": 1}, "ordered"),
+        ({"session_id": "a", "text": "secret"}, "text"),
+        ({"session_id": "a", "token": 5}, "token"),
+        ({"advisories": []}, "advisories"),
+        ({"advisories": [{"session_id": "a"}, {"session_id": ""}]}, "advisories[1].session_id"),
+    ],
+)
+async def test_a_wrong_hint_is_refused_by_name(s: Stack, hint: dict[str, Any], param: str) -> None:
+    status, body, _ = await s.post("/v1/advisory", hint)
+    assert (status, body["error"]["param"]) == (400, param)
+
+
+async def test_an_invalidation_comes_after_the_advisory_it_takes_back(s: Stack) -> None:
+    _, advisory, _ = await s.post("/v1/advisory", {"session_id": "a"})
+    for body in ({"session_id": "a"}, {"advisory_id": advisory["advisory_id"]}):
+        status, answer, _ = await s.post("/v1/invalidate", body)
+        assert (status, answer["status"]) == (202, "accepted")
+    await told(s, 1, 2)
+    first, second = s.scheduler.invalidated
+    assert (first.session.session_id, first.advisory_id) == ("a", "")
+    assert (second.session.session_id, second.advisory_id, second.session.tenant) == ("", advisory["advisory_id"], "default")
+
+
+@pytest.mark.parametrize("body", [{}, {"session_id": "a", "advisory_id": "b"}, {"session_id": "../a"}, {"session_id": "a", "x": 1}])
+async def test_a_wrong_invalidation_is_refused(s: Stack, body: dict[str, Any]) -> None:
+    status, answer, _ = await s.post("/v1/invalidate", body)
+    assert status == 400 and answer["error"]["param"]
+
+
+async def test_hints_over_the_limit_are_told_when_to_come_back() -> None:
+    async with stack(1, max_advisories_per_s=2) as s:
+        answers = [await s.post("/v1/advisory", {"session_id": "a"}) for _ in range(4)]
+        assert [status for status, _, _ in answers][:2] == [202, 202]
+        status, body, headers = answers[-1]
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(headers["Retry-After"]) >= 1
+        assert headers["Access-Control-Allow-Origin"] == "*"
+
+
+async def test_a_browser_may_send_hints_from_any_page_with_the_key_in_the_body() -> None:
+    async with stack(1, wait=False, api_keys=KEYS) as s:
+        for path in ("/v1/advisory", "/v1/invalidate"):
+            text = '{"session_id": "a", "token": "key-of-acme"}'
+            async with s.http.post(s.url + path, data=text, headers={"Content-Type": "text/plain;charset=UTF-8"}) as r:
+                assert r.status == 202 and r.headers["Access-Control-Allow-Origin"] == "*"
+            async with s.http.options(s.url + path, headers={"Origin": "http://x", "Access-Control-Request-Method": "POST"}) as r:
+                assert r.status == 204 and "POST" in r.headers["Access-Control-Allow-Methods"]
+                assert "authorization" in r.headers["Access-Control-Allow-Headers"].lower()
+            async with s.http.post(s.url + path, data='{"session_id": "a", "token": "wrong-key"}') as r:
+                assert r.status == 401 and r.headers["Access-Control-Allow-Origin"] == "*"
+        await told(s, 1, 1)
+        assert s.scheduler.advised[0].session.tenant == "acme"
+
+
+async def test_hints_are_accepted_while_no_scheduler_answers(s: Stack) -> None:
+    await s.scheduler.kill()
+    status, _, _ = await s.post("/v1/advisory", {"session_id": "a"})
+    assert status == 202
+
+
+async def test_keys_open_the_routes_and_name_the_tenant() -> None:
+    async with stack(api_keys=KEYS) as s:
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("POST", "/v1/completions"),
+            ("POST", "/v1/advisory"),
+            ("POST", "/v1/invalidate"),
+            ("GET", "/v1/models"),
+            ("GET", "/v1/fleet"),
+            ("GET", "/v1/sessions"),
+            ("GET", "/v1/sessions/chat-1"),
+            ("DELETE", "/v1/sessions/chat-1"),
+        ):
+            for headers in ({}, {"Authorization": "Bearer wrong-key"}, {"Authorization": "key-of-acme"}):
+                async with s.http.request(method, s.url + path, json={}, headers=headers) as r:
+                    assert r.status == 401, path
+                    assert (await r.json())["error"]["type"] == "authentication_error"
+        status, _, _ = await s.chat(headers=ACME, priority=-9)
+        assert status == 200
+        request = s.workers[0].submitted[0]
+        assert (request.tenant, request.priority) == ("acme", 0)
+        await s.post("/v1/advisory", {"session_id": "a", "priority": -9}, headers=ACME)
+        await told(s, 1)
+        assert (s.scheduler.advised[0].session.tenant, s.scheduler.advised[0].priority) == ("acme", 0)
+
+
+async def test_sessions_are_listed_shown_by_tier_and_erased(s: Stack) -> None:
+    status, listed = await s.get("/v1/sessions?limit=5")
+    assert status == 200 and [x["id"] for x in listed["data"]] == ["chat-1"]
+    status, shown = await s.get("/v1/sessions/chat-1")
+    assert (status, shown["tokens"], shown["model"]) == (200, 128, MODEL)
+    assert shown["nodes"][0]["tiers"] == [{"tier": "dram", "tokens": 64, "layers": 3, "layer_chunks": [2, 2, 1, 0], "bytes": 4096}]
+    async with s.http.delete(f"{s.url}/v1/sessions/chat-1") as r:
+        assert r.status == 200 and (await r.json())["deleted"] is True
+    assert s.scheduler.erased[0].session_id == "chat-1"
+    for method in ("GET", "DELETE"):
+        async with s.http.request(method, f"{s.url}/v1/sessions/chat-2") as r:
+            assert r.status == 404 and (await r.json())["error"]["param"] == "session_id"
+    status, body = await s.get("/v1/sessions?limit=zero")
+    assert (status, body["error"]["param"]) == (400, "limit")
+
+
+async def test_sessions_are_unavailable_while_no_scheduler_answers(s: Stack) -> None:
+    await s.scheduler.kill()
+    status, body = await s.get("/v1/sessions/chat-1")
+    assert (status, body["error"]["code"]) == (503, "unavailable")
+
+
+async def test_ready_follows_the_fleet_and_health_follows_nothing(s: Stack) -> None:
+    s.scheduler.set_absent("node-1")
+    await until(lambda: _not_ready(s))
+    assert await s.missing() == ["1 of 2 nodes serve", "node-1 does not serve"]
+    s.scheduler.set_absent()
+    await s.ready()
+    await s.scheduler.kill()
+    await until(lambda: _not_ready(s))
+    assert await s.missing() == ["the scheduler does not answer"]
+    assert (await s.get("/health"))[0] == 200
+    await s.scheduler.start()
+    await s.ready()
+
+
+async def test_fewer_nodes_than_expected_are_not_ready() -> None:
+    async with stack(1, wait=False) as s:
+        s.scheduler.expected = 2
+        s.scheduler.set_absent()
+
+        async def one_of_two() -> bool:
+            return await s.missing() == ["1 of 2 nodes serve"]
+
+        await until(one_of_two)
+
+
+async def test_metrics_count_requests_by_route_and_status(s: Stack) -> None:
+    await s.chat()
+    await s.chat(temperature=9)
+    async with s.http.get(f"{s.url}/metrics") as r:
+        text = await r.text()
+    for line in (
+        'upbeat_gateway_requests_total{route="/v1/chat/completions",status="200"}',
+        'upbeat_gateway_requests_total{route="/v1/chat/completions",status="400"}',
+        'upbeat_gateway_ttft_seconds_count{route="/v1/chat/completions"}',
+        'upbeat_gateway_tpot_seconds_count{route="/v1/chat/completions"}',
+        "upbeat_gateway_active_generations 0.0",
+        "upbeat_gateway_worker_streams",
+    ):
+        assert line in text
+
+
+async def test_the_fleet_is_shown_to_server_keys(s: Stack) -> None:
+    status, fleet = await s.get("/v1/fleet")
+    assert status == 200 and fleet["ready"] and fleet["expected_nodes"] == 2
+    assert [(n["node"], n["serving"], n["connected"]) for n in fleet["nodes"]] == [("node-0", True, True), ("node-1", True, True)]

@@ -1,0 +1,66 @@
+"""The architecture is a test: who may import whom, and what a core may touch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("contracts", "runtime", "gateway", "scheduler", "kvstore", "worker", "cli", "loadtest")
+EFFECTS = {"asyncio", "time", "random", "os", "grpc", "aiohttp", "torch", "socket", "subprocess", "threading", "secrets", "runtime"}
+CORES = sorted(path for package in PACKAGES for path in ROOT.glob(f"{package}/core/**/*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, lazily or not, in full."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the arrows"
+            found |= {node.module or ""}
+    return found
+
+
+def test_the_import_contracts_hold() -> None:
+    done = subprocess.run([str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "0 broken" in done.stdout and "4 kept" in done.stdout
+
+
+def test_every_service_has_a_core() -> None:
+    assert {path.parts[len(ROOT.parts)] for path in CORES} >= {"gateway", "scheduler", "kvstore", "worker"}
+
+
+@pytest.mark.parametrize("path", CORES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_core_module_reaches_nothing_that_waits_stamps_draws_or_computes_on_devices(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    for name in imports(path):
+        first = name.partition(".")[0]
+        assert first not in EFFECTS, f"{path} imports {name}"
+        if first in PACKAGES:
+            assert first == "contracts" or name.startswith(f"{package}.core"), f"{path} imports {name}; a core knows contracts and itself"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_files_stay_small_enough_to_read(package: str) -> None:
+    for path in sorted(ROOT.glob(f"{package}/**/*.py")):
+        if "v1" not in path.parts:
+            assert len(path.read_text().splitlines()) <= 400, f"{path} is over 400 lines; split it by decision"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_code_unpickles_or_evaluates(package: str) -> None:
+    for path in sorted(ROOT.glob(f"{package}/**/*.py")):
+        if "v1" in path.parts:
+            continue
+        assert not imports(path) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in {"eval", "exec", "torch.load"}, f"{path}:{node.lineno} calls {called}"

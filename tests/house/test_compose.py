@@ -1,0 +1,132 @@
+"""compose.yaml says only what the programs understand: flags, settings, addresses, volumes, health checks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from cli.core.plan import stack_plan
+from contracts.errors import ConfigError
+from runtime.config import Config, load_config
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+IMAGE_SETTINGS = dict(re.findall(r"\b(UPBEAT__\w+)=(\S+)", DOCKERFILE))
+
+
+def environment(service: str, key: str = "a-key-for-tests") -> dict[str, str]:
+    """What the container sees, with the operator's key filled in."""
+    said = IMAGE_SETTINGS | SERVICES[service]["environment"]
+    return {name: re.sub(r"\$\{UPBEAT_API_KEY:\?[^}]*\}", key, value) for name, value in said.items()}
+
+
+def config_of(service: str, monkeypatch: pytest.MonkeyPatch) -> Config:
+    for name in [name for name in os.environ if name.startswith("UPBEAT__")]:
+        monkeypatch.delenv(name)
+    for name, value in environment(service).items():
+        monkeypatch.setenv(name, value)
+    return load_config()
+
+
+def test_it_is_the_stack_that_the_launcher_starts() -> None:
+    assert set(SERVICES) == {planned.name for planned in stack_plan(2)}
+
+
+@pytest.mark.parametrize("planned", stack_plan(2), ids=lambda planned: planned.name)
+def test_every_command_is_a_program_with_its_own_flags(planned: Any) -> None:
+    program, *flags = SERVICES[planned.name]["command"]
+    assert program == planned.program
+    node = [] if planned.node is None else ["--node", str(planned.node)]
+    assert flags == node
+    help_text = subprocess.run(
+        [str(Path(sys.executable).with_name(program)), "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    for flag in ["--config", *flags[::2]]:
+        assert flag in help_text
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_setting_is_one_that_exists_and_is_valid(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in environment(service) if name.startswith("UPBEAT__")]
+    assert names
+    for name in names:
+        model: type[BaseModel] = Config
+        for part in name.removeprefix("UPBEAT__").lower().split("__"):
+            assert part in model.model_fields, f"{service}: {name} is no setting"
+            inner = model.model_fields[part].annotation
+            model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model
+    config_of(service, monkeypatch)
+
+
+def test_services_agree_on_every_setting() -> None:
+    first = environment("gateway")
+    assert all(environment(service) == first for service in SERVICES)
+
+
+def test_without_a_key_the_gateway_refuses_to_listen_beyond_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment("gateway").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("UPBEAT__GATEWAY__API_KEYS", "[]")
+    with pytest.raises(ConfigError, match=r"gateway\.api_keys"):
+        load_config()
+    assert ":?" in SERVICES["gateway"]["environment"]["UPBEAT__GATEWAY__API_KEYS"], "compose itself stops when no key is given"
+
+
+def test_addresses_are_the_services_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("gateway", monkeypatch)
+    assert config.scheduler_address.partition(":")[0] in SERVICES
+    for n in range(config.nodes.count):
+        places = config.node(n)
+        assert places.store_address.partition(":")[0] in SERVICES
+        assert places.worker_address.partition(":")[0] in SERVICES
+        assert places.store_listen.startswith("0.0.0.0:")
+
+
+def test_health_checks_ask_the_port_that_each_service_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("gateway", monkeypatch)
+    expected = {"gateway": f"http://127.0.0.1:{config.gateway.port}", "scheduler": f"grpc://{config.scheduler_address}"}
+    for n in range(config.nodes.count):
+        places = config.node(n)
+        expected[f"kvstore-{n}"] = f"grpc://127.0.0.1:{places.store_listen.rpartition(':')[2]}"
+        expected[f"worker-{n}"] = f"grpc://127.0.0.1:{places.worker_listen.rpartition(':')[2]}"
+    for service, address in expected.items():
+        assert SERVICES[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", address]
+
+
+def test_a_node_shares_one_arena_and_everybody_who_stores_shares_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("gateway", monkeypatch)
+    for n in range(config.nodes.count):
+        for kind in ("kvstore", "worker"):
+            mounts = dict(mount.split(":") for mount in SERVICES[f"{kind}-{n}"]["volumes"])
+            assert mounts == {"data": str(config.data), f"node-{n}-arena": str(config.shm_dir)}
+        volume = COMPOSE["volumes"][f"node-{n}-arena"]["driver_opts"]
+        assert (volume["type"], volume["device"]) == ("tmpfs", "tmpfs")
+    assert set(COMPOSE["volumes"]) == {"data", "node-0-arena", "node-1-arena"}
+
+
+def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway"}
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES["gateway"]["ports"])
+
+
+def test_a_container_is_given_the_time_that_a_stop_takes() -> None:
+    assert {service["stop_grace_period"] for service in SERVICES.values()} == {"30s"}
+
+
+def test_the_image_holds_every_package_and_what_the_services_need() -> None:
+    packages = re.search(r"include = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
+    assert packages is not None
+    for package in re.findall(r'"(\w+)\*"', packages[1]):
+        assert f"COPY {package} {package}" in DOCKERFILE
+    for source in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE):
+        assert all((ROOT / part).exists() for part in source.split()), source

@@ -1,0 +1,102 @@
+"""What the documents promise exists: targets, commands, flags, paths, pins."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+MAKEFILE = (ROOT / "Makefile").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#"))
+_help: dict[str, str] = {}
+
+
+def help_of(*command: str) -> str:
+    """What `upbeat COMMAND --help` prints."""
+    key = " ".join(command)
+    if key not in _help:
+        program = str(Path(sys.executable).with_name("upbeat"))
+        _help[key] = subprocess.run([program, *command, "--help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return _help[key]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_make_target_that_is_named_exists(document: str) -> None:
+    for target in re.findall(r"`?make ([a-z-]+)[` \n]", (ROOT / document).read_text()):
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), f"{document}: make {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_and_flag_that_is_named_exists(document: str) -> None:
+    for code in re.findall(r"`([^`\n]+)`|^    (.+)$", (ROOT / document).read_text(), re.MULTILINE):
+        words = re.search(r"\bupbeat ([a-z]+)(.*)", " ".join(code))
+        if words is None or "curl" in " ".join(code):
+            continue
+        assert re.search(rf"^  {words[1]}\b", help_of(), re.MULTILINE), f"{document}: upbeat {words[1]}"
+        for flag in re.findall(r"--[a-z-]+", words[2]):
+            assert flag in help_of(words[1]), f"{document}: upbeat {words[1]} {flag}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_path_that_is_named_exists(document: str) -> None:
+    text = (ROOT / document).read_text()
+    named = re.findall(r"`([a-z_.]+(?:/[A-Za-z0-9_.-]+)*/?)`", text)
+    tops = {path.name for path in ROOT.iterdir()}
+    paths = [name for name in named if "/" in name and name.split("/")[0] in tops]
+    made_later = ("data/", ".cache/", ".venv")
+    for path in paths:
+        assert path.startswith(made_later) or (ROOT / path).exists(), f"{document}: {path}"
+
+
+def test_the_architecture_names_every_package() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for package in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]:
+        assert f"`{package.rstrip('*')}/`" in text
+
+
+def test_the_changelog_knows_this_version_or_what_comes_next() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]" in text or f"## [{PROJECT['project']['version']}]" in text
+
+
+def test_everything_that_is_installed_for_us_is_pinned() -> None:
+    pins = {canonicalize_name(name) for name in PINS}
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    wanted += [Requirement(text) for listed in extras.values() for text in listed]
+    seen: set[str] = set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        if name in seen:
+            continue
+        seen.add(name)
+        assert name in pins, f"{name} is not in constraints.txt"
+        found: Distribution = distribution(name)
+        for text in found.requires or []:
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                wanted.append(needed)
+    assert seen >= {"torch", "aiohttp", "nixl-cu12", "pytest"}
+
+
+def test_no_pin_carries_a_build_that_only_one_machine_has() -> None:
+    assert not [name for name, version in PINS.items() if "+" in version]
+
+
+def test_every_program_has_its_entry_point() -> None:
+    assert set(PROJECT["project"]["scripts"]) == {"upbeat", "upbeat-gateway", "upbeat-scheduler", "upbeat-kvstore", "upbeat-worker"}
+
+
+def test_a_make_target_without_tests_does_not_pass() -> None:
+    assert re.search(r"= 5 \]; then .* exit 1", MAKEFILE), "pytest's status 5 means that nothing was selected"

@@ -1,0 +1,88 @@
+"""Real kvstore processes on loopback, each stack in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import Config, dump_config, load_config
+
+_EXIT_S = 40
+
+
+class Stack:
+    """Two nodes' stores and, where a test wants one, a scheduler of the test's own on `config.scheduler_address`."""
+
+    def __init__(self, config: Config, file: Path) -> None:
+        self.config = config
+        self.file = file
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, node: int) -> None:
+        """Start a node's store; returns at once."""
+        command = [sys.executable, "-m", "kvstore", "--config", str(self.file), "--node", str(node)]
+        log = self.file.with_name(f"kvstore-{node}.log").open("ab")
+        self.processes[node] = subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+
+    def signal(self, node: int, number: int) -> None:
+        """Send a signal and, when it ends the process, wait for that."""
+        process = self.processes[node]
+        process.send_signal(number)
+        if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            process.wait(_EXIT_S)
+
+    def log(self, node: int) -> str:
+        """What the store logged."""
+        return self.file.with_name(f"kvstore-{node}.log").read_text()
+
+    def address(self, node: int) -> str:
+        """Where the store listens."""
+        return self.config.node(node).store_address
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait(_EXIT_S)
+        for node in self.processes:
+            self.config.node(node).arena.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Callable[..., Stack]]:
+    """A function: a stack with these `kv` settings; nothing is started."""
+    stacks: list[Stack] = []
+
+    def make(**kv: Any) -> Stack:
+        first = free_ports(40)
+        overrides = {
+            "data": str(tmp_path / "data"),
+            "run_dir": str(tmp_path / "run"),
+            "shm_dir": str(_shm(tmp_path)),
+            "nodes": {"base_port": first, "count": 2},
+            "scheduler": {"port": first + 35},
+            "gateway": {"port": first + 36},
+            "kv": {"dram_gib": 0.0625, **kv},
+        }
+        config = load_config(None, overrides)
+        file = tmp_path / "config.yaml"
+        file.write_text(dump_config(config))
+        stack = Stack(config, file)
+        stacks.append(stack)
+        return stack
+
+    yield make
+    for stack in stacks:
+        stack.stop()
+
+
+def _shm(fallback: Path) -> Path:
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else fallback

@@ -1,0 +1,387 @@
+"""The core's single decisions, as sentences: victims, order of reads, slots, states, write-back limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.errors import IllegalTransition
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.core.events import LoadKind, SourceKind
+from kvstore.core.eviction import victims
+from kvstore.core.index import Chunk
+from kvstore.core.ledger import Ledger
+from kvstore.core.prefetch import bands, rank
+from kvstore.core.sessions import Advice, Rank, Sessions, Standing
+from kvstore.core.state import COPY_MOVES, LOAD_MOVES, PIECE_MOVES, CopyState, LoadState, PieceState, move
+from kvstore.core.store import Store
+
+SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")  # 1 KiB pieces: one 4 KiB slot each
+SLOT = 4096
+
+
+# ---- states
+
+
+@pytest.mark.parametrize(("moves", "states"), [(PIECE_MOVES, PieceState), (COPY_MOVES, CopyState), (LOAD_MOVES, LoadState)])
+def test_a_move_that_the_table_does_not_list_raises(moves, states):
+    assert set(moves) == set(states)
+    for old in states:
+        for new in states:
+            if new in moves[old]:
+                assert move(moves, old, new) is new
+            else:
+                with pytest.raises(IllegalTransition, match=f"{old.name} -> {new.name}"):
+                    move(moves, old, new)
+
+
+# ---- victims
+
+
+def chunk(name: str, position: int, layers: int = 2, *, ssd: CopyState = CopyState.PRESENT, saved: bool = True) -> Chunk:
+    made = Chunk(name.encode().ljust(32), KvShape(b"f" * 32, layers, 1, 8, 16, "float32"))
+    made.position, made.ssd, made.saved_here = position, ssd, saved
+    made.states = [PieceState.READY] * layers
+    made.offsets = list(range(layers))
+    made.ready = layers
+    return made
+
+
+def order(chunks: list[Chunk], standings: dict[str, Standing], **options) -> list[tuple[str, int]]:
+    def standing(c: Chunk) -> Standing:
+        return standings[c.key.decode().strip()[0]]
+
+    return [(c.key.decode().strip(), layer) for c, layer in victims(chunks, standing, **options)]
+
+
+OLD, NEW = Standing(Rank.UNADVISED, 0, 1.0), Standing(Rank.UNADVISED, 0, 2.0)
+
+
+def test_last_layers_go_first_across_sessions_then_the_older_session_then_the_later_chunk():
+    chunks = [chunk("a0", 0), chunk("a1", 1), chunk("b0", 0), chunk("b1", 1)]
+    assert order(chunks, {"a": NEW, "b": OLD}) == [
+        ("b1", 1),
+        ("b0", 1),
+        ("a1", 1),
+        ("a0", 1),
+        ("b1", 0),
+        ("b0", 0),
+        ("a1", 0),
+        ("a0", 0),
+    ]
+
+
+def test_without_layer_priority_whole_chunks_go():
+    chunks = [chunk("a0", 0), chunk("a1", 1)]
+    assert order(chunks, {"a": OLD}, layer_priority=False) == [("a1", 1), ("a1", 0), ("a0", 1), ("a0", 0)]
+
+
+def test_dropped_sessions_go_before_unadvised_ones_before_advised_ones_whatever_their_layers():
+    chunks = [chunk("a", 0), chunk("u", 0), chunk("d", 0)]
+    standings = {"a": Standing(Rank.ADVISED, 0, 0.0), "u": Standing(Rank.UNADVISED, 0, 9.0), "d": Standing(Rank.DROPPED, 0, 99.0)}
+    assert [name for name, _ in order(chunks, standings)] == ["d", "d", "u", "u", "a", "a"]
+    assert [name for name, _ in order(chunks, standings, below=Rank.ADVISED)] == ["d", "d", "u", "u"]
+
+
+def test_less_urgent_priorities_go_first_within_a_class():
+    chunks = [chunk("u", 0), chunk("l", 0)]
+    standings = {"u": Standing(Rank.ADVISED, 5, 1.0), "l": Standing(Rank.ADVISED, -5, 2.0)}
+    assert [name for name, _ in order(chunks, standings)] == ["l", "l", "u", "u"]
+
+
+def test_chunks_that_no_slower_tier_will_have_go_before_everything():
+    chunks = [chunk("d", 0), chunk("s", 0, ssd=CopyState.SKIPPED)]
+    standings = {"d": Standing(Rank.DROPPED, 0, 0.0), "s": Standing(Rank.ADVISED, 0, 0.0)}
+    assert [name for name, _ in order(chunks, standings)] == ["s", "s", "d", "d"]
+
+
+def test_what_waits_to_be_saved_is_never_a_victim():
+    waiting = chunk("w", 0, ssd=CopyState.WAITING)
+    for_blob = chunk("b", 0, ssd=CopyState.SKIPPED)
+    for_blob.blob = CopyState.WAITING
+    assert order([waiting, for_blob], {"w": OLD, "b": OLD}) == []
+    for_blob.ssd = CopyState.PRESENT
+    assert order([waiting, for_blob], {"w": OLD, "b": OLD}) == [("b", 1), ("b", 0)]
+
+
+def test_an_advisory_protects_until_it_expires_is_invalidated_or_its_request_comes():
+    sessions, s = Sessions(), SessionKey("t", "s")
+    assert sessions.standing(s, 0.0).rank is Rank.UNADVISED
+    sessions.advise(s, Advice(priority=-3, arrival=5.0, expires=60.0))
+    assert sessions.standing(s, 59.0) == Standing(Rank.ADVISED, 3, 0.0)
+    assert sessions.standing(s, 60.0).rank is Rank.DROPPED
+    sessions.used(s, 61.0)
+    assert sessions.standing(s, 62.0) == Standing(Rank.UNADVISED, 0, 61.0)
+    sessions.invalidate(s)
+    assert sessions.standing(s, 63.0).rank is Rank.DROPPED
+
+
+# ---- order of reads
+
+
+def test_demand_comes_before_peers_before_prefetch():
+    common = {"layer": 5, "priority": 0, "arrival": 1.0, "order": 1, "position": 0}
+    ranks = [rank(kind, **common) for kind in (LoadKind.DEMAND, LoadKind.PEER, LoadKind.PREFETCH)]
+    assert ranks == sorted(ranks)
+    assert rank(LoadKind.ADVISED, **common) == ranks[2]
+
+
+def test_prefetch_takes_layer_0_of_every_session_before_layer_1_of_any_then_arrival_then_priority():
+    wants = [
+        rank(LoadKind.ADVISED, layer=layer, priority=priority, arrival=arrival, order=order, position=0)
+        for layer in (0, 1)
+        for arrival, priority, order in ((1.0, 0, 3), (2.0, -5, 2), (2.0, 5, 1))
+    ]
+    wants.reverse()
+    assert sorted(wants) == wants[::-1]
+
+
+def test_demand_takes_the_more_urgent_request_first_and_then_the_lower_layer():
+    def demand(priority: int, layer: int) -> tuple[float, ...]:
+        return rank(LoadKind.DEMAND, layer=layer, priority=priority, arrival=0.0, order=1, position=0)
+
+    assert demand(-1, 9) < demand(0, 0) < demand(0, 1)
+
+
+def test_reads_join_neighbouring_layers_but_never_across_a_band_or_a_gap():
+    shape = KvShape(b"f" * 32, 8, 1, 8, 16, "float32")
+    assert bands(shape, [0, 1, 2, 3, 4, 5, 6, 7], SourceKind.BLOB) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert bands(shape, [1, 2, 3, 6], SourceKind.BLOB) == [[1], [2, 3], [6]]
+    large = KvShape(b"f" * 32, 8, 64, 128, 64, "float32")
+    assert bands(large, [0, 1, 2], SourceKind.SSD) == [[0], [1], [2]]
+
+
+# ---- slots
+
+
+def test_a_reservation_without_room_changes_nothing():
+    ledger = Ledger(8 * SLOT, slab_bytes=4 * SLOT)
+    assert ledger.begin(SLOT, 9) is None
+    assert ledger.used_bytes == 0 and ledger.room(SLOT) == 8
+
+
+def test_slots_of_two_sizes_share_the_arena_and_empty_slabs_change_hands():
+    ledger = Ledger(8 * SLOT, slab_bytes=4 * SLOT)
+    small = ledger.begin(SLOT, 5)
+    assert ledger.room(2 * SLOT) == 0
+    for offset in small:
+        ledger.finish(offset)
+    for offset in small[4:]:
+        ledger.free(offset)
+    assert ledger.room(2 * SLOT) == 2
+    ledger.validate()
+
+
+def test_room_for_another_size_is_made_by_emptying_whole_slabs():
+    ledger = Ledger(8 * SLOT, slab_bytes=4 * SLOT)
+    small = ledger.begin(SLOT, 8)
+    for offset in small:
+        ledger.finish(offset)
+    chosen = ledger.choose(2 * SLOT, 1, small)
+    assert len(chosen) == 4
+    assert len(ledger.choose(SLOT, 1, small)) == 1
+    assert ledger.choose(2 * SLOT, 5, small) is None
+
+
+def test_pinned_and_reserved_slots_cannot_be_freed():
+    ledger = Ledger(4 * SLOT, slab_bytes=4 * SLOT)
+    offset = ledger.begin(SLOT, 1)[0]
+    with pytest.raises(IllegalTransition):
+        ledger.free(offset)
+    with pytest.raises(IllegalTransition):
+        ledger.pin(offset)
+    ledger.finish(offset)
+    ledger.pin(offset)
+    with pytest.raises(IllegalTransition):
+        ledger.free(offset)
+    assert ledger.unpin(offset)
+    ledger.free(offset)
+    with pytest.raises(IllegalTransition):
+        ledger.free(offset)
+
+
+# ---- the whole, step by step
+
+SESSION, OTHER = SessionKey("t", "s"), SessionKey("t", "o")
+KEYS = [bytes([i]) * 32 for i in range(8)]
+
+
+def make(slots: int = 16, limit: int = 1 << 20) -> Store:
+    store = Store("node-0", slots * SLOT, write_back_limit_bytes=limit, slab_bytes=4 * SLOT)
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    return store
+
+
+def copies(keys: list[bytes]) -> list[ev.FoundCopy]:
+    return [ev.FoundCopy(key, SHAPE, (1, 2)) for key in keys]
+
+
+def wanted(number: int, keys: list[bytes], kind: LoadKind = LoadKind.DEMAND, *, session: SessionKey = SESSION, now: float = 1.0, **other):
+    given = {"sources": (), "priority": 0, **other}
+    return ev.LoadWanted(("w", str(number)), kind, session, SHAPE.fingerprint, [(k, ()) for k in keys], now=now, **given)
+
+
+def of(kind: type, instructions: list) -> list:
+    return [i for i in instructions if isinstance(i, kind)]
+
+
+def save(store: Store, number: int, keys: list[bytes], session: SessionKey = SESSION) -> list:
+    """Grant, write, sum; returns the write-back instructions."""
+    grant = of(do.Grant, store.handle(ev.SaveWanted(("w", number), session, SHAPE.fingerprint, keys, 0.0)))[0]
+    out = store.handle(ev.SaveEnded(("w", number), grant.indices, (), 0.0))
+    return [i for s in of(do.Sum, out) for i in store.handle(ev.Summed(s.key, (1, 2), 0.0))]
+
+
+def test_two_loads_of_one_piece_share_one_read_and_a_demand_lifts_a_prefetch():
+    store = make()
+    store.handle(ev.Recovered(copies(KEYS[:1])))
+    first = store.handle(wanted(1, KEYS[:1], LoadKind.PREFETCH))
+    second = store.handle(wanted(2, KEYS[:1]))
+    assert len(of(do.Fetch, first)) == 2 and not of(do.Fetch, second)
+    fetch = of(do.Fetch, first)[0]
+    pieces = of(do.Pieces, store.handle(ev.FetchDone(fetch.fetch, {}, 1.0)))
+    assert {p.load[1] for p in pieces} == {"1", "2"}
+    store.validate()
+
+
+def test_a_prefetch_never_displaces_an_advised_session_but_demand_may():
+    store = make(slots=4)
+    store.handle(ev.Recovered(copies(KEYS[:4])))
+    store.handle(ev.ManifestsListed([Manifest(OTHER, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0)], 0.0))
+    for fetch in of(do.Fetch, store.handle(ev.Advised(OTHER, 0, 1.0, 60.0, (), 0.0))):
+        store.handle(ev.FetchDone(fetch.fetch, {}, 0.0))
+    assert store.ledger.room(SLOT) == 0
+    prefetch = store.handle(wanted(1, KEYS[2:3], LoadKind.PREFETCH))
+    assert [e.usable for e in of(do.End, prefetch)] == [0]
+    assert not of(do.Fetch, prefetch)
+    assert len(of(do.Fetch, store.handle(wanted(2, KEYS[3:4])))) == 2
+    store.validate()
+
+
+def test_saves_over_the_write_back_limit_are_refused_and_accepted_again_when_it_drains():
+    store = make(limit=2 * SHAPE.chunk_bytes)
+    writes = save(store, 1, KEYS[:2])
+    assert len(of(do.WriteSsd, writes)) == 2
+    refused = of(do.Grant, store.handle(ev.SaveWanted(("w", 2), SESSION, SHAPE.fingerprint, KEYS[2:3], 0.0)))[0]
+    assert refused.refused == (0,)
+    store.handle(ev.SsdWritten(KEYS[0], True, 0.0))
+    assert of(do.Grant, store.handle(ev.SaveWanted(("w", 3), SESSION, SHAPE.fingerprint, KEYS[2:3], 0.0)))[0].indices == (0,)
+    store.validate()
+
+
+def test_a_saved_chunk_is_written_to_the_ssd_and_then_from_there_to_the_blob_tier():
+    store = make()
+    (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
+    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, True, 0.0)))
+    assert blob.offsets == ()
+    store.handle(ev.BlobWritten(write.key, True, 0.0))
+    assert store.saves.waiting_bytes == 0
+
+
+def test_a_full_disk_sends_the_chunk_to_the_blob_tier_from_the_arena():
+    store = make()
+    (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
+    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, False, 0.0)))
+    assert blob.offsets == write.offsets
+
+
+def test_a_bad_piece_voids_its_chunk_and_all_later_ones_and_the_copy_is_deleted():
+    store = make()
+    store.handle(ev.Recovered(copies(KEYS[:3])))
+    out = store.handle(wanted(1, KEYS[:3]))
+    ends, deletes = [], []
+    for fetch in of(do.Fetch, out):
+        bad = {0: ev.Fault.CORRUPT} if fetch.pieces[0].key == KEYS[1] else {}
+        step = store.handle(ev.FetchDone(fetch.fetch, bad, 1.0))
+        ends, deletes = ends + of(do.End, step), deletes + of(do.DeleteSsd, step)
+        for probe in of(do.Probe, step):
+            ends += of(do.End, store.handle(ev.Probed(probe.load, probe.keys, [], 1.0)))
+        store.validate()
+    assert [d.key for d in deletes] == [KEYS[1]]
+    assert [e.usable for e in ends] == [1]
+
+
+def test_unknown_keys_are_probed_in_growing_batches_until_one_is_missing():
+    store = make()
+    sizes = []
+    out = store.handle(wanted(1, KEYS))
+    while probes := of(do.Probe, out):
+        (probe,) = probes
+        sizes.append(len(probe.keys))
+        out = store.handle(ev.Probed(probe.load, probe.keys, copies([k for k in probe.keys if k in KEYS[:3]]), 1.0))
+    assert sizes == [1, 4]
+    assert of(do.Found, out)[0].chunks == 3
+
+
+def test_keys_that_a_manifest_names_are_probed_at_once():
+    store = make()
+    store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:7], 112, 1.0)], 0.0))
+    (probe,) = of(do.Probe, store.handle(wanted(1, KEYS)))
+    assert probe.keys == tuple(KEYS[:7])
+
+
+def test_a_hint_with_a_foreign_source_fetches_the_newer_manifest_first():
+    store = make()
+    store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:1], 16, 1.0)], 0.0))
+    out = store.handle(ev.Advised(SESSION, 0, 1.0, 60.0, ("node-1",), 0.0))
+    assert of(do.FetchManifest, out) and not of(do.AskPeer, out)
+    out = store.handle(ev.ManifestFetched(SESSION, Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:3], 48, 2.0), 0.0))
+    (ask,) = of(do.AskPeer, out)
+    assert [key for key, _ in ask.wants] == KEYS[:3]
+    older = store.handle(ev.ManifestFetched(SESSION, Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:1], 16, 0.5), 0.0))
+    assert store.index.manifests[SESSION].keys == KEYS[:3]
+    assert older is not None
+
+
+def test_the_offer_goes_out_when_layer_0_is_there_and_not_before():
+    store = make()
+    store.handle(ev.Recovered(copies(KEYS[:2])))
+    store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0)], 0.0))
+    fetches = of(do.Fetch, store.handle(ev.Advised(SESSION, -1, 2.0, 62.0, (), 0.0)))
+    assert [(f.pieces[0].layer, f.pieces[0].key) for f in fetches] == [(0, KEYS[0]), (0, KEYS[1]), (1, KEYS[0]), (1, KEYS[1])]
+    assert not of(do.Offer, store.handle(ev.FetchDone(fetches[0].fetch, {}, 0.5)))
+    (offer,) = of(do.Offer, store.handle(ev.FetchDone(fetches[1].fetch, {}, 0.5)))
+    assert offer.keys == tuple(KEYS[:2]) and offer.priority == -1
+    assert offer.arrival_s == pytest.approx(1.5) and offer.expires_s == pytest.approx(61.5)
+
+
+def test_an_invalidation_stops_a_prefetch_that_is_still_queued():
+    store = make(slots=64)
+    keys = [bytes([i, 1]) * 16 for i in range(20)]
+    store.handle(ev.Recovered(copies(keys)))
+    store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, keys, 320, 1.0)], 0.0))
+    running = of(do.Fetch, store.handle(ev.Advised(SESSION, 0, 1.0, 60.0, (), 0.0)))
+    out = store.handle(ev.Invalidated(SESSION, 0.1))
+    assert of(do.TellInvalid, out)
+    for fetch in running:
+        assert not of(do.Fetch, store.handle(ev.FetchDone(fetch.fetch, {}, 0.2)))
+    store.validate()
+
+
+def test_a_worker_that_leaves_gives_everything_back():
+    store = make(slots=8)
+    grant = of(do.Grant, store.handle(ev.SaveWanted(("w", 1), SESSION, SHAPE.fingerprint, KEYS[:2], 0.0)))[0]
+    assert len(grant.offsets) == 4
+    store.handle(ev.Recovered(copies(KEYS[4:6])))
+    for fetch in of(do.Fetch, store.handle(wanted(2, KEYS[4:6]))):
+        store.handle(ev.FetchDone(fetch.fetch, {}, 0.0))
+    store.handle(ev.WorkerGone("w", 1.0))
+    store.validate()
+    assert not store.loads.count
+    assert store.ledger.room(SLOT) == 4, "only the loaded pieces stay, unpinned"
+    assert len(of(do.Grant, store.handle(ev.SaveWanted(("x", 1), OTHER, SHAPE.fingerprint, KEYS[:4], 2.0)))[0].indices) == 4
+
+
+def test_a_hint_repeated_while_its_load_runs_starts_nothing_new_and_renews_the_offer():
+    store = make()
+    store.handle(ev.Recovered(copies(KEYS[:2])))
+    store.handle(ev.ManifestsListed([Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0)], 0.0))
+    fetches = of(do.Fetch, store.handle(ev.Advised(SESSION, 0, 2.0, 62.0, (), 0.0)))
+    assert store.handle(ev.Advised(SESSION, 0, 1.0, 61.0, (), 0.5)) == []
+    for fetch in fetches[:2]:
+        store.handle(ev.FetchDone(fetch.fetch, {}, 0.6))
+    (offer,) = store.handle(ev.Advised(SESSION, 0, 5.0, 65.0, (), 1.0))
+    assert isinstance(offer, do.Offer) and offer.arrival_s == pytest.approx(5.0)
+    store.validate()

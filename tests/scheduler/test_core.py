@@ -1,0 +1,253 @@
+"""Placement, the fleet's bookkeeping, the directory and the hints."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from contracts.advisory import Advisory
+from contracts.errors import InvalidRequest, NotFound, Unavailable
+from contracts.ids import SessionKey
+from contracts.kv import KvShape
+from scheduler.core import snapshot
+from scheduler.core.advisories import Advisories, Pending
+from scheduler.core.directory import Directory, Held
+from scheduler.core.fleet import Fleet, Load, Model
+from scheduler.core.placement import Choice, place
+from scheduler.core.snapshot import Turn
+
+MODEL = Model("m", KvShape(b"f" * 32, 2, 1, 8, 64, "float32"), 1000, 0)
+S = SessionKey("t", "s")
+
+
+class House:
+    """A fleet of serving nodes with a directory and hints, at time 0."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.fleet, self.directory, self.advisories = Fleet(), Directory(), Advisories()
+        for i in range(nodes):
+            self.fleet.worker_joined(f"node-{i}", f"w{i}", (MODEL,), 0.0)
+            self.fleet.store_joined(f"node-{i}", f"s{i}")
+
+    def hold(self, node: str, tokens: int, key: SessionKey = S) -> None:
+        self.directory.report(node, key, "m", 1000, 1.0, Held(tokens, tokens * 100_000))
+
+    def choose(self, turn: Turn | None = None, policy: str = "balanced", key: SessionKey = S, now: float = 0.0) -> Choice:
+        view = snapshot.take(self.fleet, self.directory, self.advisories, key, now)
+        return place(view, turn or Turn("m"), policy, str(key).encode())
+
+
+def test_the_node_with_fewest_outstanding_requests_is_chosen_wherever_the_cache_is() -> None:
+    h = House()
+    h.hold("node-0", 1000)
+    h.fleet.placed("node-0", "r1", 0.0)
+    assert h.choose(Turn("m", advised=True)).node == "node-1"
+    assert h.choose(policy="sticky").node == "node-0"
+
+
+def test_with_equal_load_the_cache_decides() -> None:
+    for holder in ("node-0", "node-1"):
+        h = House()
+        h.hold(holder, 1000)
+        assert h.choose(Turn("m", advised=True)).node == holder
+        assert h.choose().node == holder
+
+
+def test_without_a_hint_a_short_queue_is_worth_less_than_a_long_load() -> None:
+    h = House()
+    h.fleet.request_s = 0.05
+    h.hold("node-0", 1000)  # 0.1 s on the link
+    h.fleet.placed("node-0", "r1", 0.0)
+    assert h.choose().node == "node-0"
+    h.fleet.request_s = 0.5
+    assert h.choose().node == "node-1"
+
+
+def test_hints_whose_request_has_not_come_count_as_work_to_come() -> None:
+    h = House()
+    other = SessionKey("t", "other")
+    h.advisories.place(Pending(other, "a1", Advisory("other"), "node-0", 0.0, 60.0))
+    assert h.choose(Turn("m", advised=True)).node == "node-1"
+
+
+def test_new_sessions_spread_over_idle_nodes() -> None:
+    h = House(4)
+    counts = {f"node-{i}": 0 for i in range(4)}
+    for i in range(400):
+        counts[h.choose(key=SessionKey("t", f"s{i}")).node] += 1
+    assert min(counts.values()) > 50
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.binary(max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_a_decision_is_a_pure_function_and_nobody_with_less_work_is_passed_over(work: list[int], seed: bytes) -> None:
+    h = House(len(work))
+    for i, n in enumerate(work):
+        for j in range(n):
+            h.fleet.placed(f"node-{i}", f"r{i}.{j}", 0.0)
+    view = snapshot.take(h.fleet, h.directory, h.advisories, S, 0.0)
+    first, second = (place(view, Turn("m"), "balanced", seed) for _ in range(2))
+    assert first == second
+    assert work[int(first.node.removeprefix("node-"))] == min(work)
+
+
+def test_nodes_that_failed_this_request_are_avoided_while_others_serve() -> None:
+    h = House()
+    assert h.choose(Turn("m", avoid=frozenset({"node-0"}))).node == "node-1"
+    assert h.choose(Turn("m", avoid=frozenset({"node-0", "node-1"}))).node in ("node-0", "node-1")
+
+
+def test_a_silent_node_gets_nothing_while_another_serves() -> None:
+    h = House()
+    h.fleet.loaded("node-1", Load(), [], [], now=100.0)
+    assert h.choose(now=101.0).node == "node-1"
+
+
+def test_refusals_name_what_is_wrong() -> None:
+    h = House()
+    with pytest.raises(InvalidRequest, match="node-0, node-1") as wrong_pin:
+        h.choose(Turn("m", pin="node-9"))
+    assert wrong_pin.value.param == "X-Upbeat-Node"
+    with pytest.raises(NotFound) as wrong_model:
+        h.choose(Turn("nope"))
+    assert wrong_model.value.param == "model" and wrong_model.value.code == "model_not_found"
+    h.fleet.worker_left("node-0")
+    with pytest.raises(Unavailable):
+        h.choose(Turn("m", pin="node-0"))
+    h.fleet.store_left("node-1")
+    with pytest.raises(Unavailable):
+        h.choose()
+
+
+def test_a_choice_explains_itself() -> None:
+    h = House()
+    h.fleet.placed("node-0", "r1", 0.0)
+    why = h.choose().why
+    assert why.startswith("node-1 work_s=0 ") and "node-0 work_s=1" in why
+
+
+def test_a_worker_report_is_the_truth_about_what_it_has_heard_of() -> None:
+    h = House()
+    node = h.fleet.nodes["node-0"]
+    h.fleet.placed("node-0", "r1", 0.0)
+    h.fleet.loaded("node-0", Load(), in_flight=[], finished=[], now=1.0)
+    assert "r1" in node.outstanding and node.work_s(2.0) == 2.0, "it may still be on its way to the worker"
+    h.fleet.loaded("node-0", Load(outstanding_s=7.5, request_s=3.0), in_flight=["r1"], finished=[], now=2.0)
+    assert node.work_s(2.0) == 7.5 and h.fleet.request_s > 1.0
+    h.fleet.loaded("node-0", Load(), in_flight=[], finished=["r1"], now=3.0)
+    assert not node.outstanding and node.work_s(2.0) == 0.0
+
+
+def test_a_turn_follows_its_hint_unless_that_node_has_become_the_worse_choice() -> None:
+    h = House()
+    h.hold("node-0", 1000)  # 0.1 s on the link
+    assert h.choose(Turn("m", prefetched="node-1")).node in ("node-0", "node-1")
+    h.fleet.loaded("node-0", Load(outstanding_s=0.05), [], [], 0.0)
+    assert h.choose(Turn("m", prefetched="node-1")).node == "node-1"
+    h.fleet.loaded("node-1", Load(outstanding_s=0.12), [], [], 0.0)
+    assert h.choose(Turn("m", prefetched="node-1")).node == "node-0"
+
+
+def test_a_first_turn_goes_where_there_is_least_work_when_it_comes_whatever_the_hint_said() -> None:
+    h = House()
+    h.fleet.loaded("node-1", Load(outstanding_s=0.5), [], [], 0.0)
+    assert h.choose(Turn("m", prefetched="node-1")).node == "node-0"
+
+
+def test_a_restarted_worker_has_nothing_outstanding() -> None:
+    h = House()
+    h.fleet.placed("node-0", "r1", 0.0)
+    h.fleet.worker_joined("node-0", "w0", (MODEL,), 1.0)
+    assert not h.fleet.nodes["node-0"].outstanding
+
+
+def test_sources_are_holders_with_the_longest_prefix_first() -> None:
+    h = House(3)
+    h.hold("node-0", 100)
+    h.hold("node-1", 500)
+    h.hold("node-2", 500)
+    session = h.directory.get(S)
+    assert session is not None and session.sources() == ["node-1", "node-2", "node-0"]
+    assert session.sources(without="node-1") == ["node-2", "node-0"]
+    h.directory.forget_node("node-2")
+    assert session.sources() == ["node-1", "node-0"]
+
+
+def test_hints_merge_expire_and_are_used_once() -> None:
+    a = Advisories()
+    a.place(Pending(S, "a1", Advisory("s"), "node-0", 0.0, 60.0))
+    a.place(Pending(S, "a2", Advisory("s"), "node-1", 1.0, 61.0))
+    assert len(a) == 1 and a.on_node("node-0") == 0
+    assert a.invalidate(None, "t", "a1") is None
+    used = a.use(S)
+    assert used is not None and used.node == "node-1" and a.use(S) is None
+    a.place(Pending(S, "a3", Advisory("s"), "node-0", 0.0, 60.0))
+    assert a.invalidate(None, "other-tenant", "a3") is None, "ids are a tenant's own"
+    assert not a.expire(59.9) and len(a.expire(60.0)) == 1
+    assert a.outcomes == {"used": 1, "missed": 1, "expired": 1}
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random lives of nodes, requests and hints; the tables agree after every step."""
+
+    nodes = st.sampled_from(["node-0", "node-1", "node-2"])
+    sessions = st.sampled_from([SessionKey("t", x) for x in "abcd"])
+    requests = st.sampled_from([f"r{i}" for i in range(6)])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h, self.now = House(3), 0.0
+
+    @rule(node=nodes, request=requests)
+    def placed(self, node: str, request: str) -> None:
+        self.h.fleet.placed(node, request, self.now)
+
+    @rule(node=nodes, here=st.sets(requests), done=st.lists(requests), dt=st.floats(0, 20))
+    def report(self, node: str, here: set[str], done: list[str], dt: float) -> None:
+        self.now += dt
+        elsewhere = {r for n in self.h.fleet.nodes.values() if n.name != node for r in n.outstanding}
+        self.h.fleet.loaded(node, Load(), sorted(here - elsewhere), done, self.now)
+
+    @rule(node=nodes, leaves=st.booleans())
+    def worker(self, node: str, leaves: bool) -> None:
+        if leaves:
+            self.h.fleet.worker_left(node)
+            self.h.advisories.forget_node(node)
+        else:
+            self.h.fleet.worker_joined(node, "w", (MODEL,), self.now)
+
+    @rule(node=nodes, session=sessions, tokens=st.integers(0, 3))
+    def held(self, node: str, session: SessionKey, tokens: int) -> None:
+        self.h.hold(node, tokens, session)
+
+    @rule(node=nodes)
+    def store_leaves(self, node: str) -> None:
+        self.h.directory.forget_node(node)
+
+    @rule(session=sessions)
+    def erase(self, session: SessionKey) -> None:
+        self.h.directory.erase(session)
+
+    @rule(session=sessions, node=nodes, hint=st.integers(0, 5))
+    def hint(self, session: SessionKey, node: str, hint: int) -> None:
+        self.h.advisories.place(Pending(session, f"{session.session_id}{hint}", Advisory("s"), node, self.now, self.now + 10))
+
+    @rule(session=sessions)
+    def use(self, session: SessionKey) -> None:
+        self.h.advisories.use(session)
+
+    @rule()
+    def expire(self) -> None:
+        self.h.advisories.expire(self.now)
+
+    @invariant()
+    def holds(self) -> None:
+        self.h.fleet.validate()
+        self.h.directory.validate()
+        self.h.advisories.validate()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,186 @@
+"""The scheduler over real gRPC: nodes join, report and die; hints reach the chosen node's store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from runtime import rpc
+from runtime.config import load_config
+from runtime.service import Tasks
+from scheduler.server import SchedulerService
+
+
+class FakeNode:
+    """A worker's and a store's streams to the scheduler."""
+
+    def __init__(self, stub: Any, name: str) -> None:
+        self.name, self.commands = name, asyncio.Queue[scheduler_pb2.StoreCommand]()
+        self.worker: asyncio.Queue[Any] = asyncio.Queue()
+        self.store: asyncio.Queue[Any] = asyncio.Queue()
+        model = scheduler_pb2.ModelInfo(name="m", shape=common_pb2.KvShape(fingerprint=b"f", layers=2, chunk_tokens=64, dtype="float32"))
+        hello = scheduler_pb2.WorkerHello(node=name, address=f"{name}:1", models=[model], instance="1")
+        self.worker.put_nowait(scheduler_pb2.WorkerReport(hello=hello))
+        self.store.put_nowait(scheduler_pb2.StoreReport(hello=scheduler_pb2.StoreHello(node=name, address=f"{name}:2", instance="1")))
+        self._worker_call = stub.WorkerReports(_drain(self.worker))
+        self._store_call = stub.StoreReports(_drain(self.store))
+        self._reader = asyncio.ensure_future(self._read())
+        self._watcher = asyncio.ensure_future(self._hold())
+
+    async def _read(self) -> None:
+        async for command in self._store_call:
+            self.commands.put_nowait(command)
+
+    async def _hold(self) -> None:
+        async for _ in self._worker_call:
+            pass
+
+    async def command(self, kind: str) -> Any:
+        """The next command of this kind."""
+        while True:
+            command = await asyncio.wait_for(self.commands.get(), 10)
+            if command.WhichOneof("kind") == kind:
+                return getattr(command, kind)
+
+    def hold(self, session: str, tokens: int) -> None:
+        held = scheduler_pb2.Held(
+            session=key(session), model="m", tokens_total=tokens, tokens_here=tokens, bytes_here=tokens * 100, last_use_s=1
+        )
+        self.store.put_nowait(scheduler_pb2.StoreReport(held=scheduler_pb2.HeldSessions(sessions=[held])))
+
+    def die(self) -> None:
+        self._worker_call.cancel()
+        self._store_call.cancel()
+
+
+async def _drain(q: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    while True:
+        yield await q.get()
+
+
+def key(session: str) -> common_pb2.Session:
+    return common_pb2.Session(tenant="t", session_id=session)
+
+
+class World:
+    """A scheduler, two nodes, and a gateway's stub."""
+
+    async def start(self) -> None:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        base = port + 1 if port < 60000 else 20000
+        config = load_config(None, {"model_name": "m", "scheduler": {"port": port}, "nodes": {"base_port": base}})
+        self.service = SchedulerService(config, Tasks())
+        await self.service.start()
+        self.channel = rpc.channel(config.scheduler_address)
+        self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
+        self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]
+        await self.until(lambda: sum(n.serving for n in self.service.fleet.nodes.values()) == 2)
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def place(self, session: str, request: str = "r", **more: Any) -> scheduler_pb2.Placement:
+        reply: scheduler_pb2.Placement = await self.stub.Place(
+            scheduler_pb2.PlaceRequest(request_id=request, session=key(session), model=more.pop("model", "m"), **more)
+        )
+        return reply
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            node.die()
+        await self.channel.close(None)
+        await self.service.stop()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World) -> None:
+    world.nodes[0].hold("s", 640)
+    await world.until(lambda: len(world.service.directory) == 1)
+    await world.place("other", pin_node="node-0")
+    advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1", priority=-2)
+    reply = await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))
+    assert list(reply.nodes) == ["node-1"]
+    prefetch = await world.nodes[1].command("prefetch")
+    assert prefetch.advisory.session.session_id == "s" and list(prefetch.source_nodes) == ["node-0"] and prefetch.advisory.priority == -2
+    placement = await world.place("s", "r2")
+    assert placement.advised and placement.node == "node-1" and placement.worker_address == "node-1:1"
+    assert list(placement.source_nodes) == ["node-0"]
+    assert not (await world.place("s", "r3")).advised, "a hint is good for one turn"
+
+
+async def test_a_withdrawn_hint_reaches_the_store_that_was_told(world: World) -> None:
+    advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1")
+    node = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).nodes[0]
+    reply = await world.stub.Invalidate(scheduler_pb2.InvalidateRequest(session=common_pb2.Session(tenant="t"), advisory_id="a1"))
+    assert reply.known
+    told = await world.nodes[int(node[-1])].command("invalidate")
+    assert told.session_id == "s"
+    assert not (await world.stub.Invalidate(scheduler_pb2.InvalidateRequest(session=key("s")))).known
+
+
+async def test_an_ordered_batch_keeps_its_order(world: World) -> None:
+    batch = [common_pb2.Advisory(session=key(f"s{i}"), ttl_s=60, ordered=True, pin_node="node-0") for i in range(3)]
+    await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=batch))
+    arrivals = [(await world.nodes[0].command("prefetch")).advisory.expected_arrival_s for _ in range(3)]
+    assert arrivals == sorted(arrivals) and len(set(arrivals)) == 3
+
+
+async def test_a_hint_nobody_can_use_is_dropped_without_a_word(world: World) -> None:
+    advisory = common_pb2.Advisory(session=key("s"), model_id="unknown", ttl_s=60)
+    assert list((await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).nodes) == [""]
+
+
+async def test_a_dead_node_gets_nothing_and_its_holdings_are_forgotten(world: World) -> None:
+    world.nodes[0].hold("s", 640)
+    await world.until(lambda: len(world.service.directory) == 1)
+    world.nodes[0].die()
+    await world.until(lambda: not world.service.fleet.nodes["node-0"].serving)
+    placement = await world.place("s")
+    assert placement.node == "node-1" and not placement.source_nodes
+
+
+async def test_refusals_carry_the_error_as_the_caller_will_read_it(world: World) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as e:
+        await world.place("s", model="nope")
+    assert e.value.code() == grpc.StatusCode.NOT_FOUND
+    status, message, param, code = json.loads(e.value.details() or "")
+    assert (status, param, code) == (404, "model", "model_not_found") and "nope" in message
+
+
+async def test_a_watcher_sees_the_fleet_change(world: World) -> None:
+    call = world.stub.Watch(scheduler_pb2.WatchRequest())
+    first = await asyncio.wait_for(call.read(), 10)
+    assert [n.serving for n in first.nodes] == [True, True] and first.expected_nodes == 2
+    world.nodes[1].die()
+    async with asyncio.timeout(10):
+        while (await call.read()).nodes[1].serving:
+            pass
+    call.cancel()
+
+
+async def test_an_erased_session_is_unknown_and_every_store_is_told(world: World) -> None:
+    world.nodes[0].hold("s", 64)
+    await world.until(lambda: len(world.service.directory) == 1)
+    reply = await world.stub.EraseSession(scheduler_pb2.EraseSessionRequest(session=key("s")))
+    assert reply.known and list(reply.nodes) == ["node-0", "node-1"]
+    for node in world.nodes:
+        assert (await node.command("erase")).session_id == "s"
+    assert not (await world.stub.ListSessions(scheduler_pb2.ListSessionsRequest(tenant="t"))).sessions

@@ -1,0 +1,229 @@
+"""The ledger of pages and blocks: what it hands out, and what leaves first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from contracts.ids import SessionKey
+from worker.core.hbm import NO_PAGE, Block, HbmCache, Rank, Save, Standing
+from worker.core.pages import PagePool
+
+LAYERS = 4
+A, B, C = (SessionKey("t", name) for name in "abc")
+
+
+def cached(cache: HbmCache, key: bytes, session: SessionKey, index: int = 0, used_s: float = 0.0, save: Save = Save.BELOW) -> Block:
+    block = cache.new_block(index, session, range(LAYERS), used_s)
+    block.ready[:] = True
+    block.save = save
+    assert cache.enter(block, key)
+    return block
+
+
+def make(pages: int = 16) -> HbmCache:
+    return HbmCache(PagePool(slab_count=pages // 4, pages_per_slab=4, layers=LAYERS))
+
+
+def here(block: Block) -> list[int]:
+    return [int(layer) for layer in np.flatnonzero(block.pages != NO_PAGE)]
+
+
+def test_last_layers_leave_first_across_sessions() -> None:
+    cache = make(8)
+    old, new = cached(cache, b"old", A, used_s=1), cached(cache, b"new", B, used_s=2)
+    assert cache.make_room(2, now=3)
+    assert here(old) == [0, 1, 2] and here(new) == [0, 1, 2]
+    assert cache.make_room(3, now=3)
+    assert here(old) == [0, 1] and here(new) == [0, 1, 2]
+    cache.validate()
+
+
+def test_without_layer_priority_whole_chunks_leave_oldest_first() -> None:
+    cache = make(8)
+    cache.layer_priority = False
+    old, new = cached(cache, b"old", A, used_s=1), cached(cache, b"new", B, used_s=2)
+    assert cache.make_room(4, now=3)
+    assert here(old) == [] and len(here(new)) == 4
+
+
+def test_the_beginning_of_a_prefix_outlives_its_end() -> None:
+    cache = make(8)
+    first, last = cached(cache, b"1", A, index=0), cached(cache, b"2", A, index=1)
+    assert cache.make_room(1, now=1)
+    assert len(here(first)) == 4 and len(here(last)) == 3
+
+
+def test_withdrawn_goes_before_unadvised_before_advised_before_urgent() -> None:
+    cache = make(16)
+    cache.standings = {
+        A: Standing(priority=0, advised_until_s=100),
+        B: Standing(priority=0, advised_until_s=100, withdrawn=True),
+        SessionKey("t", "urgent"): Standing(priority=-5, advised_until_s=100),
+    }
+    advised, withdrawn, plain = cached(cache, b"a", A), cached(cache, b"b", B), cached(cache, b"c", C)
+    urgent = cached(cache, b"u", SessionKey("t", "urgent"))
+    for expected in (withdrawn, plain, advised, urgent):
+        assert len(here(expected)) == 4
+        assert cache.make_room(cache.pool.free + 4, now=1)
+        assert here(expected) == []
+    assert cache.purged == {"withdrawn": 4, "unadvised": 4, "advised": 8}
+
+
+def test_an_expired_advisory_only_lowers_the_rank() -> None:
+    cache = make(8)
+    cache.standings[A] = Standing(advised_until_s=10)
+    assert cache.rank(A, now=9)[0] == Rank.ADVISED
+    assert cache.rank(A, now=10)[0] == Rank.WITHDRAWN
+
+
+@pytest.mark.parametrize("hold", ["users", "moving", "waiting"])
+def test_what_is_held_never_leaves_and_a_vain_attempt_changes_nothing(hold: str) -> None:
+    cache = make(8)
+    held, free = cached(cache, b"held", A), cached(cache, b"free", B)
+    if hold == "users":
+        cache.use(held, 1)
+    elif hold == "moving":
+        held.moving = 1
+    else:
+        held.save = Save.WAITING
+    assert not cache.make_room(5, now=2)
+    assert len(here(held)) == len(here(free)) == 4
+    assert cache.make_room(4, now=2)
+    assert len(here(held)) == 4 and here(free) == []
+
+
+def test_what_could_not_be_saved_is_dropped_first() -> None:
+    cache = make(8)
+    refused, below = cached(cache, b"r", A, used_s=9, save=Save.REFUSED), cached(cache, b"b", B, used_s=1)
+    assert cache.make_room(4, now=10)
+    assert here(refused) == [] and len(here(below)) == 4
+
+
+def test_a_prefetch_displaces_only_what_ranks_under_it() -> None:
+    cache = make(8)
+    cache.standings = {A: Standing(advised_until_s=100), B: Standing(advised_until_s=100)}
+    block = cached(cache, b"a", A)
+    cached(cache, b"c", B)
+    assert not cache.make_room(1, now=1, below=(Rank.ADVISED, 0, -3)), "layer 3 may not push out another layer 3"
+    assert cache.make_room(2, now=1, below=(Rank.ADVISED, 0, -2)), "layer 2 may push out the layers 3"
+    assert here(block) == [0, 1, 2]
+
+
+def test_an_incomplete_idle_block_gives_way_to_a_new_one_of_the_same_chunk() -> None:
+    cache = make(8)
+    cached(cache, b"k", A)
+    assert cache.make_room(5, now=1)
+    fresh = cache.new_block(0, B, range(LAYERS), 2)
+    fresh.ready[:] = True
+    cache.use(fresh, 2)
+    assert cache.enter(fresh, b"k") and cache.index[b"k"] is fresh
+    cache.validate()
+
+
+def test_a_lost_block_is_not_matched_and_leaves_with_its_last_user() -> None:
+    cache = make(8)
+    block = cached(cache, b"k", A)
+    cache.use(block, 1)
+    cache.lose(block)
+    assert b"k" not in cache.index and len(here(block)) == 4
+    cache.release(block, 2)
+    assert cache.pool.free == 8
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=200))
+@settings(max_examples=50, deadline=None)
+def test_pages_are_handed_out_once_and_all_come_back(steps: list[tuple[int, bool]]) -> None:
+    pool = PagePool(slab_count=6, pages_per_slab=5, layers=8)
+    mine: list[int] = []
+    for layer, give in steps:
+        if give and mine:
+            pool.give([mine.pop(layer % len(mine))])
+        elif pool.free:
+            page = pool.take(layer)
+            assert page not in mine
+            mine.append(page)
+        else:
+            with pytest.raises(MemoryError):
+                pool.take(layer)
+        pool.validate()
+    pool.give(mine)
+    assert pool.free == pool.total == 30
+    pool.validate()
+
+
+def test_bands_of_layers_fill_slabs_of_their_own() -> None:
+    pool = PagePool(slab_count=8, pages_per_slab=4, layers=8)
+    slabs = {layer: {pool.take(layer) // 4 for _ in range(2)} for layer in (0, 1, 6, 7)}
+    assert slabs[0] == slabs[1] and slabs[6] == slabs[7] and not slabs[0] & slabs[7]
+    assert sorted(pool.to_map) == sorted(slabs[0] | slabs[7])
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random use of the cache; the invariants hold after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = make(32)
+        self.used: list[Block] = []
+        self.now = 0.0
+
+    @rule(key=st.integers(0, 9), session=st.sampled_from([A, B, C]), save=st.sampled_from([Save.BELOW, Save.REFUSED, Save.WAITING]))
+    def compute(self, key: int, session: SessionKey, save: Save) -> None:
+        self.now += 1
+        if not self.cache.make_room(LAYERS, self.now):
+            return
+        block = self.cache.new_block(key, session, range(LAYERS), self.now)
+        self.cache.use(block, self.now)
+        block.ready[:] = True
+        if self.cache.enter(block, bytes([key])):
+            block.save = save
+        self.used.append(block)
+
+    @rule(key=st.integers(0, 9))
+    def match(self, key: int) -> None:
+        block = self.cache.index.get(bytes([key]))
+        if block is not None:
+            gaps = [int(layer) for layer in np.flatnonzero(block.pages == NO_PAGE)]
+            self.cache.use(block, self.now)
+            if self.cache.make_room(len(gaps), self.now):
+                self.cache.fill(block, gaps)
+                block.ready[gaps] = True
+                self.used.append(block)
+            else:
+                self.cache.release(block, self.now)
+
+    @precondition(lambda self: self.used)
+    @rule(i=st.integers(0, 99))
+    def let_go(self, i: int) -> None:
+        self.cache.release(self.used.pop(i % len(self.used)), self.now)
+
+    @rule(key=st.integers(0, 9), save=st.sampled_from([Save.BELOW, Save.REFUSED]))
+    def saved(self, key: int, save: Save) -> None:
+        block = self.cache.index.get(bytes([key]))
+        if block is not None and block.save is Save.WAITING:
+            block.save = save
+            self.cache.settle(block)
+
+    @rule(key=st.integers(0, 9))
+    def erase(self, key: int) -> None:
+        self.cache.erase(bytes([key]))
+
+    @rule(pages=st.integers(1, 32))
+    def purge(self, pages: int) -> None:
+        before = self.cache.pool.free
+        if self.cache.make_room(pages, self.now):
+            assert self.cache.pool.free >= pages
+        else:
+            assert self.cache.pool.free == before
+
+    @invariant()
+    def holds(self) -> None:
+        self.cache.validate(self.used)
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

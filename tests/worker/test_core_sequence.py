@@ -1,0 +1,81 @@
+"""Sequences, batches, and when a load lets a sequence start."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.errors import IllegalTransition
+from contracts.request import GenerateRequest, Sampling
+from worker.core.batching import choose, victim
+from worker.core.load_plan import may_start
+from worker.core.pace import Pace
+from worker.core.prefetch import Offer, band_layers, next_offer
+from worker.core.sequence import TRANSITIONS, Event, Sequence, State
+
+
+def sequence(arrival: int, tokens: int, computed: int = 0, priority: int = 0) -> Sequence:
+    request = GenerateRequest(f"r{arrival}", "t", "s", "m", Sampling(), priority=priority)
+    s = Sequence(request, tokens, [1] * tokens, 10, arrival)
+    s.computed, s.state = computed, State.RUNNING
+    return s
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("event", list(Event))
+def test_only_the_transitions_of_the_table_happen(state: State, event: Event) -> None:
+    s = sequence(0, 1)
+    s.state = state
+    if (state, event) in TRANSITIONS:
+        s.on(event)
+        assert s.state is TRANSITIONS[(state, event)]
+    else:
+        with pytest.raises(IllegalTransition, match=event.value):
+            s.on(event)
+
+
+def test_decodes_come_before_prefills_and_a_long_prefill_is_cut_to_the_budget() -> None:
+    decode, short, long = sequence(2, 10, computed=9), sequence(1, 20), sequence(0, 100)
+    assert choose([long, short, decode], max_batch=8, step_tokens=50) == [(decode, 1), (long, 49)]
+    assert choose([short, decode], max_batch=8, step_tokens=50) == [(decode, 1), (short, 20)]
+
+
+def test_an_urgent_prefill_goes_first_and_the_least_urgent_youngest_is_preempted() -> None:
+    first, late, urgent = sequence(0, 40), sequence(1, 40), sequence(2, 40, priority=-1)
+    assert [s for s, _ in choose([first, late, urgent], 8, 60)] == [urgent, first]
+    assert victim([first, late, urgent]) is late
+
+
+def test_a_sequence_starts_when_no_layer_would_be_waited_for() -> None:
+    assert may_start(12, 12, 1.0, 0.0), "all is here"
+    assert not may_start(0, 12, 0.001, 1.0), "layer 0 is wanted at once"
+    assert may_start(1, 12, layer_load_s=1.0, layer_compute_s=1.0)
+    assert not may_start(1, 12, layer_load_s=1.1, layer_compute_s=1.0)
+    assert may_start(6, 12, layer_load_s=1.8, layer_compute_s=1.0)
+
+
+def test_all_sessions_get_their_low_layers_before_any_gets_high_ones() -> None:
+    from contracts.ids import SessionKey
+
+    a, b = (Offer(SessionKey("t", n), [], 0, arrival, 100) for n, arrival in (("a", 1.0), ("b", 2.0)))
+    order = []
+    while (offer := next_offer(o for o in (a, b) if o.band < 2)) is not None:
+        order.append((offer.session.session_id, offer.band))
+        offer.band += 1
+    assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert [layer for band in range(4) for layer in band_layers(band, 10)] == list(range(10))
+
+
+def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.stepped(0.08, prefill_tokens=0, decodes=4)
+        pace.stepped(0.54, prefill_tokens=100, decodes=2)
+    assert pace.decode_token_s == pytest.approx(0.02) and pace.prefill_token_s == pytest.approx(0.005)
+    for _ in range(200):
+        pace.ended(prefilled=100, generated=5)
+    assert pace.request_s == pytest.approx(0.6) and pace.output_tokens == pytest.approx(5)
+    fresh, cached, done = sequence(0, 101), sequence(1, 101), sequence(2, 101, computed=100)
+    cached.found = 1
+    assert pace.outstanding_s([fresh], 64) == pytest.approx(100 * 0.005 + 5 * 0.02)
+    assert pace.outstanding_s([cached], 64) == pytest.approx(36 * 0.005 + 5 * 0.02)
+    assert pace.outstanding_s([done], 64) == pytest.approx(5 * 0.02)

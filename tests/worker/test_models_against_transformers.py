@@ -1,0 +1,259 @@
+"""Our logits are those of transformers, and do not depend on how a prompt is cut into steps or batched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from worker.memory.granules import HostPool
+from worker.memory.paged_kv import PagedKv
+from worker.models.load import Model, load_model
+from worker.runner import Runner, Slice
+
+GRANULE = 64 << 10
+CHUNK = 16
+SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
+    "llama-other-head-dim": ("Llama", {"head_dim": 16, "num_key_value_heads": 6}),
+    "mistral-window": ("Mistral", {"sliding_window": 20}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-some-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Such small matrices lose more by waiting for a second thread than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def reference(directory: Path, case: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """A random model of this case, saved to `directory`; norms and biases are random too, so that none can be forgotten."""
+    name, extra = CASES[case]
+    torch.manual_seed(sorted(CASES).index(case))
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES | extra)).eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if value.dim() == 1:
+                value.add_(torch.randn_like(value) * 0.2)
+            assert torch.isfinite(value).all(), key
+    model = model.to(dtype)
+    model.save_pretrained(directory)
+    return model
+
+
+class Bench:
+    """A loaded model with a KV cache, and sequences whose pages are drawn at random."""
+
+    def __init__(self, directory: Path, dtype: str = "float32", granule: int = GRANULE, chunk: int = CHUNK) -> None:
+        self.pool = HostPool(granule * 512, granule)
+        self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None)
+        self.kv = PagedKv(self.pool, self.model.shape, 700)
+        for slab in range(self.kv.slab_count):
+            self.kv.map_slab(slab)
+            for page in range(slab * self.kv.pages_per_slab, (slab + 1) * self.kv.pages_per_slab):
+                self.kv.page_bytes_view(page)[:] = 0xFF  # NaN everywhere: what is not written must not be read
+        self.runner = Runner(self.model, self.kv)
+        self.free = np.random.default_rng(1).permutation(self.kv.max_pages)
+        self.calls: list[tuple[str, int]] = []
+
+    def pages(self, tokens: int) -> np.ndarray:
+        layers, count = self.model.config.layers, -(-tokens // self.model.shape.chunk_tokens)
+        mine, self.free = self.free[: layers * count], self.free[layers * count :]
+        assert len(mine) == layers * count, "the test's cache is too small"
+        return mine.astype(np.int64).reshape(layers, count)
+
+    def step(self, *slices: Slice) -> torch.Tensor:
+        self.calls = []
+        return self.runner.step(list(slices), lambda n: self.calls.append(("before", n)), lambda n: self.calls.append(("after", n)))
+
+    def cut(self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True) -> Slice:
+        return Slice(tokens[start:end], start, pages[:, : -(-end // self.model.shape.chunk_tokens)], want)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, SIZES["vocab_size"], length).tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers_in_one_step_in_chunks_and_token_by_token(case: str, tmp_path: Path) -> None:
+    theirs_model = reference(tmp_path, case)
+    bench = Bench(tmp_path)
+    tokens = prompt(100)
+    with torch.no_grad():
+        theirs = theirs_model(torch.tensor([tokens])).logits[0]
+
+    pages = bench.pages(100)
+    whole = bench.step(bench.cut(pages, tokens, 0, 100))
+    torch.testing.assert_close(whole[0], theirs[99], atol=1e-4, rtol=1e-4)
+    assert bench.calls == [(when, layer) for layer in range(3) for when in ("before", "after")]
+
+    pages = bench.pages(100)
+    for start, end in ((0, 37), (37, 38), (38, 80), (80, 96)):
+        got = bench.step(bench.cut(pages, tokens, start, end))
+        torch.testing.assert_close(got[0], theirs[end - 1], atol=1e-4, rtol=1e-4)
+    for at in range(96, 100):
+        got = bench.step(bench.cut(pages, tokens, at, at + 1))
+        torch.testing.assert_close(got[0], theirs[at], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral-window", "qwen3", "qwen2-some-windows"])
+def test_a_mixed_batch_of_prefill_and_decode_gives_each_sequence_what_it_gets_alone(case: str, tmp_path: Path) -> None:
+    theirs_model = reference(tmp_path, case)
+    bench = Bench(tmp_path)
+    lengths = [3, 17, 33, 64, 90, 7, 40, 1]
+    prompts = [prompt(n + 1, seed=n) for n in lengths]
+    pages = [bench.pages(n + 1) for n in lengths]
+    first = [bench.cut(p, t, 0, n // 2, want=False) for p, t, n in zip(pages, prompts, lengths, strict=True) if n // 2]
+    assert bench.step(*first).shape == (0, SIZES["vocab_size"])
+    rest = [bench.cut(p, t, n // 2, n, want=n != 33) for p, t, n in zip(pages, prompts, lengths, strict=True)]
+    prefilled = bench.step(*rest)
+    decoded = bench.step(*(bench.cut(p, t, n, n + 1) for p, t, n in zip(pages, prompts, lengths, strict=True)))
+    with torch.no_grad():
+        theirs = [theirs_model(torch.tensor([t])).logits[0] for t in prompts]
+    expected = torch.stack([t[n - 1] for t, n in zip(theirs, lengths, strict=True) if n != 33])
+    torch.testing.assert_close(prefilled, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(decoded, torch.stack([t[n] for t, n in zip(theirs, lengths, strict=True)]), atol=1e-4, rtol=1e-4)
+
+
+def test_pages_that_do_not_fill_their_slab_evenly_compute_the_same(tmp_path: Path) -> None:
+    reference(tmp_path, "llama")
+    even, uneven = Bench(tmp_path, granule=80 << 10, chunk=20), Bench(tmp_path, granule=64 << 10, chunk=20)
+    assert even.kv.slab_bytes == even.kv.pages_per_slab * even.kv.page_bytes
+    assert uneven.kv.slab_bytes > uneven.kv.pages_per_slab * uneven.kv.page_bytes
+    tokens = prompt(61)
+    outputs = []
+    for bench in (even, uneven):
+        pages = bench.pages(61)
+        bench.step(bench.cut(pages, tokens, 0, 50, want=False))
+        bench.step(bench.cut(pages, tokens, 50, 60, want=False))
+        outputs.append(bench.step(bench.cut(pages, tokens, 60, 61)))
+    torch.testing.assert_close(outputs[0], outputs[1], atol=0, rtol=0)
+
+
+def test_pages_copied_byte_for_byte_continue_exactly_like_the_original(tmp_path: Path) -> None:
+    reference(tmp_path, "qwen3")
+    bench = Bench(tmp_path)
+    tokens = prompt(60)
+    pages, copies = bench.pages(60), bench.pages(60)
+    bench.step(bench.cut(pages, tokens, 0, 48, want=False))
+    for layer in range(3):
+        for chunk in range(3):
+            bench.kv.page_bytes_view(copies[layer, chunk])[:] = bench.kv.page_bytes_view(pages[layer, chunk])
+    original, copy = (bench.step(bench.cut(p, tokens, 48, 60)) for p in (pages, copies))
+    torch.testing.assert_close(original, copy, atol=0, rtol=0)
+
+
+def test_a_page_is_laid_out_as_heads_then_k_and_v_then_tokens(tmp_path: Path) -> None:
+    theirs_model = reference(tmp_path, "llama")
+    bench = Bench(tmp_path)
+    tokens = prompt(40)
+    pages = bench.pages(40)
+    bench.step(bench.cut(pages, tokens, 0, 40))
+    with torch.no_grad():
+        cache = theirs_model(torch.tensor([tokens]), use_cache=True).past_key_values
+    for layer in range(3):
+        piece = torch.from_numpy(bench.kv.page_bytes_view(pages[layer, 1]).copy()).view(torch.float32).view(2, 2, CHUNK, 8)
+        torch.testing.assert_close(piece[:, 0], cache.layers[layer].keys[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(piece[:, 1], cache.layers[layer].values[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3"])
+def test_bfloat16_stays_close_to_transformers(case: str, tmp_path: Path) -> None:
+    theirs_model = reference(tmp_path, case, torch.bfloat16)
+    bench = Bench(tmp_path, dtype="bfloat16")
+    tokens = prompt(70)
+    pages = bench.pages(70)
+    bench.step(bench.cut(pages, tokens, 0, 64, want=False))
+    got = bench.step(bench.cut(pages, tokens, 64, 70))[0]
+    with torch.no_grad():
+        theirs = theirs_model(torch.tensor([tokens])).logits[0, -1].float()
+    assert got.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(got, theirs, dim=0) > 0.99
+
+
+def test_a_step_that_fails_between_layers_can_be_run_again(tmp_path: Path) -> None:
+    reference(tmp_path, "llama")
+    bench = Bench(tmp_path)
+    tokens = prompt(30)
+    pages = bench.pages(30)
+    expected = bench.step(bench.cut(pages, tokens, 0, 30))
+
+    def lost(layer: int) -> None:
+        if layer == 1:
+            raise RuntimeError("piece lost")
+
+    again = bench.pages(30)
+    with pytest.raises(RuntimeError, match="piece lost"):
+        bench.runner.step([bench.cut(again, tokens, 0, 30)], lost, lambda _: None)
+    torch.testing.assert_close(bench.step(bench.cut(again, tokens, 0, 30)), expected, atol=0, rtol=0)
+
+
+def test_a_layer_that_lent_its_granules_computes_the_same_after_it_is_loaded_again(tmp_path: Path) -> None:
+    reference(tmp_path, "qwen2")
+    bench = Bench(tmp_path)
+    tokens = prompt(20)
+    expected = bench.step(bench.cut(bench.pages(20), tokens, 0, 20))
+    free = bench.pool.free
+    given = bench.model.unload_layer(1)
+    assert given > 0 and bench.pool.free == free + given
+    with pytest.raises(Exception, match="layer 1 has lent its granules"):
+        bench.step(bench.cut(bench.pages(20), tokens, 0, 20))
+    lent = bench.pool.take(bench.pool.free)  # somebody else uses that memory meanwhile
+    other = bench.pool.reserve(len(lent) * GRANULE)
+    other.map(0, lent)
+    other.close()
+    bench.model.load_layer(1)
+    torch.testing.assert_close(bench.step(bench.cut(bench.pages(20), tokens, 0, 20)), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tokens": []}, "0 tokens"),
+        ({"tokens": [1] * 600}, "does not fit a model of 512"),
+        ({"tokens": [211]}, "outside the vocabulary"),
+        ({"tokens": [-1]}, "outside the vocabulary"),
+        ({"start": 20}, "do not cover"),
+    ],
+)
+def test_a_slice_that_does_not_fit_is_refused_before_anything_is_written(wrong: dict, message: str, tmp_path: Path) -> None:
+    reference(tmp_path, "llama")
+    bench = Bench(tmp_path)
+    pages = bench.pages(4)
+    with pytest.raises(ValueError, match=message):
+        bench.step(Slice(**{"tokens": [1, 2], "start": 0, "pages": pages, "want_logits": True} | wrong))
+    assert bench.calls == []

@@ -1,0 +1,243 @@
+"""Loading models: what config.json may say, where weights come from, and what makes two models' caches the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from contracts.errors import ConfigError
+from loadtest.random_model import SHAPES, make_random_model, parameters
+from worker.memory.granules import HostPool
+from worker.models.config import load_config, parse_config
+from worker.models.load import Model, load_model
+from worker.models.weights import Checkpoint
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 2048,
+}
+
+
+# ---- config.json -------------------------------------------------------------------------------------------------------
+def test_defaults_are_those_of_the_family() -> None:
+    c = parse_config(LLAMA)
+    assert (c.kv_heads, c.head_dim, c.norm_eps, c.tied, c.dtype) == (4, 16, 1e-6, False, None)
+    assert (c.rope.theta, c.rope.kind) == (10_000.0, "default")
+    assert c.windows == (None,) * 4 and not (c.qkv_bias or c.out_bias or c.mlp_bias or c.qk_norm)
+
+
+def test_rope_is_read_in_both_spellings() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
+    old = parse_config(LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3"} | scaling})
+    new = parse_config(LLAMA | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3"} | scaling})
+    assert old.rope == new.rope and old.rope.original_tokens == 1024 and old.rope.theta == 5e5
+    assert parse_config(LLAMA | {"rope_theta": 7.0, "rope_scaling": None}).rope.theta == 7.0
+
+
+def test_windows_are_those_of_each_architecture() -> None:
+    def windows(name: str, **more: Any) -> tuple[int | None, ...]:
+        return parse_config(LLAMA | {"architectures": [f"{name}ForCausalLM"], "sliding_window": 32} | more).windows
+
+    assert windows("Llama") == (None,) * 4
+    assert windows("Mistral") == (32,) * 4
+    assert windows("Mistral", sliding_window=None) == (None,) * 4
+    assert windows("Qwen2") == (None,) * 4
+    assert windows("Qwen2", use_sliding_window=True, max_window_layers=3) == (None, None, None, 32)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert windows("Qwen3", use_sliding_window=True, layer_types=kinds) == (32, None, 32, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": None}, "architectures"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"hidden_size": "64"}, "hidden_size = '64'"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"head_dim": 15}, "head_dim = 15"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps = -1"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
+        ({"torch_dtype": "int8"}, "torch_dtype = 'int8'"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_what_is_wrong_or_not_computed_is_refused_by_key_and_value(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LLAMA | change)
+    assert named in str(caught.value) and "config.json" in str(caught.value)
+
+
+def test_a_missing_or_broken_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json does not exist"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        load_config(tmp_path)
+
+
+# ---- weights -----------------------------------------------------------------------------------------------------------
+def make(directory: Path, dtype: str = "float32", seed: int = 1, **changes: Any) -> Path:
+    return make_random_model(directory, SHAPES["tiny"][0] | changes, seed, dtype)
+
+
+def load(directory: Path, dtype: str = "auto", chunk_tokens: int = 64, cache_dir: Path | None = None, mib: int = 64) -> Model:
+    return load_model(directory, HostPool(mib << 20, 64 << 10), dtype, "auto", chunk_tokens, cache_dir)
+
+
+def test_a_loaded_model_says_what_it_is(tmp_path: Path) -> None:
+    directory = make(tmp_path)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    model = load(directory)
+    assert (model.shape.layers, model.shape.kv_heads, model.shape.head_dim, model.shape.dtype) == (4, 2, 16, "float32")
+    assert model.max_tokens == 16_384 and model.eos_ids == {2, 7}
+    assert model.weight_bytes % (64 << 10) == 0 and model.weight_bytes >= Checkpoint(directory).bytes
+
+
+def test_weights_in_the_pool_are_those_of_the_file(tmp_path: Path) -> None:
+    directory = make(tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    model = load(directory)
+    prefix = "model.layers.2."
+    packed = torch.cat([tensors[f"{prefix}self_attn.{n}_proj.weight"] for n in "qkv"])
+    assert torch.equal(model.layers[2].qkv, packed)
+    assert torch.equal(model.layers[2].gate_up, torch.cat([tensors[f"{prefix}mlp.{n}_proj.weight"] for n in ("gate", "up")]))
+    assert torch.equal(model.layers[2].down, tensors[prefix + "mlp.down_proj.weight"])
+    assert model.top.head is model.top.embedding
+
+
+def test_sharded_weights_are_the_same_model(tmp_path: Path) -> None:
+    one, many = make(tmp_path / "one"), make(tmp_path / "many")
+    tensors = load_file(many / "model.safetensors")
+    (many / "model.safetensors").unlink()
+    names = sorted(tensors)
+    where = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(names)}
+    for file in set(where.values()):
+        save_file({n: tensors[n] for n in names if where[n] == file}, many / file)
+    (many / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    a, b = load(one), load(many)
+    assert a.shape.fingerprint == b.shape.fingerprint
+    assert torch.equal(a.layers[3].qkv, b.layers[3].qkv)
+
+
+def test_auto_means_float32_for_small_models_and_the_checkpoints_type_for_others(tmp_path: Path) -> None:
+    small = make(tmp_path / "small", "bfloat16")
+    assert load(small).shape.dtype == "float32"
+    assert load(small, "bfloat16").shape.dtype == "bfloat16"
+    large = make(tmp_path / "large", "bfloat16", hidden_size=1024, num_attention_heads=64, intermediate_size=4096, vocab_size=4096)
+    assert Checkpoint(large).bytes > 64 << 20
+    assert load(large, mib=256).shape.dtype == "bfloat16"
+
+
+def test_the_fingerprint_depends_on_what_decides_the_cache_and_on_nothing_else(tmp_path: Path) -> None:
+    base = load(make(tmp_path / "a")).shape.fingerprint
+    assert load(make(tmp_path / "elsewhere")).shape.fingerprint == base
+    assert load(make(tmp_path / "b", eos_token_id=5, max_position_embeddings=4096)).shape.fingerprint == base
+    others = [
+        load(make(tmp_path / "c", seed=2)),
+        load(make(tmp_path / "d", rope_theta=5.0)),
+        load(make(tmp_path / "e", rms_norm_eps=1e-3)),
+        load(tmp_path / "a", "bfloat16"),
+        load(tmp_path / "a", chunk_tokens=32),
+    ]
+    assert len({base, *(m.shape.fingerprint for m in others)}) == 6
+
+
+def test_the_digest_is_remembered_until_the_files_change(tmp_path: Path) -> None:
+    directory, cache = make(tmp_path / "m"), tmp_path / "cache"
+    first = load(directory, cache_dir=cache).shape.fingerprint
+    [entry] = cache.iterdir()
+    assert load(directory, cache_dir=cache).shape.fingerprint == first
+    assert load(directory).shape.fingerprint == first
+    entry.write_text("damaged")
+    assert load(directory, cache_dir=cache).shape.fingerprint == first
+    make(directory, seed=2)
+    assert load(directory, cache_dir=cache).shape.fingerprint == load(directory).shape.fingerprint != first
+
+
+def test_unloading_and_loading_a_layer_moves_granules_and_restores_every_byte(tmp_path: Path) -> None:
+    model = load(make(tmp_path, "bfloat16"), "float32")
+    pool = model.layers._spans[0].pool
+    before, free = model.layers[1].down.clone(), pool.free
+    assert model.unload_layer(1) == model.layers.layer_granules(1) == pool.free - free
+    assert model.unload_layer(1) == 0 and not model.layers.is_loaded(1)
+    model.load_layer(1)
+    model.load_layer(1)
+    assert pool.free == free and torch.equal(model.layers[1].down, before)
+    pool.validate()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda t: t.pop("model.layers.3.mlp.up_proj.weight"), "no tensor model.layers.3.mlp.up_proj.weight"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight is torch.float32 \[3\]"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int32)}), "model.norm.weight is torch.int32"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_config_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
+    directory = make(tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ConfigError, match=message):
+        load(directory)
+
+
+def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
+    directory = make(tmp_path)
+    whole = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="not a readable safetensors file"):
+        load(directory)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(directory)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+    with pytest.raises(ConfigError, match="must be a file beside the index"):
+        load(directory)
+
+
+def test_too_little_memory_names_the_setting_and_the_need(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kv\.hbm_gib: the weights of"):
+        load(make(tmp_path), mib=1)
+
+
+def test_a_device_without_a_pool_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"worker\.device = 'cuda'"):
+        load_model(make(tmp_path), HostPool(64 << 20, 64 << 10), "auto", "cuda", 64, None)
+
+
+# ---- random models -----------------------------------------------------------------------------------------------------
+def test_the_131m_shape_has_about_131_million_parameters() -> None:
+    config, dtype = SHAPES["131m"]
+    assert 129e6 < parameters(config) < 133e6 and dtype == "bfloat16"
+
+
+def test_random_models_repeat_themselves(tmp_path: Path) -> None:
+    a, b, other = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c", seed=2)
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+    assert (a / "model.safetensors").read_bytes() != (other / "model.safetensors").read_bytes()
+
+
+def test_a_vocabulary_below_the_tokenizers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="vocab_size 100"):
+        make(tmp_path, vocab_size=100)

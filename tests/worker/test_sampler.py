@@ -1,0 +1,156 @@
+"""The next token: greedy or drawn, limited as asked, and the same whatever shares the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.request import Sampling
+from worker.sampler import Sampler, SamplingState, allowed
+
+VOCAB = 50
+
+
+def state(generated: tuple[int, ...] = (), **settings: object) -> SamplingState:
+    return SamplingState.start(Sampling(**{"seed": 1} | settings), [1, 2, 3], list(generated))
+
+
+def rows(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def pick(logits: list[float], chosen: SamplingState) -> int:
+    return Sampler().choose(torch.tensor([logits]), [chosen])[0].token
+
+
+def drawn(logits: list[float], **settings: object) -> set[int]:
+    """Every token that 300 seeds draw."""
+    row = torch.tensor(logits)
+    states = [state(seed=seed, **settings) for seed in range(300)]
+    return {c.token for c in Sampler().choose(row.expand(300, -1), states)}
+
+
+def test_temperature_zero_takes_the_best_and_the_lowest_id_among_equals() -> None:
+    assert pick([0.0, 3.0, 1.0, 3.0], state(temperature=0)) == 1
+    many = torch.zeros(4, 100_003)
+    many[:, [70, 5000, 99_999]] = 9.0
+    assert [c.token for c in Sampler().choose(many, [state(temperature=0)] * 4)] == [70] * 4
+
+
+def test_temperature_zero_ignores_the_limits_and_heeds_bias_and_penalties() -> None:
+    assert pick([1.0, 2.0, 0.0], state(temperature=0, top_k=1, top_p=0.1, min_p=0.9)) == 1
+    assert pick([1.0, 2.0, 0.0], state(temperature=0, logit_bias={2: 5.0})) == 2
+    assert pick([1.0, 2.0, 0.0], state((1,), temperature=0, presence_penalty=1.5)) == 0
+    assert pick([1.0, 2.0, 0.0], state((1, 1), temperature=0, frequency_penalty=0.4)) == 1
+    assert pick([1.0, 2.0, 0.0], state((1, 1, 1), temperature=0, frequency_penalty=0.4)) == 0
+
+
+def test_penalties_count_generated_tokens_and_not_the_prompt() -> None:
+    chosen = state(temperature=0, presence_penalty=2.0)
+    assert pick([0.0, 2.0, 1.5, 1.0], chosen) == 1  # token 1 is in the prompt
+    chosen.took(1)
+    assert pick([0.0, 2.0, 1.5, 1.0], chosen) == 2
+
+
+def test_a_bias_outside_the_vocabulary_is_harmless() -> None:
+    assert pick([1.0, 2.0], state(temperature=0, logit_bias={7: 100.0})) == 1
+
+
+def test_limits_cut_what_can_be_drawn() -> None:
+    even = [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert drawn(even) == {0, 1, 2, 3, 4}
+    assert drawn(even, top_k=2) == {3, 4}
+    assert drawn(even, top_k=99) == {0, 1, 2, 3, 4}
+    logs = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    assert drawn(logs, top_p=0.5) == {0}
+    assert drawn(logs, top_p=0.79) == {0, 1}
+    assert drawn(logs, top_p=1e-9) == {0}
+    assert drawn(logs, min_p=0.25) == {0, 1, 2}
+    assert drawn(logs, min_p=1.0) == {0}
+    assert drawn(logs, logit_bias={1: -100.0}) == {0, 2, 3}
+
+
+@given(st.lists(st.floats(-20, 20), min_size=1, max_size=30), st.integers(0, 40), st.floats(0.01, 1.0), st.floats(0.0, 1.0))
+def test_limits_keep_a_best_token_and_never_a_worse_one_before_a_better(
+    logits: list[float], top_k: int, top_p: float, min_p: float
+) -> None:
+    row = torch.tensor(logits, dtype=torch.float64)
+    kept = allowed(row, Sampling(top_k=top_k, top_p=top_p, min_p=min_p))
+    assert kept.any()
+    if not kept.all():
+        assert row[kept].min() >= row[~kept].max()
+    if top_k:
+        assert kept.sum() <= top_k
+    probabilities = row.softmax(0)
+    if not top_k and not min_p:
+        assert probabilities[kept].sum() >= top_p - 1e-9
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = torch.tensor([0.6, 0.3, 0.1]).log()
+    states = [state(seed=n) for n in range(4000)]
+    tokens = torch.tensor([c.token for c in Sampler().choose(logits.expand(4000, -1), states)])
+    shares = torch.bincount(tokens, minlength=3) / 4000
+    torch.testing.assert_close(shares, torch.tensor([0.6, 0.3, 0.1]), atol=0.03, rtol=0)
+
+
+def test_temperature_sharpens_and_the_smallest_one_is_still_a_number() -> None:
+    assert drawn([0.0, 1.0, 0.5], temperature=0.01) == {1}
+    assert drawn([0.0, 1.0, 0.5], temperature=1e-300) == {1}
+
+
+def test_a_row_is_drawn_alike_alone_in_a_batch_and_after_resuming() -> None:
+    logits = rows(12)
+    together = [state(seed=100 + i, temperature=0.9, top_p=0.95) for i in range(12)]
+    batch = [c.token for c in Sampler().choose(logits, together)]
+    alone = [Sampler().choose(logits[i : i + 1], [state(seed=100 + i, temperature=0.9, top_p=0.95)])[0].token for i in reversed(range(12))]
+    assert batch == alone[::-1]
+
+    first = state(seed=5)
+    tokens = []
+    for row in logits:
+        tokens.append(Sampler().choose(row[None], [first])[0].token)
+        first.took(tokens[-1])
+    resumed = state(tuple(tokens[:7]), seed=5)
+    for row, expected in zip(logits[7:], tokens[7:], strict=True):
+        assert Sampler().choose(row[None], [resumed])[0].token == expected
+        resumed.took(expected)
+    assert len(set(tokens)) > 3
+
+
+def test_rounding_noise_in_the_logits_does_not_change_a_draw() -> None:
+    logits = rows(200)
+    noisy = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9)) * 1e-6
+    states = [state(seed=n) for n in range(200)]
+    assert [c.token for c in Sampler().choose(logits, states)] == [c.token for c in Sampler().choose(noisy, states)]
+
+
+def test_without_a_seed_one_is_drawn() -> None:
+    assert len({state(seed=None).seed for _ in range(5)}) == 5
+
+
+def test_seeds_of_any_size_work() -> None:
+    for seed in (-1, 0, 2**63, -(2**63)):
+        assert 0 <= state(seed=seed).uniform() < 1
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    logits = rows(3)
+    before = logits.clone()
+    states = [state(temperature=0, logprobs=3, logit_bias={4: 99.0}), state(temperature=0), state(logprobs=0, temperature=2.0)]
+    first, second, third = Sampler().choose(logits, states)
+    expected = before.log_softmax(-1)
+    assert first.token == 4 and first.logprob == pytest.approx(float(expected[0, 4]))
+    assert first.top is not None and [i for i, _ in first.top] == before[0].topk(3).indices.tolist()
+    assert [p for _, p in first.top] == pytest.approx(expected[0].topk(3).values.tolist())
+    assert second.logprob is None and second.top is None
+    assert third.top == [] and third.logprob == pytest.approx(float(expected[2, third.token]))
+    assert torch.equal(logits, before)
+
+
+def test_rows_and_requests_must_match() -> None:
+    with pytest.raises(ValueError, match="2 rows"):
+        Sampler().choose(rows(2), [state()])
+    assert Sampler().choose(torch.empty(0, VOCAB), []) == []

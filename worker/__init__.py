@@ -1,0 +1,1 @@
+"""The worker: one device's memory and its only ledger, and the engine that runs a model on it."""

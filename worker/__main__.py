@@ -1,0 +1,131 @@
+"""`upbeat-worker`: wires the worker's process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import torch
+
+from contracts.errors import ConfigError
+from contracts.kv import tenant_salt
+from contracts.v1 import worker_pb2_grpc
+from runtime import rpc, telemetry
+from runtime.clock import RealClock
+from runtime.config import GIB, Config, cluster_secret
+from runtime.service import Tasks, arguments, run, serve
+from worker.core.hbm import HbmCache
+from worker.core.pages import PagePool
+from worker.device import Device
+from worker.engine import Engine
+from worker.kv_loader import KvLoader
+from worker.loads import LoadTable
+from worker.memory.granules import HostPool
+from worker.memory.paged_kv import PagedKv
+from worker.models.load import load_model
+from worker.reporter import Reporter
+from worker.runner import Runner
+from worker.server import WorkerServer, longest
+from worker.store_link import StoreLink
+from worker.text import TextCodec
+
+log = telemetry.logger("worker")
+
+
+class WorkerProcess:
+    """Everything one worker process holds."""
+
+    def __init__(self, config: Config, number: int, tasks: Tasks) -> None:
+        self.config, self.places, self.tasks = config, config.node(number), tasks
+        self._loop = asyncio.get_running_loop()
+
+    async def start(self) -> None:
+        """Load the model, serve, attach to the store, report to the scheduler."""
+        config, places = self.config, self.places
+        torch.set_num_threads(config.worker.threads or max(1, (os.cpu_count() or 1) // config.nodes.count))
+        torch.set_grad_enabled(False)
+        began = time.monotonic()
+        granule = config.worker.granule_bytes
+        memory = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
+        model = load_model(
+            config.model, memory, config.worker.dtype, config.worker.device, config.kv.chunk_tokens, config.run_dir / "digests"
+        )
+        codec = TextCodec.load(config.model)
+        shape = model.shape
+        kv = PagedKv(memory, shape, max(memory.free * granule // shape.piece_bytes, 1))
+        slabs = memory.free // kv.slab_granules
+        layers = shape.layers
+        if slabs * kv.pages_per_slab < 4 * layers:
+            raise ConfigError(
+                f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {model.weight_bytes / GIB:.2f} GiB, which leaves no room for KV; raise it"
+            )
+        pool = PagePool(slabs, kv.pages_per_slab, layers)
+        table = LoadTable()
+        secret = cluster_secret(config.data)
+        salts: dict[str, bytes] = {}
+
+        def salt_of(tenant: str) -> bytes:
+            return salts.setdefault(tenant, tenant_salt(secret, tenant))
+
+        self.loader = KvLoader(kv, table, lambda event: self.engine.inbox.put(event))
+        cache = HbmCache(pool, config.kv.layer_priority)
+        device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
+        self.engine = Engine(device, Runner(model, kv), codec, model.eos_ids, config.served_model, config.worker)
+        max_tokens = longest(model.max_tokens, pool.total, layers, shape.chunk_tokens)
+        self.engine.on_crash = self._engine_died
+        self.loader.start()
+        self.engine.start()
+        self.handler = WorkerServer(self.engine, codec, max_tokens, model.config.vocab_size)
+        self.server, health = rpc.server(places.worker_listen, ["upbeat.v1.Worker"])
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.handler, self.server)  # type: ignore[no-untyped-call]
+        await self.server.start()
+        await rpc.set_serving(health, True)
+        if config.kv.cache:
+            link = StoreLink(places.store_address, places.name, shape, self.engine.inbox.put, self.loader.from_store)
+            device.link = self.loader.link = link
+            self.tasks.start(link.run(), "store link")
+        self.reporter = Reporter(
+            self.engine,
+            scheduler=config.scheduler_address,
+            node=places.name,
+            address=places.worker_address,
+            max_tokens=max_tokens,
+            created_s=int(time.time()),
+        )
+        self.tasks.start(self.reporter.run(), "reporter")
+        log.info("serving", model=config.served_model, max_tokens=max_tokens, pages=pool.total, start_s=round(time.monotonic() - began, 2))
+
+    def _engine_died(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self.tasks.fail, error)
+
+    async def drain(self) -> None:
+        """Finish what runs, then what is on its way down."""
+        await self.handler.drain()
+
+    async def stop(self) -> None:
+        """Stop listening and end the threads."""
+        await self.tasks.cancel()
+        await self.server.stop(0.2)
+        self.handler.stop()
+        self.engine.stop()
+        self.loader.stop()
+
+
+async def _main() -> int:
+    config, number = arguments("worker", with_node=True)
+    tasks = Tasks()
+    try:
+        return await serve(WorkerProcess(config, number, tasks), tasks.failed, drain_s=20.0)
+    except ConfigError as error:
+        log.error("cannot start", error=str(error))
+        return 2
+
+
+def main() -> None:
+    """Entry point."""
+    run(_main())
+
+
+if __name__ == "__main__":
+    main()

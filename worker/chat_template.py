@@ -1,0 +1,127 @@
+"""How a conversation becomes one text: the model's own chat template, rendered in a sandbox as transformers renders it.
+
+A model without a template gets a plain one: a line `role: content` for each message, and `assistant:` for the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from contracts.errors import ConfigError, InvalidRequest
+from worker.models.config import read_json
+
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}{{ 'assistant:' }}"
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+#: Where a separator is looked for that no message contains: Unicode's private use area.
+_PRIVATE_USE = range(0xE000, 0xF900)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`, which marks the assistant's words for training: rendered as its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled template with the model's special tokens as variables."""
+
+    def __init__(self, source: str, variables: dict[str, str], where: str = "chat_template") -> None:
+        """Raises ConfigError naming `where` when `source` is no template."""
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=lambda form: datetime.now().strftime(form))
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as e:
+            raise ConfigError(f"{where} is not a template that can be rendered: {e}") from e
+        self._variables = variables
+
+    def render(self, messages: list[dict[str, Any]], reserved: list[str]) -> list[str]:
+        """The conversation's text, in parts that must be encoded one by one: it is cut inside each string of `reserved`
+        that a message contains, so that no part contains it. Raises InvalidRequest naming `messages`."""
+        plain = [_as_text(message, i) for i, message in enumerate(messages)]
+        said = [value for message in plain for value in _strings(message)]
+        if any(text in value for text in reserved for value in said):
+            mark = next(chr(c) for c in _PRIVATE_USE if not any(chr(c) in value for value in said))
+            plain = [_broken_up(message, reserved, mark) for message in plain]
+        else:
+            mark = ""
+        try:
+            text = self._template.render(messages=plain, add_generation_prompt=True, tools=None, documents=None, **self._variables)
+        except Exception as e:  # a template is a program: it may raise anything, and what it got were the messages
+            raise InvalidRequest(f"messages do not fit this model's chat template: {e}", param="messages") from e
+        return [part for part in text.split(mark) if part] if mark else [text]
+
+
+def load_template(directory: Path) -> ChatTemplate:
+    """The template of the model in `directory`: chat_template.jinja, else tokenizer_config.json's, else the plain one."""
+    path = directory / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    variables = {}
+    for name in _SPECIAL_NAMES:
+        value = settings.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            variables[name] = value
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        return ChatTemplate(file.read_text(encoding="utf-8"), variables, str(file))
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        source = next((t.get("template") for t in source if t.get("name") == "default"), None)
+    if source is not None and not isinstance(source, str):
+        raise ConfigError(f"{path}: chat_template must be a string, or a list with one named default")
+    return ChatTemplate(source or PLAIN_TEMPLATE, variables, f"{path}: chat_template")
+
+
+def _as_text(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """The message with its content as one string: text parts are joined by line breaks, nothing becomes the empty string."""
+    content = message.get("content")
+    if isinstance(content, list):
+        for at, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                name = f"messages[{index}].content[{at}]"
+                raise InvalidRequest(f"{name} must be a text part; this model reads text only", param=name)
+        content = "\n".join(part["text"] for part in content)
+    return {**message, "content": "" if content is None else content}
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in inner for text in _strings(item)]
+
+
+def _broken_up(value: Any, reserved: list[str], mark: str) -> Any:
+    """`value` with `mark` after the first character of every reserved string in it."""
+    if isinstance(value, str):
+        for text in reserved:
+            value = value.replace(text, text[:1] + mark + text[1:])
+        return value
+    if isinstance(value, dict):
+        return {key: _broken_up(item, reserved, mark) for key, item in value.items()}
+    return [_broken_up(item, reserved, mark) for item in value] if isinstance(value, list) else value
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

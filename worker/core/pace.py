@@ -1,0 +1,53 @@
+"""How fast this worker is, learned from its own steps, and what its outstanding work comes to in seconds.
+
+Running means, so that a noisy machine or a longer context is followed within some tens of steps. The load plan and the
+scheduler reckon with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.core.sequence import Sequence
+
+_WEIGHT = 0.1
+#: Steps with fewer prefill tokens than this say little about prefill.
+_ENOUGH_TOKENS = 32
+
+
+@dataclass(slots=True)
+class Pace:
+    """Seconds a prefilled token, seconds a decoded token (its share of the batch's step), and a typical request.
+
+    request_s and output_tokens are 0 until a request has ended.
+    """
+
+    prefill_token_s: float = 1e-3
+    decode_token_s: float = 1e-2
+    request_s: float = 0.0
+    output_tokens: float = 0.0
+
+    def stepped(self, seconds: float, prefill_tokens: int, decodes: int) -> None:
+        """A step took this long for so many prefilled tokens and decoding sequences."""
+        if not prefill_tokens and decodes:
+            self.decode_token_s += _WEIGHT * (seconds / decodes - self.decode_token_s)
+        elif prefill_tokens >= _ENOUGH_TOKENS:
+            prefill_s = max(seconds - decodes * self.decode_token_s, 0.1 * seconds)
+            self.prefill_token_s += _WEIGHT * (prefill_s / prefill_tokens - self.prefill_token_s)
+
+    def ended(self, prefilled: int, generated: int) -> None:
+        """A request ended, of which so many tokens were prefilled and generated here."""
+        work_s = prefilled * self.prefill_token_s + generated * self.decode_token_s
+        weight = _WEIGHT if self.request_s else 1.0
+        self.request_s += weight * (work_s - self.request_s)
+        self.output_tokens += weight * (generated - self.output_tokens)
+
+    def outstanding_s(self, sequences: Iterable[Sequence], chunk_tokens: int) -> float:
+        """The work that is left in these sequences. A client's limit is no plan: outputs are expected to be typical."""
+        total = 0.0
+        for s in sequences:
+            prefill = len(s.tokens) - max(s.computed, (s.found or 0) * chunk_tokens)
+            decode = min(s.max_tokens, max(self.output_tokens, s.generated + 1.0)) - s.generated
+            total += max(prefill - 1, 0) * self.prefill_token_s + max(decode, 0.0) * self.decode_token_s
+        return total

@@ -1,0 +1,99 @@
+"""One request on its way through the engine.
+
+    WAITING --admitted--> LOADING --layers near--> RUNNING --done--> FINISHED
+       ^                     |                        |
+       +----- lost ----------+------ lost, preempted -+        cancelled: from any state to FINISHED
+
+Invariants: blocks cover positions [0, len(blocks) * chunk_tokens); `computed` tokens have their KV in them; what is shared
+with others (keyed blocks) lies wholly below `computed` and is never written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from contracts.errors import IllegalTransition
+from contracts.request import GenerateRequest
+from worker.core.hbm import Block
+
+
+class State(Enum):
+    """Where the sequence is."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Event(Enum):
+    """What moves it."""
+
+    ADMITTED = "admitted"
+    LAYERS_NEAR = "layers near"
+    LOST = "lost"
+    PREEMPTED = "preempted"
+    DONE = "done"
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.WAITING, Event.ADMITTED): State.LOADING,
+    (State.WAITING, Event.DONE): State.FINISHED,
+    (State.LOADING, Event.LAYERS_NEAR): State.RUNNING,
+    (State.LOADING, Event.LOST): State.WAITING,
+    (State.LOADING, Event.PREEMPTED): State.WAITING,
+    (State.LOADING, Event.DONE): State.FINISHED,
+    (State.RUNNING, Event.LOST): State.WAITING,
+    (State.RUNNING, Event.PREEMPTED): State.WAITING,
+    (State.RUNNING, Event.DONE): State.FINISHED,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's tokens, keys and blocks. `arrival` orders equal priorities; smaller is earlier."""
+
+    request: GenerateRequest
+    prompt_tokens: int
+    tokens: list[int]
+    max_tokens: int
+    arrival: int
+    state: State = State.WAITING
+    blocks: list[Block] = field(default_factory=list)
+    #: Chunk keys of the full chunks of `tokens`, as far as they have been needed.
+    keys: list[bytes] = field(default_factory=list)
+    computed: int = 0
+    #: Prompt tokens whose KV was found, not computed, at the (last) admission.
+    cached: int = 0
+    #: The load that brings what is missing; 0: none under way.
+    load_id: int = 0
+    #: Leading chunks that can be used once `load_id` is done; None while the store has not said.
+    found: int | None = None
+    #: Leading chunks that were in HBM, wholly or partly, at admission.
+    matched: int = 0
+    #: Restarts after lost pieces; bounds how often the store is asked.
+    losses: int = 0
+    started_load_s: float = 0.0
+
+    @property
+    def priority(self) -> tuple[int, int]:
+        """Smaller runs first."""
+        return (self.request.priority, self.arrival)
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled so far, those of a former worker included."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def pending(self) -> int:
+        """Tokens that must be run before the next can be sampled."""
+        return len(self.tokens) - self.computed
+
+    def on(self, event: Event) -> None:
+        """Move to the next state. Raises IllegalTransition when there is none."""
+        try:
+            self.state = TRANSITIONS[(self.state, event)]
+        except KeyError:
+            raise IllegalTransition(f"request {self.request.request_id}: {event.value} while {self.state.value}") from None

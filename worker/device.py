@@ -1,0 +1,113 @@
+"""What the engine's parts share: the cache in HBM, its memory, and the way to the store.
+
+All of it belongs to the engine's thread, except the load table's condition and what StoreLink and KvLoader say of
+themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from contracts.convert import layers_to_bitmap, session_to_wire
+from contracts.ids import SessionKey
+from contracts.kv import KvShape
+from contracts.v1 import kvstore_pb2
+from runtime.clock import Clock
+from runtime.config import KvSection
+from worker.core.hbm import Block, HbmCache
+from worker.kv_loader import KvLoader
+from worker.loads import Load, LoadTable
+from worker.memory.paged_kv import PagedKv
+from worker.store_link import StoreLink
+
+
+@dataclass(slots=True)
+class Device:
+    """One device: its pages, the blocks on them, and its store. `salt_of` gives a tenant's chunk-key salt."""
+
+    shape: KvShape
+    kv: PagedKv
+    cache: HbmCache
+    table: LoadTable
+    loader: KvLoader
+    clock: Clock
+    settings: KvSection
+    salt_of: Callable[[str], bytes]
+    link: StoreLink | None = None
+    store_here: bool = False
+    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def back(self) -> None:
+        """Give memory to the slabs that the ledger has begun to use; call before touching new pages."""
+        pending, self.cache.pool.to_map = self.cache.pool.to_map, []
+        for slab in pending:
+            self.kv.map_slab(slab)
+
+    def next_id(self) -> int:
+        """A new id for a load, save or query."""
+        return next(self._ids)
+
+    def tell(self, **kind: object) -> None:
+        """Send one message to the store."""
+        if self.link is not None:
+            self.link.send(kvstore_pb2.WorkerToStore(**kind))  # type: ignore[arg-type]
+
+    def open_load(
+        self,
+        session: SessionKey,
+        keys: list[bytes],
+        blocks: list[Block],
+        layers: list[list[int]],
+        load_class: kvstore_pb2.LoadClass,
+        priority: int,
+        source_nodes: list[str],
+    ) -> Load:
+        """Ask the store for `layers[i]` of chunk `keys[i]`, into `blocks[i]`; the pages are there already."""
+        self.back()
+        load = Load(self.next_id(), session, blocks, layers)
+        for block in blocks:
+            block.moving += 1
+        self.table.open[load.load_id] = load
+        wants = [
+            kvstore_pb2.ChunkWant(key=key, layers=layers_to_bitmap(wanted, self.shape.layers))
+            for key, wanted in zip(keys, layers, strict=True)
+        ]
+        self.tell(
+            load=kvstore_pb2.LoadRequest(
+                load_id=load.load_id,
+                load_class=load_class,
+                session=session_to_wire(session),
+                fingerprint=self.shape.fingerprint,
+                chunks=wants,
+                source_nodes=source_nodes,
+                priority=priority,
+            )
+        )
+        return load
+
+    def cancel_load(self, load_id: int) -> None:
+        """Give a load up; its blocks stay pinned until LoadClosed, and nobody matches them half filled."""
+        load = self.table.open.get(load_id)
+        if load is None or load.cancelled:
+            return
+        load.cancelled = True
+        self.tell(cancel=kvstore_pb2.LoadCancel(load_id=load_id))
+        self.loader.cancel(load)
+        for block in load.blocks:
+            if not block.complete:
+                self.cache.lose(block)
+
+    def close_load(self, load: Load) -> list[Block]:
+        """The loader is done with it: unpin. Returns blocks that somebody needs and that miss pieces: they are lost."""
+        self.table.open.pop(load.load_id, None)
+        lost = []
+        for block, layers in zip(load.blocks, load.layers, strict=True):
+            block.moving -= 1
+            if block.key is not None and not block.lost and not block.ready[layers].all() and block.users:
+                self.cache.lose(block)
+                lost.append(block)
+            else:
+                self.cache.settle(block)
+        return lost

@@ -1,0 +1,154 @@
+"""The paged KV cache of one model: where each page lies, and how attention reads and writes pages.
+
+One page holds one piece, byte for byte: `[kv_heads, 2 (K, V), chunk_tokens, head_dim]`. Pages come in slabs, the smallest
+number of granules that this model's pages fill with at most 5 % waste, so that memory is taken and given back slab by
+slab. Page id = slab * pages_per_slab + index.
+
+Not decided here: which page belongs to whom, and which slab is mapped when (the ledger in `worker.core`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from contracts.kv import KvShape
+from worker.memory.granules import HostPool
+from worker.memory.tensors import bytes_at, tensor_at
+
+MAX_WASTE = 0.05
+
+
+def slab_size(page_bytes: int, granule_bytes: int, max_waste: float = MAX_WASTE) -> int:
+    """The smallest number of granules of which pages leave at most `max_waste` unused."""
+    granules = -(-page_bytes // granule_bytes)
+    while (granules * granule_bytes) % page_bytes > max_waste * granules * granule_bytes:
+        granules += 1
+    return granules
+
+
+class PagedKv:
+    """Address space for `max_pages` pages (rounded up to whole slabs), backed slab by slab from `pool`.
+
+    Invariant: a slab is either mapped whole or not at all. Reading or writing a page of an unmapped slab kills the process.
+    """
+
+    def __init__(self, pool: HostPool, shape: KvShape, max_pages: int) -> None:
+        if max_pages < 1:
+            raise ValueError(f"max_pages must be at least 1, got {max_pages}")
+        self.pool = pool
+        self.shape = shape
+        self.dtype: torch.dtype = getattr(torch, shape.dtype)
+        self.page_bytes = shape.piece_bytes
+        self.slab_granules = slab_size(self.page_bytes, pool.granule_bytes)
+        self.slab_bytes = self.slab_granules * pool.granule_bytes
+        self.pages_per_slab = self.slab_bytes // self.page_bytes
+        self.slab_count = -(-max_pages // self.pages_per_slab)
+        self.max_pages = self.slab_count * self.pages_per_slab
+        self.span = pool.reserve(self.slab_count * self.slab_bytes)
+        self._mapped: set[int] = set()
+        self._bytes = bytes_at(self.span.address, self.slab_count * self.slab_bytes)
+        self._build_views()
+
+    def _build_views(self) -> None:
+        """Strided views over the whole range: pages, runs (K or V of one head of one page) and tokens within runs."""
+        s = self.shape
+        self._uniform = self.slab_bytes == self.pages_per_slab * self.page_bytes
+        elements = tensor_at(self.span.address, self.dtype, [self.slab_count * self.slab_bytes // self.dtype.itemsize])
+        page, run, slab = s.kv_heads * 2 * s.chunk_tokens * s.head_dim, s.chunk_tokens * s.head_dim, self.slab_bytes // self.dtype.itemsize
+        self.view = torch.as_strided(
+            elements,
+            (self.slab_count, self.pages_per_slab, s.kv_heads, 2, s.chunk_tokens, s.head_dim),
+            (slab, page, 2 * run, run, s.head_dim, 1),
+        )
+        runs = self.pages_per_slab * s.kv_heads * 2
+        self._runs = torch.as_strided(elements, (self.slab_count, runs, run), (slab, run, 1))
+        self._tokens = torch.as_strided(elements, (self.slab_count, runs * s.chunk_tokens, s.head_dim), (slab, s.head_dim, 1))
+        if self._uniform:
+            #: `[max_pages, kv_heads, 2, chunk_tokens, head_dim]`; only where slabs have no waste.
+            self.flat = self.view.view(self.max_pages, *self.view.shape[2:])
+            self._runs = self._runs.view(-1, run)
+            self._tokens = self._tokens.view(-1, s.head_dim)
+        self._scratch = torch.empty(0, run, dtype=self.dtype)
+        # Offsets of a page's runs: [kv_heads, 2, 1].
+        self._run_of = torch.arange(s.kv_heads * 2).view(s.kv_heads, 2, 1)
+
+    @property
+    def mapped_slabs(self) -> list[int]:
+        """The slabs whose pages can be used, ascending."""
+        return sorted(self._mapped)
+
+    def map_slab(self, slab: int) -> None:
+        """Takes granules from the pool for `slab`; its pages are zero. Raises OutOfGranules, changing nothing, when there are too few."""
+        if slab in self._mapped:
+            raise ValueError(f"slab {slab} is mapped already")
+        granules = self.pool.take(self.slab_granules)
+        self.span.map(slab * self.slab_granules, granules)
+        self._mapped.add(slab)
+
+    def unmap_slab(self, slab: int) -> None:
+        """Gives the granules of `slab` back; the content of its pages is gone."""
+        if slab not in self._mapped:
+            raise ValueError(f"slab {slab} is not mapped")
+        self.pool.give(self.span.unmap(slab * self.slab_granules, self.slab_granules))
+        self._mapped.remove(slab)
+
+    def page_bytes_view(self, page: int) -> np.ndarray:
+        """The page's bytes, uint8 `[page_bytes]`, zero copy and writable."""
+        slab, index = divmod(page, self.pages_per_slab)
+        at = slab * self.slab_bytes + index * self.page_bytes
+        return self._bytes[at : at + self.page_bytes]
+
+    def gather(self, page_ids: torch.Tensor) -> torch.Tensor:
+        """A copy of the pages `page_ids [n]`: `[n, kv_heads, 2, chunk_tokens, head_dim]`."""
+        if self._uniform:
+            return self.flat.index_select(0, page_ids)
+        return self.view[page_ids // self.pages_per_slab, page_ids % self.pages_per_slab]
+
+    def gather_heads(self, page_ids: torch.Tensor) -> torch.Tensor:
+        """A copy of the pages `page_ids [batch, n]` as attention wants them: `[batch, kv_heads, 2, n * chunk_tokens, head_dim]`.
+
+        The copy lies in one scratch buffer and is overwritten by the next call: fresh memory would be faulted in every time.
+        """
+        s = self.shape
+        batch, n = page_ids.shape
+        pages = page_ids.view(batch, 1, 1, n)
+        per_page = s.kv_heads * 2
+        if self._uniform:
+            index = (pages * per_page + self._run_of).view(-1)
+            if self._scratch.shape[0] < index.shape[0]:
+                with torch.inference_mode(False):  # a scratch made in a step must be usable outside of one
+                    self._scratch = self._runs.new_empty(1 << (index.shape[0] - 1).bit_length(), self._runs.shape[1])
+            runs = self._scratch[: index.shape[0]]
+            torch.index_select(self._runs, 0, index, out=runs)
+        else:
+            slabs, index = pages // self.pages_per_slab, pages % self.pages_per_slab
+            runs = self._runs[slabs, index * per_page + self._run_of]
+        return runs.view(batch, s.kv_heads, 2, n * s.chunk_tokens, s.head_dim)
+
+    def write(self, page_ids: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Writes token i's `k[i]`, `v[i]` (`[n, kv_heads, head_dim]`) at `offsets[i]` of page `page_ids[i]`."""
+        s = self.shape
+        n = page_ids.shape[0]
+        both = torch.stack((k, v), dim=2).view(n * s.kv_heads * 2, s.head_dim)
+        tokens = (self._run_of.view(1, -1) * s.chunk_tokens) + offsets.view(n, 1)
+        per_page = s.kv_heads * 2 * s.chunk_tokens
+        if self._uniform:
+            self._tokens.index_copy_(0, (page_ids.view(n, 1) * per_page + tokens).view(-1), both)
+        else:
+            slabs = (page_ids // self.pages_per_slab).repeat_interleave(s.kv_heads * 2)
+            inside = (page_ids % self.pages_per_slab).view(n, 1) * per_page + tokens
+            self._tokens[slabs, inside.view(-1)] = both
+
+    def clear(self, page_ids: torch.Tensor) -> None:
+        """Zeroes whole pages. A page that is written only in part must be zero elsewhere: attention masks what lies
+        past a sequence's end, but a masked NaN is still NaN."""
+        if self._uniform:
+            self.flat.index_fill_(0, page_ids, 0)
+        else:
+            self.view[page_ids // self.pages_per_slab, page_ids % self.pages_per_slab] = 0
+
+    def close(self) -> None:
+        """Gives everything back. Views must not be touched any more."""
+        self._mapped.clear()
+        self.span.close()

@@ -1,0 +1,88 @@
+"""The forward pass of the Llama family, as functions over packed tokens `[tokens, hidden]`. No state, no KV, no batching.
+
+Follows the order of operations and the roundings of the published implementations (norms in float32, everything else in
+the model's own type), so that logits agree with them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from worker.models.config import ModelConfig, Rope
+from worker.models.weights import LayerWeights, TopWeights
+
+
+class RopeTable:
+    """cos and sin of every position, `[positions, head_dim]`, in the model's type, extended as longer prompts come."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        self._frequencies = rope_frequencies(config.rope, config.head_dim)
+        self._dtype = dtype
+        self._cos = self._sin = torch.empty(0, config.head_dim, dtype=dtype)
+
+    def at(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin `[tokens, 1, head_dim]` for `positions [tokens]`, all below `longest`; sin has its first half negated."""
+        if longest > self._cos.shape[0]:
+            count = 1 << max(10, (longest - 1).bit_length())
+            angles = torch.arange(count, dtype=torch.float32)[:, None] * self._frequencies
+            self._cos = torch.cat((angles.cos(), angles.cos()), -1).to(self._dtype)
+            self._sin = torch.cat((-angles.sin(), angles.sin()), -1).to(self._dtype)
+        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Radians a token, float32 `[head_dim / 2]`.
+
+    llama3 keeps wavelengths short against the original context, stretches long ones by `factor`, and blends in between.
+    """
+    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
+    if rope.kind == "default":
+        return plain
+    if rope.kind == "linear":
+        return plain / rope.factor
+    turns = rope.original_tokens * plain / (2 * math.pi)  # full turns within the original context
+    blend = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    return plain / rope.factor * (1 - blend) + plain * blend
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x` over its root mean square along the last dimension, computed in float32, times `weight`."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of `x [tokens, heads, head_dim]`; `cos` and `sin` from `RopeTable.at`."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
+
+
+def embed(top: TopWeights, tokens: torch.Tensor) -> torch.Tensor:
+    """`[tokens, hidden]` of token ids `[tokens]`."""
+    return F.embedding(tokens, top.embedding)
+
+
+def project(
+    w: LayerWeights, c: ModelConfig, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` of the layer's input `x [tokens, hidden]`, rotated."""
+    packed = F.linear(rms_norm(x, w.input_norm, c.norm_eps), w.qkv, w.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+    q, k, v = torch.split(packed, [c.heads, c.kv_heads, c.kv_heads], dim=1)
+    if w.q_norm is not None and w.k_norm is not None:
+        q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def finish_layer(w: LayerWeights, c: ModelConfig, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    """The layer's output `[tokens, hidden]`, given its input `x` and attention's result `[tokens, heads * head_dim]`."""
+    x = x + F.linear(attended, w.out, w.out_bias)
+    gate, up = F.linear(rms_norm(x, w.post_norm, c.norm_eps), w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+    return x + F.linear(F.silu(gate) * up, w.down, w.down_bias)
+
+
+def logits(top: TopWeights, c: ModelConfig, x: torch.Tensor) -> torch.Tensor:
+    """float32 `[tokens, vocab]` of the last layer's output `x [tokens, hidden]`."""
+    return F.linear(rms_norm(x, top.norm, c.norm_eps), top.head).float()

@@ -1,0 +1,257 @@
+"""Where weights live: each layer in one granule-aligned span of the pool, reached through a slot table.
+
+A layer's q, k and v projections are packed into one matrix, its gate and up projections into another. The identical host
+copy of a span is the checkpoint itself: the safetensors files stay mapped privately (the page cache holds them), and
+filling a span copies from there, converting to the served type when it differs; filling twice gives the same bytes. The
+files of a running worker must therefore not be changed in place; replacing them by renaming is harmless.
+
+Not decided here: which layer lends its memory, and when (remapping, in `worker.core`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from contracts.errors import ConfigError, UpbeatError
+from worker.memory.granules import HostPool, Span
+from worker.memory.tensors import tensor_at
+from worker.models.config import ModelConfig, read_json
+
+_ALIGNMENT = 256
+
+
+class LayerUnloaded(UpbeatError):
+    """A slot was read whose layer has lent its granules."""
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One layer's weights: views into its span.
+
+    qkv `[(heads + 2 kv_heads) * head_dim, hidden]`, out `[hidden, heads * head_dim]`, gate_up `[2 * intermediate, hidden]`,
+    down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none.
+    """
+
+    input_norm: torch.Tensor
+    post_norm: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    out_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class TopWeights:
+    """What is outside the layers: embedding and head `[vocab, hidden]` (one tensor when tied), and the last norm."""
+
+    embedding: torch.Tensor
+    norm: torch.Tensor
+    head: torch.Tensor
+
+
+class Checkpoint:
+    """The tensors of a directory's safetensors files, by name, mapped and not copied; one file, or shards with an index."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ConfigError when files are missing, damaged, or do not hold what their index says."""
+        index = directory / "model.safetensors.index.json"
+        single = directory / "model.safetensors"
+        self.files = self._sharded(index) if index.exists() and not single.exists() else [single]
+        self.tensors: dict[str, torch.Tensor] = {}
+        for file in self.files:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    self.tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+            except FileNotFoundError:
+                raise ConfigError(f"{file} does not exist; give --model a directory with safetensors weights") from None
+            except (SafetensorError, OSError) as e:
+                raise ConfigError(f"{file} is not a readable safetensors file: {e}; download it again") from e
+
+    @staticmethod
+    def _sharded(index: Path) -> list[Path]:
+        where = read_json(index).get("weight_map")
+        if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
+            raise ConfigError(f"{index}: weight_map must map tensor names to files; download the model again")
+        names = sorted(set(where.values()))
+        for name in names:
+            if Path(name).name != name:
+                raise ConfigError(f"{index}: {name!r} must be a file beside the index")
+        return [index.parent / name for name in names]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors, in the checkpoint's own types."""
+        return sum(t.numel() * t.itemsize for t in self.tensors.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that holds most of the checkpoint's bytes."""
+        sizes: dict[torch.dtype, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel() * tensor.itemsize
+        return max(sizes, key=lambda d: sizes[d])
+
+    def get(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """The tensor `name`. Raises ConfigError unless it exists with this shape and a floating type."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ConfigError(f"{self.files[0].parent}: the checkpoint has no tensor {name}; it does not fit its config.json")
+        if list(tensor.shape) != list(shape) or not tensor.is_floating_point():
+            raise ConfigError(
+                f"{self.files[0].parent}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, config.json implies {list(shape)}"
+            )
+        return tensor
+
+
+@dataclass(slots=True)
+class _Packed:
+    """One tensor of a span: `sources` stacked along their first dimension."""
+
+    field: str
+    shape: list[int]
+    sources: list[torch.Tensor]
+
+
+class WeightSpan:
+    """Tensors packed into one span: laid out once, filled from the host copy as often as needed."""
+
+    def __init__(self, pool: HostPool, parts: list[_Packed], dtype: torch.dtype) -> None:
+        self.pool = pool
+        self._parts = parts
+        self._dtype = dtype
+        self._offsets: list[int] = []
+        end = 0
+        for part in parts:
+            self._offsets.append(end)
+            end += -(-math.prod(part.shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self.span: Span = pool.reserve(end)
+        self.loaded = False
+
+    @property
+    def bytes(self) -> int:
+        """Physical bytes when loaded: whole granules."""
+        return self.span.bytes
+
+    def load(self) -> dict[str, torch.Tensor]:
+        """Takes granules, fills them from the host copy and returns the views. Raises OutOfGranules, changing nothing."""
+        if not self.loaded:
+            self.span.map(0, self.pool.take(self.span.granules))
+            self.loaded = True
+        views = {}
+        for part, offset in zip(self._parts, self._offsets, strict=True):
+            view = tensor_at(self.span.address + offset, self._dtype, part.shape)
+            at = 0
+            for source in part.sources:
+                view[at : at + source.shape[0]].copy_(source)
+                at += source.shape[0]
+            views[part.field] = view
+        return views
+
+    def unload(self) -> int:
+        """Gives the granules back, returns how many. Views of it must not be touched any more."""
+        if not self.loaded:
+            return 0
+        granules = self.span.unmap(0, self.span.granules)
+        self.pool.give(granules)
+        self.loaded = False
+        return len(granules)
+
+
+class SlotTable:
+    """The layers' weights by number. Reading an unloaded slot raises LayerUnloaded."""
+
+    def __init__(self, spans: list[WeightSpan]) -> None:
+        self._spans = spans
+        self._slots: list[LayerWeights | None] = [None] * len(spans)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[LayerWeights]:
+        return (self[layer] for layer in range(len(self)))
+
+    def __getitem__(self, layer: int) -> LayerWeights:
+        weights = self._slots[layer]
+        if weights is None:
+            raise LayerUnloaded(f"layer {layer} has lent its granules; load_layer({layer}) comes first")
+        return weights
+
+    def is_loaded(self, layer: int) -> bool:
+        """Whether `layer` can be computed with."""
+        return self._slots[layer] is not None
+
+    def layer_granules(self, layer: int) -> int:
+        """How many granules `layer` occupies when loaded."""
+        return self._spans[layer].span.granules
+
+    def load_layer(self, layer: int) -> None:
+        """Fills the layer's span and points its slot there; nothing happens when it is loaded.
+        Raises OutOfGranules, changing nothing, when the pool has too few."""
+        if self._slots[layer] is None:
+            self._slots[layer] = LayerWeights(**self._spans[layer].load())
+
+    def unload_layer(self, layer: int) -> int:
+        """Empties the slot and gives the layer's granules to the pool; returns how many. The layer must not be in use."""
+        self._slots[layer] = None
+        return self._spans[layer].unload()
+
+
+def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list[_Packed]:
+    """The packed tensors of one layer, named as LayerWeights names them."""
+    prefix, c = f"model.layers.{layer}.", config
+    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+
+    def pack(field: str, names: dict[str, int], *width: int) -> _Packed:
+        sources = [checkpoint.get(prefix + name, [rows, *width]) for name, rows in names.items()]
+        return _Packed(field, [sum(names.values()), *width], sources)
+
+    projections = {f"self_attn.{name}_proj": rows for name, rows in (("q", q), ("k", kv), ("v", kv))}
+    mlp = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
+    parts = [
+        pack("input_norm", {"input_layernorm.weight": c.hidden_size}),
+        pack("post_norm", {"post_attention_layernorm.weight": c.hidden_size}),
+        pack("qkv", _suffixed(projections, "weight"), c.hidden_size),
+        pack("out", {"self_attn.o_proj.weight": c.hidden_size}, q),
+        pack("gate_up", _suffixed(mlp, "weight"), c.hidden_size),
+        pack("down", {"mlp.down_proj.weight": c.hidden_size}, c.intermediate_size),
+    ]
+    if c.qkv_bias:
+        parts.append(pack("qkv_bias", _suffixed(projections, "bias")))
+    if c.out_bias:
+        parts.append(pack("out_bias", {"self_attn.o_proj.bias": c.hidden_size}))
+    if c.mlp_bias:
+        parts.append(pack("gate_up_bias", _suffixed(mlp, "bias")))
+        parts.append(pack("down_bias", {"mlp.down_proj.bias": c.hidden_size}))
+    if c.qk_norm:
+        parts.append(pack("q_norm", {"self_attn.q_norm.weight": c.head_dim}))
+        parts.append(pack("k_norm", {"self_attn.k_norm.weight": c.head_dim}))
+    assert {p.field for p in parts} <= {f.name for f in fields(LayerWeights)}
+    return parts
+
+
+def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[_Packed]:
+    """The packed tensors outside the layers; `head` is left out when it is the embedding."""
+    table = [config.vocab_size, config.hidden_size]
+    parts = [
+        _Packed("embedding", table, [checkpoint.get("model.embed_tokens.weight", table)]),
+        _Packed("norm", [config.hidden_size], [checkpoint.get("model.norm.weight", [config.hidden_size])]),
+    ]
+    if not config.tied:
+        parts.append(_Packed("head", table, [checkpoint.get("lm_head.weight", table)]))
+    return parts
+
+
+def _suffixed(names: dict[str, int], suffix: str) -> dict[str, int]:
+    return {f"{name}.{suffix}": rows for name, rows in names.items()}

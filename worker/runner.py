@@ -1,0 +1,117 @@
+"""One engine step: runs the tokens of many sequences through the model, reading and writing paged KV.
+
+Which sequences run, how many tokens each, and on which pages is the caller's decision. All tokens are one packed batch for
+the matrix products; attention is per sequence or per group of sequences (`worker.models.attention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker.memory.paged_kv import PagedKv
+from worker.models import llama
+from worker.models.attention import AttentionPlan, Query
+from worker.models.load import Model
+
+
+@dataclass(slots=True)
+class Slice:
+    """One sequence's share of a step.
+
+    tokens: ids to run now, at least one. start: tokens already in KV before them.
+    pages: int64 `[layers, ceil((start + len(tokens)) / chunk_tokens)]`, page ids.
+    want_logits: whether the logits of the last token are wanted.
+    """
+
+    tokens: list[int]
+    start: int
+    pages: np.ndarray
+    want_logits: bool
+
+
+class Runner:
+    """Computes steps of `model` over `kv`. Holds no state of its own between steps."""
+
+    def __init__(self, model: Model, kv: PagedKv) -> None:
+        self.model = model
+        self.kv = kv
+
+    @torch.inference_mode()
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        """Logits, float32 `[slices that want them, vocab]`, in their order; writes the tokens' KV into the slices' pages.
+
+        `before_layer(l)` is called before layer l reads or writes any KV (its queries are computed already, so a transfer
+        has had that time too); `after_layer(l)` once layer l's KV of this step is written. What either raises ends the
+        step; pages then hold KV of the layers that were reached, and running the same slices again is right.
+        A page that a slice begins is cleared past the slice's tokens. Pages of different slices may be shared where they
+        are only read. Raises ValueError for a slice that does not fit its pages or the model.
+        """
+        model, kv, c = self.model, self.kv, self.model.config
+        self._check(slices)
+        if not slices:
+            return torch.empty(0, c.vocab_size)
+        queries, row = [], 0
+        for s in slices:
+            queries.append(Query(row, len(s.tokens), s.start, s.pages))
+            row += len(s.tokens)
+        wanted = [q for q, s in zip(queries, slices, strict=True) if s.want_logits]
+        # The last layer computes what the logits need and nothing else: the last tokens.
+        lasts = [Query(i, 1, q.start + q.count - 1, q.pages) for i, q in enumerate(wanted)]
+        last_rows = torch.tensor([q.row + q.count - 1 for q in wanted], dtype=torch.int64)
+
+        places = _Places(slices, kv.shape.chunk_tokens)
+        plans = {window: AttentionPlan(kv, queries, window) for window in set(c.windows[:-1])}
+        last_plan = AttentionPlan(kv, lasts, c.windows[-1])
+        cos, sin = model.rope.at(places.positions, max(s.start + len(s.tokens) for s in slices))
+        x = llama.embed(model.top, torch.tensor([t for s in slices for t in s.tokens]))
+        for layer in range(c.layers):
+            weights = model.layers[layer]
+            q, k, v = llama.project(weights, c, x, cos, sin)
+            before_layer(layer)
+            places.write(kv, layer, k, v)
+            after_layer(layer)
+            if layer < c.layers - 1:
+                attended = plans[c.windows[layer]].attend(layer, q)
+            else:
+                x, attended = x[last_rows], last_plan.attend(layer, q[last_rows])
+            if x.shape[0]:
+                x = llama.finish_layer(weights, c, x, attended)
+        return llama.logits(model.top, c, x)
+
+    def _check(self, slices: list[Slice]) -> None:
+        chunk, layers, vocabulary = self.kv.shape.chunk_tokens, self.model.config.layers, self.model.config.vocab_size
+        for s in slices:
+            end = s.start + len(s.tokens)
+            if not s.tokens or s.start < 0 or end > self.model.max_tokens:
+                raise ValueError(f"a slice of {len(s.tokens)} tokens from {s.start} does not fit a model of {self.model.max_tokens}")
+            if s.pages.dtype != np.int64 or s.pages.shape != (layers, -(-end // chunk)):
+                raise ValueError(f"pages {s.pages.dtype} {s.pages.shape} do not cover {layers} layers of {end} tokens")
+            if min(s.tokens) < 0 or max(s.tokens) >= vocabulary:
+                raise ValueError(f"a token id is outside the vocabulary of {vocabulary}")
+
+
+class _Places:
+    """Where a step's tokens go: their positions, and the page and offset of each, layer by layer."""
+
+    def __init__(self, slices: list[Slice], chunk: int) -> None:
+        positions = [np.arange(s.start, s.start + len(s.tokens)) for s in slices]
+        every = np.concatenate(positions)
+        self.positions = torch.from_numpy(every)
+        self._offsets = torch.from_numpy(every % chunk)
+        pages = np.concatenate([s.pages[:, at // chunk] for s, at in zip(slices, positions, strict=True)], axis=1)
+        self._pages = torch.from_numpy(pages)
+        # Pages that this step begins and does not fill.
+        begun = [
+            s.pages[:, -1] for s, at in zip(slices, positions, strict=True) if (at[-1] + 1) % chunk and s.start <= at[-1] // chunk * chunk
+        ]
+        self._begun = torch.from_numpy(np.stack(begun, axis=1)) if begun else None
+
+    def write(self, kv: PagedKv, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Writes the tokens' `k` and `v` of `layer`, clearing first what stays unwritten of new pages."""
+        if self._begun is not None:
+            kv.clear(self._begun[layer])
+        kv.write(self._pages[layer], self._offsets, k, v)

@@ -1,0 +1,128 @@
+"""Write-back: full chunks go to the store right after the step that filled them, off the critical path.
+
+offer -> grant -> copy (the loader's thread) -> done, two-phase; a session's manifest follows its last chunk, so that what a
+manifest names can be found. Never waits: what the store refuses is dropped first and recomputed when wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.convert import manifest_to_wire, session_to_wire
+from contracts.ids import SessionKey
+from contracts.kv import Manifest
+from contracts.v1 import kvstore_pb2
+from runtime import telemetry
+from worker.core.hbm import Block, Save
+from worker.device import Device
+from worker.loads import SaveCopied
+
+log = telemetry.logger("worker.saving")
+
+
+@dataclass(slots=True)
+class _Turn:
+    manifest: Manifest
+    blocks: list[Block]
+
+
+class Saving:
+    """Saves under way, and manifests that wait for them. Engine thread only."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._saves: dict[int, list[Block]] = {}
+        self._turns: list[_Turn] = []
+        #: Chunks that went down, and chunks that the store would not take.
+        self.saved = self.refused = 0
+
+    @property
+    def busy(self) -> bool:
+        """Something is on its way down."""
+        return bool(self._saves or self._turns)
+
+    def offer(self, session: SessionKey, blocks: list[Block]) -> None:
+        """Offer full, keyed blocks to the store; without a store they count as refused."""
+        if not blocks:
+            return
+        if not self.device.store_here:
+            for block in blocks:
+                block.save = Save.REFUSED
+            self.refused += len(blocks)
+            return
+        save_id = self.device.next_id()
+        for block in blocks:
+            block.save = Save.WAITING
+        self._saves[save_id] = blocks
+        keys = [block.key for block in blocks if block.key is not None]
+        request = kvstore_pb2.SaveRequest(
+            save_id=save_id, session=session_to_wire(session), fingerprint=self.device.shape.fingerprint, keys=keys
+        )
+        self.device.tell(save=request)
+
+    def granted(self, grant: kvstore_pb2.SaveGrant) -> None:
+        """The store made room for some, has some, and refuses some."""
+        blocks = self._saves.get(grant.save_id)
+        arena = self.device.link.arena if self.device.link else None
+        if blocks is None:
+            return
+        for index in grant.held:
+            self._settle(blocks[index], Save.BELOW)
+        for index in grant.refused:
+            self._settle(blocks[index], Save.REFUSED)
+        chosen = [(index, blocks[index]) for index in grant.indices]
+        if not chosen or arena is None:
+            for _, block in chosen:
+                self._settle(block, Save.REFUSED)
+            del self._saves[grant.save_id]
+            self._send_turns()
+            return
+        for _, block in chosen:
+            block.moving += 1
+        self.device.loader.save(grant.save_id, chosen, list(grant.offsets), arena)
+
+    def copied(self, done: SaveCopied) -> None:
+        """The loader's thread has copied a save's blocks."""
+        blocks = self._saves.pop(done.save_id, None)
+        self.device.tell(saved=kvstore_pb2.SaveDone(save_id=done.save_id, ok=done.ok, aborted=done.failed))
+        if blocks is not None:
+            for index in [*done.ok, *done.failed]:
+                blocks[index].moving -= 1
+                self._settle(blocks[index], Save.BELOW if index in done.ok else Save.REFUSED)
+        self._send_turns()
+
+    def turn_ended(self, manifest: Manifest, blocks: list[Block]) -> None:
+        """Send the manifest once its blocks are below; blocks that were refused before are offered once more."""
+        self.offer(manifest.session, [b for b in blocks if b.save is Save.REFUSED and b.complete and not b.lost and b.key])
+        self._turns.append(_Turn(manifest, blocks))
+        self._send_turns()
+
+    def store_down(self) -> None:
+        """Nothing offered will be granted. Copies under way end by themselves, into memory nobody reads."""
+        for blocks in self._saves.values():
+            for block in blocks:
+                if block.save is Save.WAITING and not block.moving:
+                    self._settle(block, Save.REFUSED)
+        self._saves = {i: blocks for i, blocks in self._saves.items() if any(b.moving for b in blocks)}
+        self._send_turns()
+
+    def _settle(self, block: Block, save: Save) -> None:
+        if save is Save.REFUSED:
+            self.refused += 1
+        else:
+            self.saved += 1
+        block.save = save
+        self.device.cache.settle(block)
+
+    def _send_turns(self) -> None:
+        waiting = []
+        for turn in self._turns:
+            if any(b.save is Save.WAITING for b in turn.blocks):
+                waiting.append(turn)
+                continue
+            below = next((i for i, b in enumerate(turn.blocks) if b.save is not Save.BELOW), len(turn.blocks))
+            turn.manifest.keys = turn.manifest.keys[:below]
+            turn.manifest.tokens = below * self.device.shape.chunk_tokens
+            if below:
+                self.device.tell(turn=kvstore_pb2.Turn(manifest=manifest_to_wire(turn.manifest)))
+        self._turns = waiting

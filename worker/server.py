@@ -1,0 +1,138 @@
+"""The worker's gRPC shell: one stream a gateway, frames in and out; templates and tokenisation on the way in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
+from contracts.frames import StepFrame, decode_to_worker, encode_step
+from contracts.request import Failed, GenerateRequest
+from contracts.v1 import worker_pb2, worker_pb2_grpc
+from runtime import telemetry
+from worker.engine import Cancel, Engine, Submit
+from worker.text import TextCodec
+
+log = telemetry.logger("worker.server")
+
+
+class _Stream:
+    """One gateway's stream: frames from the engine's thread to the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.frames: asyncio.Queue[StepFrame] = asyncio.Queue()
+        self.requests: set[str] = set()
+
+    def put(self, frame: StepFrame) -> None:
+        """Any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
+            self._loop.call_soon_threadsafe(self.frames.put_nowait, frame)
+
+
+class WorkerServer(worker_pb2_grpc.WorkerServicer):
+    """Checks and tokenises requests and hands them to the engine. `max_tokens`: longest prompt plus output."""
+
+    def __init__(self, engine: Engine, codec: TextCodec, max_tokens: int, vocab_size: int) -> None:
+        self.engine, self.codec, self.max_tokens, self.vocab_size = engine, codec, max_tokens, vocab_size
+        self.draining = False
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+
+    async def Stream(self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any) -> AsyncIterator[worker_pb2.Frame]:
+        """See the proto: until the gateway goes away, which cancels what it asked for."""
+        stream = _Stream()
+        reader = asyncio.ensure_future(self._read(request_iterator, stream))
+        try:
+            while not reader.done():
+                waiting = asyncio.ensure_future(stream.frames.get())
+                await asyncio.wait([waiting, reader], return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    waiting.cancel()
+                    break
+                frame = waiting.result()
+                stream.requests.difference_update(o.request_id for o in frame.outputs if o.finish_reason)
+                stream.requests.difference_update(f.request_id for f in frame.failed)
+                yield worker_pb2.Frame(payload=encode_step(frame))
+        finally:
+            reader.cancel()
+            for request_id in stream.requests:
+                self.engine.inbox.put(Cancel(request_id))
+
+    async def _read(self, frames: AsyncIterator[worker_pb2.Frame], stream: _Stream) -> None:
+        async for frame in frames:
+            try:
+                message = decode_to_worker(frame.payload)
+            except (ValueError, TypeError, KeyError) as e:
+                log.error("bad frame", error=str(e))
+                continue
+            if isinstance(message, str):
+                self.engine.inbox.put(Cancel(message))
+            else:
+                stream.requests.add(message.request_id)
+                asyncio.ensure_future(self._submit(message, stream))  # noqa: RUF006 - it answers through the stream
+
+    async def _submit(self, request: GenerateRequest, stream: _Stream) -> None:
+        try:
+            if self.draining:
+                raise Unavailable("this node is shutting down; try again")
+            loop = asyncio.get_running_loop()
+            prompt = await loop.run_in_executor(self._pool, self._tokens, request)
+            submit = Submit(request, prompt, self._limit(request, len(prompt)), stream)
+        except RequestError as error:
+            stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(error))]))
+        except Exception:
+            log.exception("request not tokenised", request=request.request_id)
+            refusal = InvalidRequest("the messages could not be rendered with this model's chat template", param="messages")
+            stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(refusal))]))
+        else:
+            self.engine.inbox.put(submit)
+
+    def _tokens(self, request: GenerateRequest) -> list[int]:
+        if request.prompt_tokens is not None:
+            if any(not 0 <= t < self.vocab_size for t in request.prompt_tokens):
+                raise InvalidRequest(f"prompt holds token ids outside of 0 to {self.vocab_size - 1}", param="prompt")
+            tokens = request.prompt_tokens
+        elif request.prompt is not None:
+            tokens = self.codec.encode(request.prompt)
+        else:
+            tokens = self.codec.render(request.messages or [])
+        if not tokens:
+            raise InvalidRequest("the prompt is empty", param="prompt" if request.messages is None else "messages")
+        return tokens
+
+    def _limit(self, request: GenerateRequest, prompt: int) -> int:
+        """How many tokens may be generated. Raises InvalidRequest when the prompt leaves no room for the wish, or a bias is
+        given to a token that does not exist."""
+        if any(not 0 <= token < self.vocab_size for token in request.sampling.logit_bias):
+            raise InvalidRequest(f"logit_bias names token ids outside of 0 to {self.vocab_size - 1}", param="logit_bias")
+        wish = request.sampling.max_tokens
+        room = self.max_tokens - prompt
+        if room < 1 or (wish is not None and wish > room):
+            raise InvalidRequest(
+                f"this model's context holds {self.max_tokens} tokens; the prompt has {prompt}"
+                + (f" and max_tokens is {wish}" if wish is not None else "")
+                + ". Shorten the prompt or lower max_tokens",
+                param="messages" if request.messages is not None else "prompt",
+                code="context_length_exceeded",
+            )
+        return room if wish is None else wish
+
+    async def drain(self) -> None:
+        """Refuse new requests, and return when the engine has nothing left to do or save."""
+        self.draining = True
+        while not self.engine.idle:  # noqa: ASYNC110 - another thread's state
+            await asyncio.sleep(0.05)
+
+    def stop(self) -> None:
+        """End the tokenising threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def longest(model_tokens: int, pool_pages: int, layers: int, chunk_tokens: int) -> int:
+    """Longest prompt plus output: the model's own limit, or what fits into HBM with a little to spare."""
+    chunks = max(math.floor(pool_pages / layers * 0.95) - 2, 1)
+    return min(model_tokens, chunks * chunk_tokens)

@@ -1,0 +1,205 @@
+"""Between text and tokens: chat templates, encoding, and decoding a token at a time.
+
+Tokens become bytes, and bytes become text, so that decoding is exact and costs the same for every token. The byte forms
+are those of the family's tokenizers: byte-level BPE, and SentencePiece with byte fallback; another decoder is refused
+when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from contracts.errors import ConfigError, InvalidRequest
+from worker.chat_template import ChatTemplate, load_template
+from worker.models.config import read_json
+
+_SPACE_MARK = "▁"
+_BYTE_FALLBACK_LENGTH = len("<0x00>")
+
+
+class TextCodec:
+    """One model's tokenizer and chat template. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], template: ChatTemplate, where: str = "tokenizer.json") -> None:
+        """`description` is tokenizer.json's content; `where` names it in errors."""
+        self._tokenizer = tokenizer
+        self._template = template
+        self._byte_level = _is_byte_level(description.get("decoder"), where)
+        added = description.get("added_tokens") or []
+        self._added = {int(t["id"]): str(t["content"]) for t in added}
+        #: Ids of tokens that are no text.
+        self.special_ids = frozenset(int(t["id"]) for t in added if t.get("special"))
+        self._special_texts = sorted((self._added[i] for i in self.special_ids), key=len, reverse=True)
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def load(cls, directory: Path) -> TextCodec:
+        """The codec of the model in `directory`. Raises ConfigError when its tokenizer or template cannot be used."""
+        path = directory / "tokenizer.json"
+        description = read_json(path)
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as e:  # the library raises bare Exception
+            raise ConfigError(f"{path} is not a readable tokenizer: {e}; download it again") from e
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return cls(tokenizer, description, load_template(directory), str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the tokenizer knows, special ones included; the model's vocabulary may be larger."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def render(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The prompt of a conversation, ready for the answer to begin. Raises InvalidRequest naming `messages`.
+
+        What messages say is text: where one contains a special token's spelling, it is encoded as ordinary characters and
+        ends no turn. (transformers would make it a special token; everything else is encoded as there.)
+        """
+        rendered = self._template.render(messages, self._special_texts)
+        tokens: list[int] = []
+        for part in rendered:
+            tokens += self._tokens(part, "messages", add_special_tokens=False)
+        if not tokens:
+            raise InvalidRequest("messages give an empty prompt", param="messages")
+        return tokens
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a plain prompt, with the special tokens that the tokenizer puts around one. Special tokens that are
+        spelled out in `text` count as such: the caller of a plain prompt writes the whole of it. Raises InvalidRequest."""
+        return self._tokens(text, "prompt", add_special_tokens=True)
+
+    def _tokens(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeEncodeError, TypeError) as e:  # a lone surrogate
+            raise InvalidRequest(f"{param} must be valid Unicode", param=param) from e
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` as it stands within a longer text (a leading space stays); special tokens have none. What is
+        no UTF-8, an incomplete last character included, becomes U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def detokenizer(self) -> Detokenizer:
+        """A decoder for one request's tokens."""
+        return Detokenizer(self)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that `token` adds to the text: none for special and unknown ids."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._spell(token)
+        return known
+
+    def _spell(self, token: int) -> bytes:
+        if token in self.special_ids:
+            return b""
+        if token in self._added:
+            return self._added[token].encode()
+        spelled = self._tokenizer.id_to_token(token)
+        if spelled is None:
+            return b""
+        if self._byte_level:
+            if all(character in _BYTE_OF for character in spelled):
+                return bytes(_BYTE_OF[character] for character in spelled)
+            return str(spelled).encode()
+        if len(spelled) == _BYTE_FALLBACK_LENGTH and spelled.startswith("<0x") and spelled.endswith(">"):
+            return bytes([int(spelled[3:5], 16)])
+        return spelled.replace(_SPACE_MARK, " ").encode()
+
+
+class Detokenizer:
+    """Decodes one request's tokens as they come; never gives a part of a character. The cost of a token is that of its bytes."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def prime(self, ids: Sequence[int]) -> str:
+        """Takes `ids` as decoded before, elsewhere: what follows continues their text. Returns that text, for stop strings."""
+        return "".join(map(self.push, ids))
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is incomplete."""
+        return self._decoder.decode(self._codec.token_bytes(token))
+
+    def flush(self) -> str:
+        """Ends the text. A character that was left incomplete is dropped: half of one is no text."""
+        self._decoder.reset()
+        return ""
+
+
+class StopMatcher:
+    """Ends a text before the first stop string that it completes, wherever the text was cut into pieces.
+
+    What may be the beginning of a stop string is held back. What was given out depends on the whole text so far only,
+    never on its pieces, so that a request continues elsewhere without a gap.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Empty strings match nothing."""
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        #: Whether a stop string was met.
+        self.stopped = False
+
+    def prime(self, text: str) -> None:
+        """Takes `text` as pushed before, elsewhere, where what it gave out was sent."""
+        self.push(text)
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """`(emit, stopped)`: text that can be shown now, and whether a stop string was met; after that, nothing more comes."""
+        if self.stopped:
+            return "", True
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self._held, self.stopped = "", True
+            return text[: min(found)[1]], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self, text: str = "") -> str:
+        """Ends the text with `text`: what was held back can be shown after all. Empty once a stop string was met."""
+        emit, stopped = self.push(text)
+        held, self._held = ("", "") if stopped else (self._held, "")
+        return emit + held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, and not all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+def _is_byte_level(decoder: Any, where: str) -> bool:
+    """Whether tokens spell bytes as byte-level BPE does; False for SentencePiece. Raises ConfigError for anything else."""
+    kind = decoder.get("type") if isinstance(decoder, dict) else None
+    parts = [d.get("type") for d in decoder.get("decoders", [])] if kind == "Sequence" else [kind]
+    if "ByteLevel" in parts:
+        return True
+    if kind is not None and set(parts) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        return False
+    raise ConfigError(
+        f"{where}: decoder = {parts} is not supported; supported: ByteLevel, and Replace, ByteFallback, Fuse, Strip, Metaspace"
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters in which byte-level BPE spells bytes: printable ones as themselves, the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()
