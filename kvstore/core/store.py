@@ -120,7 +120,7 @@ class Store:
                 self._turn(event.manifest, event.now)
             case ev.ManifestsListed():
                 for manifest in event.manifests:
-                    self._learn(manifest)
+                    self._learn(manifest, event.now)
             case ev.ManifestFetched():
                 self._fetched(event)
             case ev.Advised():
@@ -163,13 +163,12 @@ class Store:
         self.index.set_manifest(manifest)
         self._out.append(do.PutManifest(manifest))
 
-    def _learn(self, manifest: Manifest) -> bool:
-        """Keep the manifest when it is newer than what is known. True when it was."""
+    def _learn(self, manifest: Manifest, now: float) -> None:
+        """Keep the manifest when it is newer than what is known and not one of an erased session."""
         known = self.index.manifests.get(manifest.session)
-        if known is not None and known.last_use_s >= manifest.last_use_s:
-            return False
-        self.index.set_manifest(manifest)
-        return True
+        newer = known is None or known.last_use_s < manifest.last_use_s
+        if newer and not self.erasure.late(manifest.session, manifest.keys, now):
+            self.index.set_manifest(manifest)
 
     def _advise(self, event: ev.Advised) -> None:
         """A hint: the session rises at once; its manifest is fetched anew when the session was elsewhere."""
@@ -189,8 +188,8 @@ class Store:
 
     def _fetched(self, event: ev.ManifestFetched) -> None:
         self._fetching.discard(event.session)
-        if event.manifest is not None and not self.erasure.late(event.session, event.manifest.keys, event.now):
-            self._learn(event.manifest)
+        if event.manifest is not None:
+            self._learn(event.manifest, event.now)
         hint = self._hints.get(event.session)
         if hint is not None and self.sessions.live(event.session, event.now):
             self._begin_advised(hint)

@@ -33,12 +33,20 @@ class Session:
         return sorted(names, key=lambda n: (-self.holders[n].tokens, -self.holders[n].tokens_dram, n))
 
 
+#: How many erased sessions are remembered.
+_GRAVES = 10_000
+
+
 class Directory:
-    """All sessions that some node has reported."""
+    """All sessions that some node has reported.
+
+    An erased session stays unknown until it is used again: reports of it that were under way change nothing.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, Session] = {}
         self._by_node: dict[str, set[SessionKey]] = {}
+        self._graves: dict[SessionKey, float] = {}  #: erased session -> its last use
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -56,6 +64,10 @@ class Directory:
 
     def report(self, node: str, key: SessionKey, model: str, tokens_total: int, last_use_s: float, held: Held) -> None:
         """A store's word on one session; `held.tokens` 0 means that it holds nothing of it any more."""
+        known = key in self._sessions
+        if not known and (not held.tokens or last_use_s <= self._graves.get(key, float("-inf"))):
+            return
+        self._graves.pop(key, None)
         session = self._sessions.setdefault(key, Session(key))
         if last_use_s >= session.last_use_s:
             session.model, session.tokens, session.last_use_s = model, tokens_total, last_use_s
@@ -74,9 +86,14 @@ class Directory:
     def erase(self, key: SessionKey) -> bool:
         """Forget a session. True when it was known."""
         session = self._sessions.pop(key, None)
-        for node in session.holders if session else ():
+        if session is None:
+            return False
+        for node in session.holders:
             self._by_node[node].discard(key)
-        return session is not None
+        self._graves[key] = session.last_use_s
+        while len(self._graves) > _GRAVES:
+            del self._graves[next(iter(self._graves))]
+        return True
 
     def validate(self) -> None:
         """Raise AssertionError when the two tables disagree."""

@@ -335,6 +335,15 @@ def test_a_hint_with_a_foreign_source_fetches_the_newer_manifest_first():
     assert older is not None
 
 
+def test_a_listing_that_was_under_way_does_not_bring_an_erased_session_back():
+    store = make()
+    manifest = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0)
+    store.handle(ev.ManifestsListed([manifest], 0.0))
+    store.handle(ev.SessionErased(SESSION, 1.0))
+    store.handle(ev.ManifestsListed([manifest], 2.0))
+    assert SESSION not in store.index.manifests
+
+
 def test_the_offer_goes_out_when_layer_0_is_there_and_not_before():
     store = make()
     store.handle(ev.Recovered(copies(KEYS[:2])))

@@ -189,6 +189,18 @@ def test_hints_merge_expire_and_are_used_once() -> None:
     assert a.outcomes == {"used": 1, "missed": 1, "expired": 1}
 
 
+def test_reports_of_an_erased_session_that_were_under_way_do_not_bring_it_back() -> None:
+    h = House(1)
+    h.hold("node-0", 64)
+    last_use_s = 1.0
+    assert h.directory.erase(S)
+    h.directory.report("node-0", S, "m", 64, last_use_s, Held(64, 6400))
+    h.directory.report("node-0", S, "", 0, 0.0, Held(0, 0))
+    assert h.directory.get(S) is None
+    h.directory.report("node-0", S, "m", 64, last_use_s + 1, Held(64, 6400))
+    assert h.directory.get(S) is not None
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Random lives of nodes, requests and hints; the tables agree after every step."""
 
