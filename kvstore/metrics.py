@@ -1,6 +1,13 @@
-"""The store's metrics, one place for their names. A counter's `what` is a word of core.events.Counted, or the shell's own."""
+"""The store's metrics: one place for their names, labels and words.
+
+A word of core's `Counted` with labels is a counter of its own (`_LABELLED`); every other word is a value of `what` of
+`upbeat_kvstore_events`. What gauges show is read when they are asked for (`watch`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import Counter, Gauge
 
@@ -9,18 +16,44 @@ from runtime import telemetry
 EVENTS = Counter("upbeat_kvstore_events", "Things that happened to chunks, pieces, loads and peers", ["what"], registry=telemetry.REGISTRY)
 BYTES_READ = Counter("upbeat_kvstore_read_bytes", "Bytes brought into the arena", ["source"], registry=telemetry.REGISTRY)
 BYTES_WRITTEN = Counter("upbeat_kvstore_written_bytes", "Bytes written behind", ["tier"], registry=telemetry.REGISTRY)
-ARENA_USED = Gauge("upbeat_kvstore_arena_used_bytes", "Arena in use", registry=telemetry.REGISTRY)
-SSD_USED = Gauge("upbeat_kvstore_ssd_used_bytes", "Chunks on the SSD", registry=telemetry.REGISTRY)
-WAITING = Gauge("upbeat_kvstore_write_back_waiting_bytes", "Bytes that wait for slower tiers", registry=telemetry.REGISTRY)
 
-_LOGGED_ONCE = {"pieces_corrupt", "pieces_missing", "peer_failures", "ssd_write_failures", "blob_write_failures", "shape_mismatches"}
-_seen: set[str] = set()
+
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"upbeat_kvstore_{name}", text, labels, registry=telemetry.REGISTRY)
+
+
+_LABELLED = {
+    "hit_bytes": _counter("hit_bytes", "Bytes that requests found, by where they were: dram, ssd, peer, blob", "tier"),
+    "evicted_bytes": _counter(
+        "evicted_bytes", "Bytes that left a tier to make room, by the reason that they ranked first", "tier", "reason"
+    ),
+    "hint_bytes": _counter("hint_bytes", "Bytes brought for hints: used, late (the request came first), wasted", "outcome"),
+    "checksum_failures": _counter("checksum_failures", "Pieces whose bytes were not what was written, by where they came from", "source"),
+    "missing_pieces": _counter("missing_pieces", "Pieces that were not where they were known to be", "source"),
+}
+_USED = Gauge("upbeat_kvstore_used_bytes", "Bytes that a tier of this node holds", ["tier"], registry=telemetry.REGISTRY)
+_WAITING = Gauge("upbeat_kvstore_write_back_waiting_bytes", "Bytes that wait for a slower tier", ["tier"], registry=telemetry.REGISTRY)
+_QUEUED = Gauge(
+    "upbeat_kvstore_queued", "Reads that wait or run, by source; loads that have not ended", ["what"], registry=telemetry.REGISTRY
+)
+QUEUES = ("ssd", "peer", "blob", "loads")
+#: Events whose first occurrence is logged: an operator wants to know.
+_LOGGED_ONCE = {"checksum_failures", "missing_pieces", "peer_failures", "ssd_write_failures", "blob_write_failures", "shape_mismatches"}
+_seen: set[tuple[str, ...]] = set()
 log = telemetry.logger("kvstore")
 
 
-def count(what: str, amount: int = 1) -> None:
-    """Count an event; the first of each kind that needs an operator's eye is logged."""
-    EVENTS.labels(what).inc(amount)
-    if what in _LOGGED_ONCE and what not in _seen:
-        _seen.add(what)
-        log.warning("first of its kind; see upbeat_kvstore_events for how many follow", what=what)
+def count(what: str, amount: int = 1, labels: tuple[str, ...] = ()) -> None:
+    """Count something that happened."""
+    counter = _LABELLED.get(what)
+    (counter.labels(*labels) if counter else EVENTS.labels(what)).inc(amount)
+    if what in _LOGGED_ONCE and (what, *labels) not in _seen:
+        _seen.add((what, *labels))
+        log.warning("first of its kind; the metrics count how many follow", what=what, labels=list(labels))
+
+
+def watch(used: Callable[[str], float], waiting: Callable[[str], float], queued: Callable[[str], float]) -> None:
+    """Let the gauges show this store. used(tier) and waiting(tier): bytes; queued(what): a number. Called from another thread."""
+    for gauge, ask, labels in ((_USED, used, ("dram", "ssd")), (_WAITING, waiting, ("ssd", "blob")), (_QUEUED, queued, QUEUES)):
+        for label in labels:
+            gauge.labels(label).set_function(partial(ask, label))

@@ -15,11 +15,12 @@ from typing import Protocol
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
+from kvstore import metrics
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.index import Residency
 from kvstore.core.store import Store
-from kvstore.metrics import ARENA_USED, BYTES_READ, SSD_USED, WAITING, count, log
+from kvstore.metrics import BYTES_READ, count, log
 from kvstore.peers import Peers
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
@@ -96,6 +97,12 @@ class Node:
         self._ticking = False
         self.ready = asyncio.Event()
         self.heard_from_worker = clock.now()
+        saves, index, ledger = self.store.saves, self.store.index, self.store.ledger
+        metrics.watch(
+            used=lambda tier: ledger.used_bytes if tier == "dram" else index.ssd_bytes,
+            waiting=lambda tier: saves.ssd_waiting_bytes if tier == "ssd" else saves.blob_waiting_bytes,
+            queued=self.store.queued,
+        )
 
     # ---- life
 
@@ -170,9 +177,6 @@ class Node:
         if self.store.busy and not self._ticking:
             self._ticking = True
             self._tasks.start(self._ticks(), "ticks")
-        ARENA_USED.set(self.store.ledger.used_bytes)
-        SSD_USED.set(self.store.index.ssd_bytes)
-        WAITING.set(self.pending_bytes)
 
     async def _ticks(self) -> None:
         while self.store.busy:
@@ -216,7 +220,7 @@ class Node:
             case do.FetchManifest():
                 start(self._fetch_manifest(instruction.session), "fetch-manifest")
             case do.Counted():
-                count(instruction.what, instruction.amount)
+                count(instruction.what, instruction.amount, instruction.labels)
 
     # ---- bytes
 

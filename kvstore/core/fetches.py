@@ -21,6 +21,7 @@ from kvstore.core.prefetch import FetchRank
 from kvstore.core.room import Room
 from kvstore.core.sessions import Rank
 from kvstore.core.state import PieceState
+from kvstore.core.usefulness import Usefulness
 
 #: How many fetches of a source run at a time.
 RUNNING_LIMIT = {SourceKind.SSD: 6, SourceKind.PEER: 4, SourceKind.BLOB: 16}
@@ -66,6 +67,7 @@ class Fetches:
         index: Index,
         ledger: Ledger,
         room: Room,
+        usefulness: Usefulness,
         out: list[Instruction],
         arrived: Callable[[Sequence[PieceRef], float], None],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
@@ -74,6 +76,7 @@ class Fetches:
         self._index = index
         self._ledger = ledger
         self._room = room
+        self._usefulness = usefulness
         self._out = out
         self._arrived = arrived
         self._lost = lost
@@ -106,9 +109,12 @@ class Fetches:
     def lift(self, key: bytes, layer: int, rank: FetchRank, load_kind: LoadKind) -> None:
         """A further load wants a piece that is QUEUED or LOADING."""
         fetch = self._by_piece[key, layer]
+        if load_kind is LoadKind.DEMAND and fetch.load_kind in (LoadKind.PREFETCH, LoadKind.ADVISED):
+            for chunk, _, _, _ in fetch.pieces:
+                self._usefulness.overtaken(chunk)
+        fetch.load_kind = min(fetch.load_kind, load_kind)
         if not fetch.running and rank < fetch.rank:
             fetch.rank = rank
-            fetch.load_kind = min(fetch.load_kind, load_kind)
             self._push(fetch)
 
     def drop(self, chunk: Chunk, layer: int) -> bool:
@@ -197,12 +203,17 @@ class Fetches:
             else:
                 self._ledger.finish(fetch.offsets[i])
                 self._index.set_piece(chunk, layer, PieceState.READY, fetch.offsets[i])
+                self._usefulness.read(chunk, layer, fetch.kind, fetch.load_kind)
                 good.append((chunk, layer))
         self._leave(fetch, len(fetch.pieces))
         if good:
             self._arrived(good, now)
         for fault in sorted(bad):
             self._lost(bad[fault], fetch.kind, fault, now)
+
+    def depth(self, kind: SourceKind) -> int:
+        """Reads of this source that wait or run; lifted ones may count twice."""
+        return self._count[kind] + len(self._heaps[kind])
 
     def _leave(self, fetch: _Fetch, pieces: int) -> None:
         if fetch.lease:

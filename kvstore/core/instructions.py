@@ -177,10 +177,11 @@ class TellErase:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Something worth a metric: `what` is one of a fixed set of words."""
+    """Something worth a metric: `what` is a word that kvstore/metrics.py knows, `labels` the values of its labels."""
 
     what: str
     amount: int = 1
+    labels: tuple[str, ...] = ()
 
 
 Instruction = (

@@ -26,6 +26,7 @@ from kvstore.core.load import Load, sound_wants
 from kvstore.core.prefetch import FetchRank, bands, rank
 from kvstore.core.sessions import Sessions
 from kvstore.core.state import LOAD_MOVES, CopyState, LoadState, PieceState, move
+from kvstore.core.usefulness import Usefulness
 from kvstore.core.waiting import Waiting
 
 #: How long the blob tier may take to answer: when nothing is known, and when something is here already.
@@ -38,10 +39,11 @@ _MORE_PROBES, _PROBE_LIMIT = 4, 256
 class Loads:
     """See the module."""
 
-    def __init__(self, index: Index, ledger: Ledger, sessions: Sessions, out: list[Instruction]) -> None:
+    def __init__(self, index: Index, ledger: Ledger, sessions: Sessions, usefulness: Usefulness, out: list[Instruction]) -> None:
         self._index = index
         self._ledger = ledger
         self._sessions = sessions
+        self._usefulness = usefulness
         self._out = out
         self._loads: dict[LoadId, Load] = {}
         self._orders = 0
@@ -144,6 +146,8 @@ class Loads:
             indices = tuple(i for i, flag in enumerate(flags) if flag)
             load.void = set(range(load.found)) - set(indices)
         load.state = move(LOAD_MOVES, load.state, LoadState.FLOWING)
+        if load.kind is LoadKind.DEMAND and load.found < len(load.wants):
+            self._out.append(Counted("chunks_missed", len(load.wants) - load.found))
         ready = all(sources.ready(self._index, load, i) for i in indices)
         self._out.append(Found(load.ident, len(indices), ready and bool(indices), indices))
         load.progress = now
@@ -169,6 +173,7 @@ class Loads:
             state = chunk.state(layer) if chunk else PieceState.ABSENT
             if chunk is not None and state is PieceState.READY:
                 self._waiting.end(load, i, layer)
+                self._usefulness.found(chunk, load.kind)
                 self._lease(load, i, layer, chunk)
                 continue
             self._waiting.begin(load, i, layer)
@@ -196,6 +201,7 @@ class Loads:
     def _lease(self, load: Load, i: int, layer: int, chunk: Chunk) -> None:
         if load.kind is LoadKind.ADVISED:
             return
+        self._usefulness.taken(chunk, layer, load.kind)
         offset = chunk.offsets[layer]
         self._ledger.pin(offset)
         load.leased[i, layer] = offset
@@ -223,7 +229,8 @@ class Loads:
         chunks = {chunk.key: chunk for chunk, _ in pieces}
         bad = fault in (Fault.CORRUPT, Fault.MISSING)
         if bad:
-            self._out.append(Counted("pieces_corrupt" if fault is Fault.CORRUPT else "pieces_missing", len(pieces)))
+            what = "checksum_failures" if fault is Fault.CORRUPT else "missing_pieces"
+            self._out.append(Counted(what, len(pieces), (source.name.lower(),)))
         for chunk in chunks.values():
             if not bad or source is SourceKind.PEER:
                 continue

@@ -6,6 +6,7 @@ spurious hint never costs somebody else's memory. A reservation that cannot succ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from kvstore.core.eviction import unsaved, victims
@@ -14,6 +15,7 @@ from kvstore.core.instructions import Counted, Instruction
 from kvstore.core.ledger import Ledger, slot_bytes
 from kvstore.core.sessions import Rank, Sessions, Standing, strongest
 from kvstore.core.state import PieceState
+from kvstore.core.usefulness import Usefulness
 
 
 class Room:
@@ -23,11 +25,20 @@ class Room:
     """
 
     def __init__(
-        self, index: Index, ledger: Ledger, sessions: Sessions, out: list[Instruction], *, layer_priority: bool, headroom_bytes: int = 0
+        self,
+        index: Index,
+        ledger: Ledger,
+        sessions: Sessions,
+        usefulness: Usefulness,
+        out: list[Instruction],
+        *,
+        layer_priority: bool,
+        headroom_bytes: int = 0,
     ) -> None:
         self._index = index
         self._ledger = ledger
         self._sessions = sessions
+        self._usefulness = usefulness
         self._out = out
         self._layer_priority = layer_priority
         self._headroom_bytes = headroom_bytes
@@ -41,6 +52,7 @@ class Room:
 
     def drop(self, chunk: Chunk, layer: int) -> None:
         """Free one READY, unpinned piece."""
+        self._usefulness.dropped(chunk, layer)
         self._ledger.free(chunk.offsets[layer])
         self._index.set_piece(chunk, layer, PieceState.ABSENT)
 
@@ -69,10 +81,11 @@ class Room:
         chosen = self._ledger.choose(size, generous, candidates()) or self._ledger.choose(size, count, list(owner))
         if not chosen:
             return False
+        evicted: Counter[str] = Counter()
         for offset in chosen:
             chunk, layer = owner[offset]
-            if unsaved(chunk):
-                self._out.append(Counted("unsaved_pieces_dropped"))
+            reason = "unsaved" if unsaved(chunk) else standing(chunk).rank.name.lower()
+            evicted[reason] += chunk.shape.piece_bytes
             self.drop(chunk, layer)
-        self._out.append(Counted("pieces_evicted", len(chosen)))
+        self._out.extend(Counted("evicted_bytes", size, ("dram", reason)) for reason, size in evicted.items())
         return True

@@ -24,6 +24,7 @@ from kvstore.core.room import Room
 from kvstore.core.saves import Saves
 from kvstore.core.sessions import Advice, Sessions
 from kvstore.core.state import CopyState
+from kvstore.core.usefulness import Usefulness
 
 #: Owner of the loads that advisories make.
 ADVISORY = "advisory"
@@ -50,9 +51,18 @@ class Store:
         self.index = Index()
         self.sessions = Sessions()
         self.ledger = Ledger(arena_bytes, slab_bytes)
-        self.room = Room(self.index, self.ledger, self.sessions, self._out, layer_priority=layer_priority, headroom_bytes=headroom_bytes)
-        self.loads = Loads(self.index, self.ledger, self.sessions, self._out)
-        self.fetches = Fetches(self.index, self.ledger, self.room, self._out, self._arrived, self.loads.lost, self._read)
+        self.usefulness = Usefulness()
+        self.room = Room(
+            self.index,
+            self.ledger,
+            self.sessions,
+            self.usefulness,
+            self._out,
+            layer_priority=layer_priority,
+            headroom_bytes=headroom_bytes,
+        )
+        self.loads = Loads(self.index, self.ledger, self.sessions, self.usefulness, self._out)
+        self.fetches = Fetches(self.index, self.ledger, self.room, self.usefulness, self._out, self._arrived, self.loads.lost, self._read)
         self.leases = Leases(self.index, self.fetches, self._out, self.loads.lost)
         self.loads.connect(self.fetches, self.leases)
         self.saves = Saves(self.index, self.ledger, self.room, self._out, write_back_limit_bytes, self.loads.arrived, self.loads.lost)
@@ -68,7 +78,7 @@ class Store:
             self.fetches.pump(now)
         self.erasure.sweep()
         self.index.sweep()
-        out = self._out.copy()
+        out = [*self._out, *self.usefulness.drain()]
         self._out.clear()
         return out
 
@@ -242,9 +252,14 @@ class Store:
         """Whether ticks are of use."""
         return self.loads.count > 0
 
+    def queued(self, what: str) -> int:
+        """How many reads of a source ("ssd", "peer", "blob") wait or run, or how many loads have not ended ("loads")."""
+        return self.loads.count if what == "loads" else self.fetches.depth(ev.SourceKind[what.upper()])
+
     def validate(self) -> None:
         """Raise AssertionError when any part's invariant does not hold. Tests call it after every event."""
         for part in (self.index, self.ledger, self.fetches, self.leases, self.loads, self.saves, self.erasure):
             part.validate()
+        self.usefulness.validate(self.index)
         slots = [o for c in self.index.resident.values() for o in c.offsets if o >= 0]
         assert len(slots) == len(set(slots))

@@ -198,7 +198,7 @@ async def test_nothing_beyond_loopback_is_listened_on_and_metrics_are_served(mak
         assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
         host, port = stack.address(0).split(":")
         answer = await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{int(port) + 4}/metrics")
-        assert b"upbeat_kvstore_arena_used_bytes" in answer.read()
+        assert b"upbeat_kvstore_used_bytes" in answer.read()
 
 
 async def test_a_second_process_of_a_node_leaves_the_first_ones_arena_alone(make_stack):

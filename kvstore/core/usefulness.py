@@ -1,0 +1,79 @@
+"""What was found where, and what hints were good for: bytes, added up while an event is handled.
+
+A piece that was brought for a hint is *used* when a request or the worker's HBM takes it, *late* when a request came for it
+while it was still on its way, and *wasted* when it leaves the arena before anybody took it.
+
+Invariant (`validate`): only READY pieces are untouched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvstore.core.events import LoadKind, SourceKind
+from kvstore.core.index import Chunk, Index
+from kvstore.core.instructions import Counted
+from kvstore.core.state import PieceState
+
+_FOR_HINTS = (LoadKind.PREFETCH, LoadKind.ADVISED)
+_TAKERS = (LoadKind.DEMAND, LoadKind.PREFETCH)
+
+
+class Usefulness:
+    """See the module. Everybody reports what happens to a piece; `drain` gives the sums."""
+
+    def __init__(self) -> None:
+        self._untouched: dict[bytes, int] = {}  #: chunk key -> bit mask of layers that came for a hint and that nobody took yet
+        self._sums: Counter[tuple[str, str]] = Counter()
+
+    def read(self, chunk: Chunk, layer: int, source: SourceKind, kind: LoadKind) -> None:
+        """A fetch brought the piece, for a load of this kind."""
+        if kind is LoadKind.DEMAND:
+            self._add("hit_bytes", source.name.lower(), chunk)
+        elif kind in _FOR_HINTS:
+            self._untouched[chunk.key] = self._untouched.get(chunk.key, 0) | 1 << layer
+
+    def overtaken(self, chunk: Chunk) -> None:
+        """A request wants a piece whose fetch for a hint has not ended."""
+        self._add("hint_bytes", "late", chunk)
+
+    def found(self, chunk: Chunk, kind: LoadKind) -> None:
+        """A load found the piece in the arena."""
+        if kind is LoadKind.DEMAND:
+            self._add("hit_bytes", "dram", chunk)
+
+    def taken(self, chunk: Chunk, layer: int, kind: LoadKind) -> None:
+        """The piece is leased to a load."""
+        if kind in _TAKERS and self._forget(chunk.key, layer):
+            self._add("hint_bytes", "used", chunk)
+
+    def dropped(self, chunk: Chunk, layer: int) -> None:
+        """The piece leaves the arena."""
+        if self._forget(chunk.key, layer):
+            self._add("hint_bytes", "wasted", chunk)
+
+    def drain(self) -> list[Counted]:
+        """The sums since the last call."""
+        sums = [Counted(what, amount, (label,)) for (what, label), amount in self._sums.items()]
+        self._sums.clear()
+        return sums
+
+    def _add(self, what: str, label: str, chunk: Chunk) -> None:
+        self._sums[what, label] += chunk.shape.piece_bytes
+
+    def _forget(self, key: bytes, layer: int) -> bool:
+        layers = self._untouched.get(key, 0)
+        if not layers >> layer & 1:
+            return False
+        layers ^= 1 << layer
+        if layers:
+            self._untouched[key] = layers
+        else:
+            del self._untouched[key]
+        return True
+
+    def validate(self, index: Index) -> None:
+        """Raise AssertionError when the invariant does not hold."""
+        for key, layers in self._untouched.items():
+            chunk = index.resident[key]
+            assert all(chunk.state(i) is PieceState.READY for i in range(chunk.shape.layers) if layers >> i & 1)
