@@ -9,7 +9,7 @@ from prometheus_client import start_http_server
 
 from contracts.errors import ConfigError
 from contracts.v1.kvstore_pb2_grpc import add_KvStoreServicer_to_server
-from kvstore import upkeep
+from kvstore import failpoints, upkeep
 from kvstore.directory import Directory
 from kvstore.metrics import log
 from kvstore.node import Node
@@ -37,6 +37,7 @@ class KvStoreService:
 
     async def start(self) -> None:
         """Serve as soon as the SSD is recovered; peers and the scheduler follow."""
+        failpoints.arm(self._config.kv.failpoints)
         # The port first: a second process of this node stops here and leaves the first one's arena alone.
         self._grpc, self._health = rpc.server(self._config.node(self._number).store_listen, ["upbeat.v1.KvStore"])
         self._node = Node(self._config, self._number, RealClock(), self._tasks)

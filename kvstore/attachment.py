@@ -13,6 +13,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.failpoints import reach
 from kvstore.metrics import count, log
 from kvstore.node import Node
 
@@ -61,6 +62,7 @@ class Attachment:
             save = message.save
             keys = list(save.keys)
             node.handle(ev.SaveWanted((self.owner, save.save_id), session_from_wire(save.session), save.fingerprint, keys, now))
+            reach("save.granted")
         elif kind == "saved":
             done = message.saved
             node.handle(ev.SaveEnded((self.owner, done.save_id), list(done.ok), list(done.aborted), now))

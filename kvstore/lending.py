@@ -9,6 +9,7 @@ from contracts.convert import layers_from_bitmap
 from contracts.v1 import kvstore_pb2 as pb
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.failpoints import reach
 from kvstore.metrics import count
 from kvstore.node import Node
 
@@ -62,8 +63,10 @@ class Lending:
         try:
             event = ev.LoadWanted((owner, "0"), ev.LoadKind.PEER, None, request.fingerprint, wants, (), 0, node.clock.now())
             node.handle(event)
+            reach("peer.leased")
             while (message := await loan.outgoing.get()) is not None:
                 yield message
+                reach("peer.sending")
             whole = True
         finally:
             if whole and owner in node.owners:

@@ -20,6 +20,7 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.index import Residency
 from kvstore.core.store import Store
+from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_READ, count, log
 from kvstore.peers import Peers
 from kvstore.tiers import nixl
@@ -246,6 +247,7 @@ class Node:
             return tuple(self.arena.checksum(offset, work.shape.piece_bytes) for offset in work.offsets)
 
         checksums = await asyncio.to_thread(compute)
+        reach("save.summed")
         self.handle(ev.Summed(work.key, checksums, self.clock.now()))
 
     # ---- finding things
@@ -305,7 +307,9 @@ class Node:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ERASE_LIST_S):
                 await self.learn_sessions()
+        reach("erase.before")
         self.handle(ev.SessionErased(session, self.clock.now()))
+        reach("erase.queued")
 
     async def manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest from memory, else from the blob tier."""

@@ -13,6 +13,7 @@ from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from kvstore.core.events import Event, Fault, PeerEnded, PeerHolds, PeerReady
 from kvstore.core.instructions import AskPeer, Fetch, ReleasePeer
+from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.ssd import verify
 from kvstore.tiers.transport import Card, PeerRange, Transport
@@ -139,6 +140,7 @@ class Peers:
         if not await self._transport.read(card, self._wire_name(fetch.lease), ranges):
             await self._transport.forget(card)
             return every
+        reach("peer.read")
         return await asyncio.to_thread(verify, self._arena, fetch.shape, fetch.pieces)
 
     async def stop(self) -> None:

@@ -14,6 +14,7 @@ from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core.events import BlobWritten, Event, SsdWritten
 from kvstore.core.instructions import DeleteBlob, DeleteSsd, WriteBlob, WriteSsd
+from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_WRITTEN
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
@@ -76,6 +77,7 @@ class WriteBack:
                 await loop.run_in_executor(self._thread, self._delete, [d for d in group if isinstance(d, DeleteSsd)])
                 continue
             done = await loop.run_in_executor(self._thread, self._write, writes)
+            reach("ssd.before_report")
             for write, ok in zip(writes, done, strict=True):
                 BYTES_WRITTEN.labels("ssd").inc(write.shape.chunk_bytes if ok else 0)
                 self._report(SsdWritten(write.key, ok, self._clock.now()))

@@ -80,6 +80,8 @@ class KvSection(BaseModel):
     transport: Literal["auto", "nixl", "socket"] = "auto"
     #: How the arena and the SSD exchange bytes.
     file_io: Literal["auto", "nixl", "threads"] = "auto"
+    #: Faults to order, for tests: an action by the name of its point (kvstore/failpoints.py).
+    failpoints: dict[str, str] = {}
 
 
 class WorkerSection(BaseModel):

@@ -21,6 +21,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece
+from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.format import BLOCK, decode_header, header_length, object_bytes, piece_offset
 from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
@@ -109,6 +110,7 @@ class BlobTier:
             return dict.fromkeys(range(len(pieces)), fault)
         if len(data) != end - start or size != object_bytes(shape):
             return dict.fromkeys(range(len(pieces)), Fault.CORRUPT)
+        reach("blob.after_read")
         return await asyncio.to_thread(self._enter, shape, pieces, data, start)
 
     async def _wrong_size(self, path: str, expected: int) -> bool:
@@ -128,7 +130,7 @@ class BlobTier:
 
     async def write(self, key: bytes, fingerprint: bytes, data: Path | bytes) -> bool:
         """Store the object, whole or not at all. `data`: its bytes, or the SSD's file of it."""
-        return await self._put(chunk_path(key, fingerprint), data)
+        return await self._put("blob", chunk_path(key, fingerprint), data)
 
     async def delete_chunk(self, key: bytes, fingerprint: bytes) -> None:
         """Remove the object; nothing when there is none or the store does not answer."""
@@ -151,7 +153,7 @@ class BlobTier:
 
     async def put_manifest(self, manifest: Manifest) -> bool:
         """Store the session's manifest in place of the older one."""
-        return await self._put(manifest_path(manifest.session), encode_manifest(manifest))
+        return await self._put("manifest", manifest_path(manifest.session), encode_manifest(manifest))
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest; None when there is none, it is damaged, or no answer came in time."""
@@ -227,17 +229,21 @@ class BlobTier:
         result = await obstore.get_async(self._store, path, options={"range": (start, start + length)})
         return memoryview(await result.bytes_async()), result.meta["size"]
 
-    async def _put(self, path: str, data: Path | bytes) -> bool:
+    async def _put(self, kind: str, path: str, data: Path | bytes) -> bool:
         try:
+            reach(f"{kind}.before_put")
             async with asyncio.timeout(_WRITE_S):
                 await obstore.put_async(self._store, path, data)
+            reach(f"{kind}.after_put")
         except Exception:
             return False
         return True
 
     async def _delete(self, path: str) -> None:
         try:
+            reach("blob.before_delete")
             async with asyncio.timeout(_READ_S):
                 await obstore.delete_async(self._store, path)
+            reach("blob.after_delete")
         except Exception:
             return

@@ -17,6 +17,7 @@ from contracts.errors import PieceLost
 from contracts.kv import KvShape
 from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece, WriteSsd
+from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.file_io import FileIo, Part
 from kvstore.tiers.format import BLOCK, decode_header, encode_header, header_bytes, header_length, object_bytes, piece_offset
@@ -62,6 +63,7 @@ class SsdTier:
         """Read every header; delete temporary, foreign, short and damaged files."""
         recovery = Recovery([], 0)
         for path in self._files():
+            reach("recover.between_files")
             try:
                 recovery.copies.append(self._recover_one(path))
             except (PieceLost, OSError, ValueError):
@@ -98,6 +100,7 @@ class SsdTier:
             return dict.fromkeys(range(len(pieces)), Fault.UNAVAILABLE)
         try:
             self._reader.read(fd, [Part(piece_offset(shape, p.layer), p.offset, shape.piece_bytes) for p in pieces])
+            reach("ssd.after_read")
         except PieceLost:
             return dict.fromkeys(range(len(pieces)), Fault.CORRUPT)
         except OSError as e:
@@ -118,7 +121,9 @@ class SsdTier:
                     temporary[i], descriptors[i] = self._write_one(chunk)
                 except OSError:
                     continue
+            reach("ssd.before_sync")
             synced = dict(zip(descriptors, self._sync.map(_sync, descriptors.values()), strict=True))
+            reach("ssd.before_rename")
             folders: set[Path] = set()
             for i, ok in synced.items():
                 if not ok:
@@ -129,8 +134,10 @@ class SsdTier:
                 except OSError:
                     continue
                 del temporary[i]
+                reach("ssd.renamed")
                 folders.add(final.parent)
                 done[i] = True
+            reach("ssd.before_folder_sync")
             for folder in folders:
                 _sync_folder(folder)
         finally:
@@ -151,6 +158,7 @@ class SsdTier:
         try:
             os.ftruncate(fd, object_bytes(shape))
             os.pwrite(fd, encode_header(chunk.key, shape, chunk.checksums), 0)
+            reach("ssd.header_written")
             self._writer.write(
                 fd, [Part(piece_offset(shape, layer), offset, shape.piece_bytes) for layer, offset in enumerate(chunk.offsets)]
             )
@@ -162,7 +170,9 @@ class SsdTier:
 
     def delete(self, key: bytes, fingerprint: bytes) -> None:
         """Remove the chunk's file; nothing when there is none."""
+        reach("ssd.before_delete")
         self.path(key, fingerprint).unlink(missing_ok=True)
+        reach("ssd.after_delete")
 
     def close(self) -> None:
         """Stop the sync threads."""

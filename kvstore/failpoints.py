@@ -1,0 +1,117 @@
+"""Named points at which a fault can be made to happen: where durability or ownership changes hands, so that something is half-done.
+
+`kv.failpoints` arms them: {"ssd.before_rename": "kill@3"}. An action is `kill` (SIGKILL of this process), `delay:MS`, or
+`error:EIO | ENOSPC | EROFS` (an OSError, only where the code around the point answers one); `@N` makes it happen at the N-th time
+the point is reached instead of at the first (`kill`) or at every one (`delay`, `error`). A delay sleeps where it stands: at a
+point of the event loop the whole store stands still. Not for production; a store with armed points says so at start.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from contracts.errors import ConfigError
+from kvstore.metrics import log
+
+
+class Point(NamedTuple):
+    """`half_done`: what is, while the process stands there. `errors`: whether an OSError may come from there."""
+
+    half_done: str
+    errors: bool = False
+
+
+#: Every point there is.
+POINTS: Mapping[str, Point] = {
+    "recover.between_files": Point("some headers are read, damaged files before them are deleted, and the core knows of none"),
+    "save.granted": Point("slots of the arena are reserved for a worker that has not been told so"),
+    "save.summed": Point("the worker has written a chunk into the arena; no slower tier has been asked to take it"),
+    "ssd.header_written": Point("a temporary file has its length and header, and no piece", errors=True),
+    "ssd.before_sync": Point("a group's files are written under temporary names and not synced", errors=True),
+    "ssd.before_rename": Point("a group's files are synced and all have temporary names", errors=True),
+    "ssd.renamed": Point("at least one file of a group has its final name, others may not", errors=True),
+    "ssd.before_folder_sync": Point("a group's files have their final names, which are not durable yet", errors=True),
+    "ssd.before_report": Point("a group is durable and the core does not know it"),
+    "ssd.before_delete": Point("the core has forgotten a chunk whose file is still there", errors=True),
+    "ssd.after_delete": Point("the file of an erased chunk is gone; those of the session's next chunks are not", errors=True),
+    "ssd.after_read": Point("pieces are in the arena and not verified", errors=True),
+    "blob.before_put": Point("the SSD has a chunk, the blob tier has not, and only this process knows that it is owed", errors=True),
+    "blob.after_put": Point("the blob tier has a chunk and the core does not know it", errors=True),
+    "blob.before_delete": Point("the core has forgotten a chunk or manifest that the blob tier still has", errors=True),
+    "blob.after_delete": Point("one object of an erased session is gone, others are not", errors=True),
+    "blob.after_read": Point("a range of an object is in memory and not in the arena"),
+    "manifest.before_put": Point("a turn has ended, and the blob tier has the session's older manifest or none", errors=True),
+    "manifest.after_put": Point("a manifest names chunks that may be in no durable tier yet", errors=True),
+    "erase.before": Point("the other sessions are known anew, and nothing of the session to erase is forgotten"),
+    "erase.queued": Point("the core has forgotten a session of which every tier still has everything"),
+    "peer.leased": Point("a peer's pieces are pinned and it has been told of none"),
+    "peer.sending": Point("a peer reads from this arena"),
+    "peer.read": Point("a peer's pieces are in this arena and not verified; the peer still has them pinned"),
+}
+
+ERRORS = ("EIO", "ENOSPC", "EROFS")
+_ACTION = re.compile(rf"(kill|delay:(?P<ms>\d{{1,6}})|error:(?P<errno>{'|'.join(ERRORS)}))(@(?P<at>[1-9]\d{{0,8}}))?")
+_REMEDY = "give kill, delay:MS or error:" + "|".join(ERRORS) + ", with @N for the N-th time only"
+
+
+@dataclass(slots=True)
+class _Armed:
+    """One point's action. `at`: which time it is meant, 0 for every one. Reached from several threads."""
+
+    at: int
+    delay_s: float | None
+    error: int | None
+    times: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def reached(self, name: str) -> None:
+        with self.lock:
+            self.times += 1
+            if self.at and self.times != self.at:
+                return
+        if self.delay_s is not None:
+            time.sleep(self.delay_s)
+        elif self.error is not None:
+            raise OSError(self.error, f"{os.strerror(self.error)} (failpoint {name})")
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+_armed: dict[str, _Armed] = {}
+
+
+def reach(name: str) -> None:
+    """This point is reached. Nothing happens unless it is armed. May raise OSError, or not return."""
+    armed = _armed.get(name)
+    if armed is not None:
+        armed.reached(name)
+
+
+def arm(wanted: Mapping[str, str]) -> None:
+    """Arm these points and no others. Raises ConfigError naming key, value and remedy; then none is armed."""
+    _armed.clear()
+    _armed.update({name: _parse(name, action) for name, action in wanted.items()})
+    if _armed:
+        log.warning("failpoints are armed: this store is made to fail", failpoints=dict(wanted))
+
+
+def _parse(name: str, action: str) -> _Armed:
+    point = POINTS.get(name)
+    if point is None:
+        raise ConfigError(f"kv.failpoints.{name} = {action!r}: there is no such failpoint; give one of {', '.join(POINTS)}")
+    match = _ACTION.fullmatch(action)
+    if match is None:
+        raise ConfigError(f"kv.failpoints.{name} = {action!r}: {_REMEDY}")
+    ms, error, at = match["ms"], match["errno"], int(match["at"] or 0)
+    if error and not point.errors:
+        raise ConfigError(f"kv.failpoints.{name} = {action!r}: nothing answers an error there; give kill or delay:MS")
+    once = at or (0 if ms or error else 1)
+    return _Armed(once, int(ms) / 1000 if ms else None, int(getattr(errno, error)) if error else None)
