@@ -23,7 +23,7 @@ from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.format import BLOCK, decode_header, header_length, object_bytes, piece_offset
+from kvstore.tiers.format import BLOCK, RAW, decode_header, header_length, object_bytes, piece_offset
 from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
 from kvstore.tiers.ssd import folder_name, verify
 from runtime import telemetry
@@ -86,15 +86,15 @@ class BlobTier:
             start, size = await self._range(path, 0, BLOCK)
             length = header_length(start)
             header = start if length == BLOCK else (await self._range(path, 0, length))[0]
-            named, shape, checksums = decode_header(header)
-            if named != key or shape.fingerprint != fingerprint or size != object_bytes(shape):
+            found = decode_header(header)
+            if found.key != key or found.shape.fingerprint != fingerprint or size != found.layout.object_bytes:
                 raise PieceLost("the header names another chunk, or its length is wrong")
         except PieceLost:
             await self.delete_chunk(key, fingerprint)
             return None
         except Exception:
             return None
-        return FoundCopy(key, shape, checksums)
+        return FoundCopy(key, found.shape, found.checksums) if found.layout.codec == RAW else None
 
     async def read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
         """Consecutive layers of one chunk into the arena, verified. Returns the faults by index."""

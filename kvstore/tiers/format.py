@@ -1,13 +1,20 @@
 """A chunk as an object on the SSD and in the blob tier: a header, then the pieces in layer order, each 4 KiB aligned.
 
-The header is 4 KiB, or the next multiple that holds a checksum a layer: magic, format version, its own length, chunk key,
-model fingerprint, shape, one xxh3-64 a piece, padding, and in its last 8 bytes the xxh3-64 of all of itself before them.
-So "the first m layers" is one range, and recovery reads headers only. Little-endian throughout.
+The header is 4 KiB, or the next multiple that holds 12 bytes a layer: magic, format version, its own length, chunk key,
+model fingerprint, shape, the codec's name, a checksum and a length a piece, padding, and in its last 8 bytes the xxh3-64 of
+all of itself before them. A piece's checksum is the xxh3-64 of its bytes as they are stored, so that nothing unchecked reaches
+a decoder; its length says where it ends, and the padding after it is never served. So "the first m layers" is one range, and
+recovery reads headers only. With the codec "raw" a piece's bytes are those of the arena. Little-endian throughout.
 """
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 import xxhash
 
@@ -15,37 +22,89 @@ from contracts.errors import PieceLost
 from contracts.kv import DTYPE_BYTES, KvShape
 
 MAGIC = b"UPBEATKV"
-VERSION = 1
+VERSION = 2
 BLOCK = 4096
-_FIXED = struct.Struct("<8sII32s32sIIII16s")
+RAW = "raw"
+_FIXED = struct.Struct("<8sII32s32sIIII16s16s")
 _SUM = struct.Struct("<Q")
+#: Of each layer: checksum and stored length.
+_PIECE = struct.Struct("<QI")
 #: Above these a header is nonsense, whatever its checksum says.
 _MAX_LAYERS, _MAX_PIECE_BYTES = 1 << 14, 1 << 30
+_CODEC_NAME = re.compile(r"[a-z0-9-]{1,16}")
+
+
+def _padded(length: int) -> int:
+    return -(-length // BLOCK) * BLOCK
+
+
+class Layout:
+    """Which codec an object's pieces went through, and where each lies. Immutable."""
+
+    __slots__ = ("codec", "lengths", "offsets")
+
+    def __init__(self, codec: str, lengths: Sequence[int]) -> None:
+        self.codec = codec
+        self.lengths = tuple(lengths)
+        self.offsets = tuple(accumulate(map(_padded, lengths), initial=header_bytes(len(self.lengths))))
+
+    @property
+    def object_bytes(self) -> int:
+        """Length of the object: header and padded pieces."""
+        return self.offsets[-1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and (self.codec, self.lengths) == (other.codec, other.lengths)
+
+    def __hash__(self) -> int:
+        return hash((self.codec, self.lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a header says. `checksums`: one xxh3-64 a layer, of the piece as it is stored."""
+
+    key: bytes
+    shape: KvShape
+    layout: Layout
+    checksums: tuple[int, ...]
 
 
 def header_bytes(layers: int) -> int:
     """Length of the header of a chunk of so many layers."""
-    return -(-(_FIXED.size + _SUM.size * (layers + 1)) // BLOCK) * BLOCK
+    return _padded(_FIXED.size + _PIECE.size * layers + _SUM.size)
+
+
+#: Most codecs give all chunks of a model one layout.
+_shared_layout = lru_cache(256)(Layout)
+
+
+@lru_cache(64)
+def raw_layout(shape: KvShape) -> Layout:
+    """The layout of an object whose pieces are stored as they are in the arena."""
+    return Layout(RAW, [shape.piece_bytes] * shape.layers)
 
 
 def piece_offset(shape: KvShape, layer: int) -> int:
-    """Where a layer's piece begins in the object."""
-    return header_bytes(shape.layers) + layer * (-(-shape.piece_bytes // BLOCK) * BLOCK)
+    """Where a layer's piece begins in a raw object."""
+    return header_bytes(shape.layers) + layer * _padded(shape.piece_bytes)
 
 
 def object_bytes(shape: KvShape) -> int:
-    """Length of the object: header and padded pieces."""
+    """Length of a raw object."""
     return piece_offset(shape, shape.layers)
 
 
-def encode_header(key: bytes, shape: KvShape, checksums: tuple[int, ...]) -> bytes:
-    """The header of a chunk; `checksums` is one xxh3-64 a layer."""
-    if len(key) != 32 or len(shape.fingerprint) != 32 or len(checksums) != shape.layers:
-        raise ValueError("a header needs a 32-byte key and fingerprint and one checksum a layer")
+def encode_header(key: bytes, shape: KvShape, checksums: tuple[int, ...], layout: Layout | None = None) -> bytes:
+    """The header of a chunk; `checksums` is one xxh3-64 a layer, `layout` the raw one by default."""
+    layout = layout or raw_layout(shape)
+    if len(key) != 32 or len(shape.fingerprint) != 32 or len(checksums) != shape.layers or len(layout.lengths) != shape.layers:
+        raise ValueError("a header needs a 32-byte key and fingerprint, and one checksum and length a layer")
     length = header_bytes(shape.layers)
-    geometry = (shape.layers, shape.kv_heads, shape.head_dim, shape.chunk_tokens, shape.dtype.encode())
+    geometry = (shape.layers, shape.kv_heads, shape.head_dim, shape.chunk_tokens, shape.dtype.encode(), layout.codec.encode())
     fixed = _FIXED.pack(MAGIC, VERSION, length, key, shape.fingerprint, *geometry)
-    body = (fixed + struct.pack(f"<{shape.layers}Q", *checksums)).ljust(length - _SUM.size, b"\0")
+    pieces = b"".join(map(_PIECE.pack, checksums, layout.lengths))
+    body = (fixed + pieces).ljust(length - _SUM.size, b"\0")
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
@@ -59,19 +118,29 @@ def header_length(start: bytes | memoryview) -> int:
     return int(length)
 
 
-def decode_header(header: bytes | memoryview) -> tuple[bytes, KvShape, tuple[int, ...]]:
-    """(key, shape, checksums). Every field is checked before it is trusted. Raises PieceLost when anything is odd."""
+def decode_header(header: bytes | memoryview) -> Header:
+    """The header's content. Every field is checked before it is trusted. Raises PieceLost when anything is odd.
+
+    The codec's name is well formed and need not be one that this process knows.
+    """
     length = header_length(header)
     if len(header) < length:
         raise PieceLost("short header")
     body = bytes(header[: length - _SUM.size])
     if xxhash.xxh3_64_intdigest(body) != _SUM.unpack_from(header, length - _SUM.size)[0]:
         raise PieceLost("header checksum")
-    _, _, _, key, fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype = _FIXED.unpack_from(body)
-    name = dtype.rstrip(b"\0").decode("ascii", "replace")
-    if name not in DTYPE_BYTES or not min(kv_heads, head_dim, chunk_tokens):
-        raise PieceLost("impossible shape")
+    _, _, _, key, fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype, codec = _FIXED.unpack_from(body)
+    name, codec = (field.rstrip(b"\0").decode("ascii", "replace") for field in (dtype, codec))
+    if name not in DTYPE_BYTES or not min(kv_heads, head_dim, chunk_tokens) or not _CODEC_NAME.fullmatch(codec):
+        raise PieceLost("impossible shape or codec")
     shape = KvShape(fingerprint, layers, kv_heads, head_dim, chunk_tokens, name)
     if shape.piece_bytes > _MAX_PIECE_BYTES:
         raise PieceLost("impossible shape")
-    return key, shape, struct.unpack_from(f"<{layers}Q", body, _FIXED.size)
+    end = _FIXED.size + layers * _PIECE.size
+    checksums, lengths = zip(*_PIECE.iter_unpack(body[_FIXED.size : end]), strict=True)
+    layout = raw_layout(shape)
+    if codec != RAW:
+        layout = _shared_layout(codec, lengths)
+    if layout.lengths != lengths or not min(lengths) or max(lengths) > shape.piece_bytes:
+        raise PieceLost("impossible lengths")
+    return Header(key, shape, layout, checksums)

@@ -20,7 +20,17 @@ from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.file_io import FileIo, Part
-from kvstore.tiers.format import BLOCK, decode_header, encode_header, header_bytes, header_length, object_bytes, piece_offset
+from kvstore.tiers.format import (
+    BLOCK,
+    RAW,
+    Header,
+    decode_header,
+    encode_header,
+    header_bytes,
+    header_length,
+    object_bytes,
+    piece_offset,
+)
 
 _TEMPORARY = ".part"
 _SYNC_THREADS = 4
@@ -65,10 +75,13 @@ class SsdTier:
         for path in self._files():
             reach("recover.between_files")
             try:
-                recovery.copies.append(self._recover_one(path))
+                found = self._recover_one(path)
             except (PieceLost, OSError, ValueError):
                 path.unlink(missing_ok=True)
                 recovery.deleted += 1
+                continue
+            if found.layout.codec == RAW:
+                recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums))
         return recovery
 
     def _files(self) -> Iterator[Path]:
@@ -76,19 +89,20 @@ class SsdTier:
             with os.scandir(folder) as entries:
                 yield from [Path(e.path) for e in entries if not e.is_dir(follow_symlinks=False)]
 
-    def _recover_one(self, path: Path) -> FoundCopy:
+    def _recover_one(self, path: Path) -> Header:
         key_named = bytes.fromhex(path.name)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             start = os.pread(fd, BLOCK, 0)
             length = header_length(start)
             header = start if length == BLOCK else os.pread(fd, length, 0)
-            key, shape, checksums = decode_header(header)
-            if key != key_named or folder_name(shape.fingerprint) != path.parent.name or os.fstat(fd).st_size != object_bytes(shape):
+            found = decode_header(header)
+            here = found.key == key_named and folder_name(found.shape.fingerprint) == path.parent.name
+            if not here or os.fstat(fd).st_size != found.layout.object_bytes:
                 raise PieceLost("name, model or length do not match the header")
         finally:
             os.close(fd)
-        return FoundCopy(key, shape, checksums)
+        return found
 
     def read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
         """Pieces of one chunk into the arena, verified. Returns the faults by index; none: all are good."""

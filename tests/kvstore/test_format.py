@@ -9,7 +9,17 @@ from hypothesis import given
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import DTYPE_BYTES, KvShape, Manifest
-from kvstore.tiers.format import BLOCK, decode_header, encode_header, header_bytes, object_bytes, piece_offset
+from kvstore.tiers.format import (
+    BLOCK,
+    Header,
+    Layout,
+    decode_header,
+    encode_header,
+    header_bytes,
+    object_bytes,
+    piece_offset,
+    raw_layout,
+)
 from kvstore.tiers.manifests import decode_manifest, encode_manifest, manifest_path
 
 shapes = st.builds(
@@ -29,7 +39,34 @@ def test_a_header_reads_back_as_it_was_written(key, shape, random):
     sums = tuple(random.getrandbits(64) for _ in range(shape.layers))
     header = encode_header(key, shape, sums)
     assert len(header) == header_bytes(shape.layers) and len(header) % BLOCK == 0
-    assert decode_header(header) == (key, shape, sums)
+    assert decode_header(header) == Header(key, shape, raw_layout(shape), sums)
+
+
+@given(keys, shapes, st.sampled_from(["fp8", "k16v8", "x" * 16]), st.randoms())
+def test_a_header_of_encoded_pieces_tells_their_codec_and_where_each_lies(key, shape, codec, random):
+    lengths = [random.randint(1, shape.piece_bytes) for _ in range(shape.layers)]
+    layout = Layout(codec, lengths)
+    header = decode_header(encode_header(key, shape, tuple(range(shape.layers)), layout))
+    assert header.layout == layout
+    at = header_bytes(shape.layers)
+    for offset, length in zip(layout.offsets[:-1], lengths, strict=True):
+        assert offset == at and offset % BLOCK == 0
+        at += -(-length // BLOCK) * BLOCK
+    assert layout.object_bytes == at
+
+
+def test_impossible_lengths_and_codecs_are_no_header_whatever_their_checksum():
+    shape = KvShape(b"f" * 32, 3, 1, 5, 16, "float32")
+    whole = shape.piece_bytes
+    for layout in (
+        Layout("raw", [whole, whole, whole - 1]),
+        Layout("fp8", [whole, whole, whole + 1]),
+        Layout("fp8", [whole, 0, 1]),
+        Layout("", [whole] * 3),
+        Layout("FP 8", [whole] * 3),
+    ):
+        with pytest.raises(PieceLost):
+            decode_header(encode_header(b"k" * 32, shape, (0, 0, 0), layout))
 
 
 @given(keys, shapes, st.data())
@@ -51,7 +88,8 @@ def test_pieces_are_aligned_in_layer_order_and_the_first_layers_are_one_range():
     shape = KvShape(b"f" * 32, 3, 1, 5, 16, "float32")
     offsets = [piece_offset(shape, layer) for layer in range(4)]
     assert offsets == [4096, 8192, 12288, 16384] and object_bytes(shape) == 16384
-    assert header_bytes(500) == 2 * BLOCK
+    assert header_bytes(300) == BLOCK and header_bytes(500) == 2 * BLOCK
+    assert raw_layout(shape).offsets == tuple(offsets) and raw_layout(shape).object_bytes == object_bytes(shape)
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
