@@ -19,10 +19,10 @@ def show_fleet(console: Console, ready: bool, fleet: dict[str, Any]) -> None:
     expected = int(fleet.get("expected_nodes", len(nodes)))
     missing = "; ".join(map(str, fleet.get("missing", [])))
     console.print(f"{'ready' if ready else 'not ready'}: {serving} of {expected} nodes serve{missing and ' (' + missing + ')'}")
-    table = _table("node", "state", "model", "running", "waiting", "tokens due", "hints", "HBM used", "DRAM used", "SSD", "sessions")
+    rows = table("node", "state", "model", "running", "waiting", "tokens due", "hints", "HBM used", "DRAM used", "SSD", "sessions")
     for node in nodes:
         total, free = _int(node, "hbm_pages_total"), _int(node, "hbm_pages_free")
-        table.add_row(
+        rows.add_row(
             str(node.get("node", "?")),
             "serving" if node.get("serving") else "not serving",
             ", ".join(str(model.get("name", "?")) for model in node.get("models", [])) or "-",
@@ -35,17 +35,19 @@ def show_fleet(console: Console, ready: bool, fleet: dict[str, Any]) -> None:
             f"{_int(node, 'ssd_bytes_used') / GIB:.2f} GiB",
             str(_int(node, "sessions")),
         )
-    console.print(table)
+    console.print(rows)
 
 
 def show_sessions(console: Console, sessions: list[dict[str, Any]]) -> None:
     """A line a session, the latest first as they come."""
-    if not sessions:
-        console.print("no sessions yet")
-        return
-    table = _table("session", "model", "tokens", "last use", "held by", "next turn on")
+    console.print(session_table(sessions) if sessions else "no sessions yet")
+
+
+def session_table(sessions: list[dict[str, Any]]) -> Table:
+    """A row a session."""
+    rows = table("session", "model", "tokens", "last use", "held by", "next turn on")
     for s in sessions:
-        table.add_row(
+        rows.add_row(
             str(s["id"]),
             str(s.get("model", "")),
             str(_int(s, "tokens")),
@@ -53,27 +55,28 @@ def show_sessions(console: Console, sessions: list[dict[str, Any]]) -> None:
             ", ".join(map(str, s.get("held_by", []))) or "-",
             str(s.get("node") or "-"),
         )
-    console.print(table)
+    return rows
 
 
 def show_session(console: Console, session: dict[str, Any]) -> None:
     """One session: a line a node and tier."""
     console.print(f"{session['id']}: {_int(session, 'tokens')} tokens of {session.get('model', '?')}, last used {_ago(session)}")
-    table = _table("node", "tier", "tokens with every layer", "chunks a layer", "size")
+    rows = table("node", "tier", "tokens with every layer", "chunks a layer", "size")
     for node in session.get("nodes", []):
         for tier in node.get("tiers", []):
             chunks = [int(n) for n in tier.get("layer_chunks", [])]
             spread = "-" if not chunks else str(chunks[0]) if len(set(chunks)) == 1 else f"{min(chunks)} to {max(chunks)}"
             size = f"{_int(tier, 'bytes') / MIB:.1f} MiB"
-            table.add_row(str(node.get("node", "?")), str(tier.get("tier", "?")), str(_int(tier, "tokens")), spread, size)
-    console.print(table)
+            rows.add_row(str(node.get("node", "?")), str(tier.get("tier", "?")), str(_int(tier, "tokens")), spread, size)
+    console.print(rows)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def table(*columns: str) -> Table:
+    """An empty table as all commands show them."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+        made.add_column(column, overflow="fold")
+    return made
 
 
 def _int(data: dict[str, Any], key: str) -> int:

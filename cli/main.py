@@ -136,6 +136,21 @@ def status(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> int:
 
 
 @commands.command()
+def top(
+    every: Annotated[float, _number_option("Seconds between two looks.")] = 2.0,
+    rounds: Annotated[int, _whole_option("How often; 0: until Ctrl-C.")] = 0,
+    url: _Url = _URL,
+    key: _Key = "",
+) -> None:
+    """Show what every node's KV is doing: room, reads, hits, hints, evictions; and the latest sessions."""
+    from cli.top import watch
+
+    if every <= 0 or rounds < 0:
+        raise ConfigError("--every must be more than 0 and --rounds at least 0; give, say, --every 2")
+    watch(_console(), Gateway(url, key or None), every, rounds)
+
+
+@commands.command()
 def sessions(
     session_id: Annotated[str, typer.Argument(help="One session: where its KV is.", show_default=False)] = "",
     url: _Url = _URL,

@@ -19,7 +19,7 @@ from contracts.v1.scheduler_pb2_grpc import SchedulerStub
 from kvstore.core import events as ev
 from kvstore.metrics import log
 from kvstore.node import Node
-from runtime import rpc
+from runtime import rpc, telemetry
 from runtime.service import Tasks
 
 _DELTA_S, _LOAD_EVERY, _RECONNECT_S = 0.25, 4, 0.5
@@ -70,6 +70,7 @@ class Directory:
         while True:
             if turn % _LOAD_EVERY == 0:
                 yield self._load()
+                yield pb.StoreReport(metrics=pb.ProcessMetrics(samples=telemetry.samples()))
             turn += 1
             await node.clock.sleep(_DELTA_S)
             dirty = node.store.index.dirty.copy()

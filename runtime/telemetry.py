@@ -35,6 +35,17 @@ def logger(name: str) -> Any:
     return structlog.get_logger(module=name)
 
 
+def samples() -> dict[str, float]:
+    """This process's counters and gauges by name and labels, as `metrics_text` writes them; histograms as count and sum."""
+    found = {}
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            if not sample.name.endswith(("_created", "_bucket")):
+                labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+                found[sample.name + (f"{{{labels}}}" if labels else "")] = float(sample.value)
+    return found
+
+
 def metrics_text() -> bytes:
     """This process's metrics in Prometheus' text format."""
     return generate_latest(REGISTRY)

@@ -148,7 +148,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                     self._workers[name] = instance
                     self.fleet.worker_joined(name, report.hello.address, tuple(_model(m) for m in report.hello.models), now)
                     log.info("worker joined", node=name, address=report.hello.address)
-                elif name and self._workers.get(name) == instance:
+                elif not name or self._workers.get(name) != instance:
+                    continue
+                elif report.WhichOneof("kind") == "metrics":
+                    self.fleet.node(name).worker_metrics = dict(report.metrics.samples)
+                else:
                     r = report.load
                     load = Load(
                         r.running, r.waiting, r.outstanding_tokens, r.outstanding_s, r.request_s, r.hbm_pages_total, r.hbm_pages_free
@@ -208,6 +212,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 node = self.fleet.node(name)
                 node.dram_bytes_total, node.dram_bytes_used = report.load.dram_bytes_total, report.load.dram_bytes_used
                 node.ssd_bytes_used = report.load.ssd_bytes_used
+            elif kind == "metrics":
+                self.fleet.node(name).store_metrics = dict(report.metrics.samples)
 
     def _tell_peers(self) -> None:
         addresses = {n.name: n.store_address for n in self.fleet.nodes.values() if n.store_here}
@@ -223,6 +229,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 seen = self.fleet.version
                 yield self._fleet()
             await asyncio.sleep(WATCH_EVERY_S)
+
+    async def Metrics(self, request: scheduler_pb2.MetricsRequest, context: Any) -> scheduler_pb2.FleetMetrics:
+        """The nodes' own samples, as last reported."""
+        nodes = {
+            n.name: scheduler_pb2.ProcessMetrics(samples=n.worker_metrics | n.store_metrics)
+            for n in self.fleet.nodes.values()
+            if n.worker_here or n.store_here
+        }
+        return scheduler_pb2.FleetMetrics(nodes=nodes)
 
     def _fleet(self) -> scheduler_pb2.Fleet:
         nodes = [self._fleet_node(n) for n in sorted(self.fleet.nodes.values(), key=lambda n: n.name)]

@@ -17,6 +17,8 @@ from worker.engine import Engine
 log = telemetry.logger("worker.reporter")
 EVERY_S = 0.1
 RETRY_S = 0.3
+#: Metrics go with every so many reports.
+METRICS_EVERY = 10
 
 
 class Reporter:
@@ -48,7 +50,11 @@ class Reporter:
         )
         hello = scheduler_pb2.WorkerHello(node=self.node, address=self.address, models=[model], instance=self._instance)
         yield scheduler_pb2.WorkerReport(hello=hello)
+        turn = 0
         while True:
+            if turn % METRICS_EVERY == 0:
+                yield scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples=telemetry.samples()))
+            turn += 1
             counts, finished = self.engine.counts, []
             while self.engine.finished:
                 finished.append(self.engine.finished.popleft())

@@ -121,13 +121,45 @@ class ModelInfo(_message.Message):
     created_s: int
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ...) -> None: ...
 
+class MetricsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FleetMetrics(_message.Message):
+    __slots__ = ("nodes",)
+    class NodesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ProcessMetrics
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.MessageMap[str, ProcessMetrics]
+    def __init__(self, nodes: _Optional[_Mapping[str, ProcessMetrics]] = ...) -> None: ...
+
+class ProcessMetrics(_message.Message):
+    __slots__ = ("samples",)
+    class SamplesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.ScalarMap[str, float]
+    def __init__(self, samples: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class WorkerReport(_message.Message):
-    __slots__ = ("hello", "load")
+    __slots__ = ("hello", "load", "metrics")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     load: WorkerLoad
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+    metrics: ProcessMetrics
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("node", "address", "models", "instance")
@@ -170,14 +202,16 @@ class WorkerCommand(_message.Message):
     def __init__(self, drain: _Optional[bool] = ...) -> None: ...
 
 class StoreReport(_message.Message):
-    __slots__ = ("hello", "held", "load")
+    __slots__ = ("hello", "held", "load", "metrics")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     hello: StoreHello
     held: HeldSessions
     load: StoreLoad
-    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ...) -> None: ...
+    metrics: ProcessMetrics
+    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
     __slots__ = ("node", "address", "instance")

@@ -64,6 +64,11 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.StoreReport.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.StoreCommand.FromString,
                 _registered_method=True)
+        self.Metrics = channel.unary_unary(
+                '/upbeat.v1.Scheduler/Metrics',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.FleetMetrics.FromString,
+                _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/upbeat.v1.Scheduler/ListSessions',
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.ListSessionsRequest.SerializeToString,
@@ -123,6 +128,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Metrics(self, request, context):
+        """What every node's processes last said of themselves; too much to send with each change of the fleet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSessions(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -173,6 +185,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.StoreReports,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.StoreReport.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.StoreCommand.SerializeToString,
+            ),
+            'Metrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.MetricsRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.FleetMetrics.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -352,6 +369,33 @@ class Scheduler:
             '/upbeat.v1.Scheduler/StoreReports',
             contracts_dot_v1_dot_scheduler__pb2.StoreReport.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.StoreCommand.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Metrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/Metrics',
+            contracts_dot_v1_dot_scheduler__pb2.MetricsRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.FleetMetrics.FromString,
             options,
             channel_credentials,
             insecure,

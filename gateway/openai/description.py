@@ -69,7 +69,7 @@ ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("get", "/v1/sessions", "List this tenant's sessions.", None),
     ("get", "/v1/sessions/{session_id}", "Where a session's cache is, by node and tier.", None),
     ("delete", "/v1/sessions/{session_id}", "Erase a session from every tier.", None),
-    ("get", "/v1/fleet", "The nodes and their load.", None),
+    ("get", "/v1/fleet", "The nodes and their load; with `?metrics=true` also their samples.", None),
     ("get", "/health", "The process lives.", None),
     ("get", "/ready", "Every node serves.", None),
     ("get", "/metrics", "Prometheus metrics.", None),

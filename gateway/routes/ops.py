@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import html
 import json
+from typing import Any
 
 from aiohttp import web
 
+from contracts.errors import InvalidRequest
+from contracts.v1 import scheduler_pb2 as pb
 from gateway.intake import server_caller_of
 from gateway.openai.description import ROUTES, openapi
 from gateway.parts import PARTS
@@ -44,9 +47,16 @@ async def metrics(_request: web.Request) -> web.Response:
 
 
 async def fleet(request: web.Request) -> web.Response:
-    """The last known fleet, for `upbeat status`."""
+    """The last known fleet, for `upbeat status`; with `?metrics=true` also each node's samples, for `upbeat top`."""
     server_caller_of(request)
     parts = request.app[PARTS]
+    wanted = request.query.get("metrics", "false")
+    if wanted not in ("true", "false"):
+        raise InvalidRequest("metrics must be true or false", param="metrics")
+    samples: dict[str, Any] = {}
+    if wanted == "true":
+        reply = await parts.fleet.call("Metrics", pb.MetricsRequest())
+        samples = {name: {"metrics": dict(node.samples)} for name, node in reply.nodes.items()}
     view = parts.fleet.view
     return web.json_response(
         {
@@ -65,6 +75,7 @@ async def fleet(request: web.Request) -> web.Response:
                     "running": n.running,
                     "waiting": n.waiting,
                     **n.details,
+                    **samples.get(n.name, {}),
                 }
                 for n in (view.nodes if view else ())
             ],

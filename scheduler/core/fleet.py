@@ -64,6 +64,9 @@ class Node:
     dram_bytes_total: int = 0
     dram_bytes_used: int = 0
     ssd_bytes_used: int = 0
+    #: What its processes last said of themselves, by Prometheus sample; for people, not for decisions.
+    worker_metrics: dict[str, float] = field(default_factory=dict)
+    store_metrics: dict[str, float] = field(default_factory=dict)
 
     def work_s(self, request_s: float) -> float:
         """Outstanding work in seconds: what the worker reports, and what was placed since and takes `request_s` each."""

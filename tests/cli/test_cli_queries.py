@@ -71,12 +71,25 @@ class _Answers(BaseHTTPRequestHandler):
             "/health": (200, {}),
             "/ready": (self.server.ready, {"missing": FLEET["missing"]}),
             "/v1/fleet": (200, FLEET),
+            "/v1/fleet?metrics=true": (200, FLEET | {"nodes": [FLEET["nodes"][0] | {"metrics": self._samples()}, FLEET["nodes"][1]]}),
             "/v1/sessions": (200, {"data": [SESSION]}),
+            "/v1/sessions?limit=10": (200, {"data": [SESSION]}),
             "/v1/sessions/chat-1": (200, SESSION | {"nodes": [{"node": "node-0", "tiers": TIERS}]}),
         }
         if self.command == "POST":
             return 202, {"session_id": body["session_id"], "status": "accepted"}
         return known.get(self.path, (404, {"error": {"message": "no node holds it"}}))
+
+    def _samples(self) -> dict[str, float]:
+        """Counters that grow with every look."""
+        looks = sum(path == "/v1/fleet?metrics=true" for _, path, _, _ in self.server.asked)
+        return {
+            'upbeat_kvstore_hit_bytes_total{tier="dram"}': 300.0 * looks,
+            'upbeat_kvstore_hit_bytes_total{tier="ssd"}': 100.0 * looks,
+            'upbeat_kvstore_hint_bytes_total{outcome="used"}': float(looks << 20),
+            'upbeat_kvstore_evicted_bytes_total{tier="dram",reason="unadvised"}': 3.0 * (1 << 20),
+            'upbeat_kvstore_write_back_waiting_bytes{tier="blob"}': 5.0 * (1 << 20),
+        }
 
     do_GET = do_POST = _answer
 
@@ -127,6 +140,18 @@ def test_sessions_are_listed_and_one_is_shown_tier_by_tier(gateway: GatewayStand
     assert "1 to 10" in shown
     assert json.loads(upbeat("sessions", "--json", "--url", gateway.url).stdout) == {"data": [SESSION]}
     assert json.loads(upbeat("sessions", "chat-1", "--json", "--url", gateway.url).stdout)["nodes"][0]["tiers"] == TIERS
+
+
+def test_top_shows_sums_since_the_start_and_then_what_each_interval_added(gateway: GatewayStandIn) -> None:
+    done = upbeat("top", "--every", "0.05", "--rounds", "2", "--url", gateway.url)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split("since the last look")
+    assert "1 of 2 nodes serve" in first and "chat-1" in second
+    for screen in (first, second):
+        assert "75%, 25%, 0%, 0%" in screen and "1.0 MiB, 0.0 MiB, 0.0 MiB" in screen and "5.0 MiB wait" in screen
+    assert "3.0 MiB, 0.0 MiB" in first and "3.0 MiB" not in second
+    refused = upbeat("top", "--every", "0", "--url", gateway.url)
+    assert refused.returncode == 2 and "--every must be more than 0" in refused.stderr
 
 
 def test_an_id_is_one_path_segment_whatever_it_holds(gateway: GatewayStandIn) -> None:

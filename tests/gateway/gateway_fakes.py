@@ -241,6 +241,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.told.set()
         return pb.InvalidateReply(known=False)
 
+    async def Metrics(self, request: Any, context: Any) -> Any:
+        return pb.FleetMetrics(nodes={"node-0": pb.ProcessMetrics(samples={"reads_total": 2.0})})
+
     async def ListSessions(self, request: Any, context: Any) -> Any:
         return pb.ListSessionsReply(sessions=[_summary(request.tenant, "chat-1")])
 

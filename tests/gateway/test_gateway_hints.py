@@ -142,6 +142,15 @@ async def test_keys_open_the_routes_and_name_the_tenant() -> None:
         assert (s.scheduler.advised[0].session.tenant, s.scheduler.advised[0].priority) == ("acme", 0)
 
 
+async def test_the_fleet_is_shown_with_each_nodes_samples_when_they_are_wanted(s: Stack) -> None:
+    status, plain = await s.get("/v1/fleet")
+    assert status == 200 and all("metrics" not in node for node in plain["nodes"])
+    status, full = await s.get("/v1/fleet?metrics=true")
+    assert status == 200 and {n["node"]: n.get("metrics") for n in full["nodes"]}["node-0"] == {"reads_total": 2.0}
+    status, body = await s.get("/v1/fleet?metrics=1")
+    assert status == 400 and body["error"]["param"] == "metrics"
+
+
 async def test_sessions_are_listed_shown_by_tier_and_erased(s: Stack) -> None:
     status, listed = await s.get("/v1/sessions?limit=5")
     assert status == 200 and [x["id"] for x in listed["data"]] == ["chat-1"]

@@ -176,6 +176,18 @@ async def test_a_watcher_sees_the_fleet_change(world: World) -> None:
     call.cancel()
 
 
+async def test_the_samples_of_both_processes_of_a_node_are_kept_until_the_next_ones(world: World) -> None:
+    node = world.nodes[0]
+    node.worker.put_nowait(scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples={"tokens_total": 3})))
+    for reads in (1.0, 2.0):
+        node.store.put_nowait(scheduler_pb2.StoreReport(metrics=scheduler_pb2.ProcessMetrics(samples={'reads_total{source="ssd"}': reads})))
+    known = world.service.fleet.node("node-0")
+    await world.until(lambda: known.worker_metrics and known.store_metrics == {'reads_total{source="ssd"}': 2.0})
+    reply = await world.stub.Metrics(scheduler_pb2.MetricsRequest())
+    assert dict(reply.nodes["node-0"].samples) == {"tokens_total": 3.0, 'reads_total{source="ssd"}': 2.0}
+    assert not reply.nodes["node-1"].samples
+
+
 async def test_an_erased_session_is_unknown_and_every_store_is_told(world: World) -> None:
     world.nodes[0].hold("s", 64)
     await world.until(lambda: len(world.service.directory) == 1)

@@ -1,0 +1,102 @@
+"""`upbeat top`: what every node's KV is doing, again and again until Ctrl-C. The first look sums up since the start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from cli.client import Gateway
+from cli.core.traffic import Look, sample
+from cli.fleet import GIB, MIB, session_table, table
+
+_TIERS = ("dram", "ssd", "peer", "blob")
+_SESSIONS = 10
+
+
+def watch(console: Console, gateway: Gateway, every_s: float, rounds: int) -> None:
+    """Show the stack every `every_s` seconds, `rounds` times (0: until Ctrl-C). Raises CallFailed when nobody answers any more."""
+    screens = _screens(gateway, every_s, rounds)
+    if rounds == 1 or not console.is_terminal:
+        for screen in screens:
+            console.print(screen)
+        return
+    with Live(console=console, auto_refresh=False, screen=not rounds) as live:
+        for screen in screens:
+            live.update(screen, refresh=True)
+
+
+def _screens(gateway: Gateway, every_s: float, rounds: int) -> Iterator[RenderableType]:
+    before: dict[str, dict[str, float]] = {}
+    at, shown = 0.0, 0
+    while True:
+        fleet = gateway.call("GET", "/v1/fleet?metrics=true")
+        sessions = gateway.call("GET", f"/v1/sessions?limit={_SESSIONS}")["data"]
+        now = time.monotonic()
+        samples = {str(n["node"]): n.get("metrics", {}) for n in fleet["nodes"]}
+        looks = {name: Look(own, before.get(name, {}), now - at if name in before else 0.0) for name, own in samples.items()}
+        yield _screen(gateway.url, fleet, looks, sessions, since_start=not shown)
+        before, at, shown = samples, now, shown + 1
+        if rounds and shown >= rounds:
+            return
+        time.sleep(every_s)
+
+
+def _screen(
+    url: str, fleet: dict[str, Any], looks: dict[str, Look], sessions: list[dict[str, Any]], *, since_start: bool
+) -> RenderableType:
+    serving = sum(bool(node.get("serving")) for node in fleet["nodes"])
+    head = Text(
+        f"{time.strftime('%H:%M:%S')}  {url}  {serving} of {fleet.get('expected_nodes', 0)} nodes serve, "
+        f"{fleet.get('active_requests', 0)} requests; sums {'since the start' if since_start else 'since the last look'}"
+    )
+    nodes = {str(node["node"]): _rows(node, looks[str(node["node"])]) for node in fleet["nodes"]}
+    rows = table("", *nodes)
+    for label in next(iter(nodes.values()), {}):
+        rows.add_row(label, *(cells[label] for cells in nodes.values()))
+    return Group(head, Text(), rows, Text(), session_table(sessions) if sessions else Text("no sessions yet"))
+
+
+def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
+    """One node's column: label -> value."""
+    pages, free = int(node.get("hbm_pages_total") or 0), int(node.get("hbm_pages_free") or 0)
+    hits = look.shares("upbeat_kvstore_hit_bytes_total", "tier", _TIERS)
+    waiting = {tier: look.now.get(sample("upbeat_kvstore_write_back_waiting_bytes", tier=tier), 0.0) for tier in ("ssd", "blob")}
+    queued = {what: look.now.get(sample("upbeat_kvstore_queued", what=what), 0.0) for what in ("loads", *_TIERS[1:])}
+    return {
+        "state": "serving" if node.get("serving") else "not serving",
+        "requests running, waiting": f"{node.get('running', 0)}, {node.get('waiting', 0)}",
+        "hints that wait for a request": str(node.get("advised", 0)),
+        "HBM used": f"{(pages - free) / pages:.0%}" if pages else "-",
+        "DRAM used": f"{_gib(node, 'dram_bytes_used')} of {_gib(node, 'dram_bytes_total')} GiB",
+        "SSD used": f"{_gib(node, 'ssd_bytes_used')} GiB",
+        "sessions here": str(node.get("sessions", 0)),
+        "loads under way": f"{queued['loads']:.0f}",
+        **{f"read from {t}": _flow(look.rate(sample("upbeat_kvstore_read_bytes_total", source=t)), queued[t]) for t in _TIERS[1:]},
+        **{f"written to {t}": _flow(look.rate(sample("upbeat_kvstore_written_bytes_total", tier=t)), waiting[t], _mib) for t in waiting},
+        "hits: " + ", ".join(_TIERS): ", ".join(f"{share:.0%}" for share in hits.values()) if hits else "-",
+        "chunks missed": f"{look.gained(sample('upbeat_kvstore_events_total', what='chunks_missed')):.0f}",
+        "hinted: used, late, wasted": _sums(look, "upbeat_kvstore_hint_bytes_total", "outcome", ("used", "late", "wasted")),
+        "evicted: dram, ssd": _sums(look, "upbeat_kvstore_evicted_bytes_total", "tier", ("dram", "ssd")),
+        "bad checksums": f"{look.gained_in('upbeat_kvstore_checksum_failures_total'):.0f}",
+    }
+
+
+def _flow(rate: float, waiting: float, unit: Callable[[float], str] = "{:.0f}".format) -> str:
+    return f"{rate / 1e6:.0f} MB/s" + (f", {unit(waiting)} wait" if waiting else "")
+
+
+def _sums(look: Look, family: str, label: str, values: tuple[str, ...]) -> str:
+    return ", ".join(_mib(look.gained_in(family, **{label: value})) for value in values)
+
+
+def _gib(node: dict[str, Any], key: str) -> str:
+    return f"{int(node.get(key) or 0) / GIB:.2f}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / MIB:.1f} MiB"
