@@ -6,8 +6,8 @@ the layers wanted of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from contracts.ids import SessionKey
@@ -143,11 +143,15 @@ class PeerEnded:
 
 @dataclass(frozen=True, slots=True)
 class FetchDone:
-    """A fetch ended and its slots will not be written any more. `faults`: by index of the piece in the fetch."""
+    """A fetch ended and its slots will not be written any more. `faults`: by index of the piece in the fetch.
+
+    sums: likewise, the arena's checksums of the pieces whose bytes there are not those that were read (a codec decoded them).
+    """
 
     fetch: int
     faults: dict[int, Fault]
     now: float
+    sums: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +190,22 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class SsdWritten:
+    """`sums`: the checksums of the copy's pieces; empty: those of the arena."""
+
     key: bytes
     ok: bool
     now: float
+    sums: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BlobWritten:
+    """`sums`: the checksums of the copy's pieces; empty: those that WriteBlob named."""
+
     key: bytes
     ok: bool
     now: float
+    sums: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

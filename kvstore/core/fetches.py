@@ -10,7 +10,7 @@ Invariants (`validate`): `_by_piece` names exactly the pieces that are QUEUED or
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from contracts.kv import KvShape
 from kvstore.core.events import Fault, LoadKind, SourceKind
@@ -182,8 +182,8 @@ class Fetches:
         self._leave(fetch, len(gone))
         self._lost(gone, fetch.kind, Fault.UNAVAILABLE, now)
 
-    def done(self, number: int, faults: dict[int, Fault], now: float) -> None:
-        """The fetch ended. Pieces without a fault are READY; the others are reported lost, by fault."""
+    def done(self, number: int, faults: dict[int, Fault], now: float, sums: Mapping[int, int]) -> None:
+        """The fetch ended. Pieces without a fault are READY; the others are reported lost, by fault. `sums`: of those that were decoded."""
         fetch = self._running.pop(number, None)
         if fetch is None:
             return
@@ -202,6 +202,7 @@ class Fetches:
                 bad.setdefault(faults[i], []).append((chunk, layer))
             else:
                 self._ledger.finish(fetch.offsets[i])
+                chunk.sums[layer] = sums.get(i, chunk.sums[layer])
                 self._index.set_piece(chunk, layer, PieceState.READY, fetch.offsets[i])
                 self._usefulness.read(chunk, layer, fetch.kind, fetch.load_kind)
                 good.append((chunk, layer))

@@ -157,7 +157,7 @@ class Saves:
             return
         self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
         if event.ok:
-            self._index.set_copy(chunk, "ssd", CopyState.PRESENT, tuple(chunk.sums))
+            self._index.set_copy(chunk, "ssd", CopyState.PRESENT, event.sums or tuple(chunk.sums))
         else:
             self._index.set_copy(chunk, "ssd", CopyState.SKIPPED)
             self._out.append(Counted("ssd_write_failures"))
@@ -176,14 +176,14 @@ class Saves:
         self._index.set_copy(chunk, "blob", CopyState.WAITING)
         self._out.append(WriteBlob(chunk.key, chunk.shape, tuple(chunk.offsets) if from_arena else (), sums))
 
-    def blob_written(self, key: bytes, ok: bool) -> None:
+    def blob_written(self, key: bytes, ok: bool, sums: tuple[int, ...]) -> None:
         """The blob tier has the chunk, or could not take it."""
         chunk = self._index.chunks.get(key)
         if chunk is None or chunk.blob is not CopyState.WAITING:
             return
         self.blob_waiting_bytes -= chunk.shape.chunk_bytes
         if ok:
-            self._index.set_copy(chunk, "blob", CopyState.PRESENT, chunk.ssd_sums or tuple(chunk.sums))
+            self._index.set_copy(chunk, "blob", CopyState.PRESENT, sums or chunk.ssd_sums or tuple(chunk.sums))
         else:
             self._index.set_copy(chunk, "blob", CopyState.SKIPPED)
             self._out.append(Counted("blob_write_failures"))

@@ -111,7 +111,7 @@ class Store:
                 self.leases.ended(event.lease, event.answered, event.now)
                 self.loads.peer_answered(event.lease, event.now)
             case ev.FetchDone():
-                self.fetches.done(event.fetch, event.faults, event.now)
+                self.fetches.done(event.fetch, event.faults, event.now, event.sums)
             case ev.FetchStalled():
                 self.fetches.stalled(event.fetch, event.now)
             case ev.SaveWanted():
@@ -123,7 +123,7 @@ class Store:
             case ev.SsdWritten():
                 self.saves.ssd_written(event)
             case ev.BlobWritten():
-                self.saves.blob_written(event.key, event.ok)
+                self.saves.blob_written(event.key, event.ok, event.sums)
             case ev.BlobListed():
                 self.saves.catch_up(event.fingerprint, event.keys)
             case ev.TurnEnded():

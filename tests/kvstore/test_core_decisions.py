@@ -280,6 +280,29 @@ def test_a_saved_chunk_is_written_to_the_ssd_and_then_from_there_to_the_blob_tie
     assert store.saves.waiting_bytes == 0
 
 
+def test_a_decoded_piece_has_the_arenas_checksum_and_its_copy_keeps_its_own():
+    store = make()
+    store.handle(ev.Recovered(copies(KEYS[:1])))
+    first, second = of(do.Fetch, store.handle(wanted(1, KEYS[:1])))
+    (delivered,) = of(do.Pieces, store.handle(ev.FetchDone(first.fetch, {}, 1.0, {0: 77})))
+    assert [checksum for _, _, _, checksum in delivered.pieces] == [77]
+    (delivered,) = of(do.Pieces, store.handle(ev.FetchDone(second.fetch, {}, 1.0)))
+    assert [checksum for _, _, _, checksum in delivered.pieces] == [2]
+    assert store.index.chunks[KEYS[0]].ssd_sums == (1, 2)
+    store.validate()
+
+
+def test_each_tier_is_later_asked_for_the_checksums_of_its_own_copy():
+    store = make()
+    (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
+    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, True, 0.0, (8, 9))))
+    assert blob.checksums == (8, 9)
+    store.handle(ev.BlobWritten(write.key, True, 0.0, (6, 7)))
+    chunk = store.index.chunks[write.key]
+    assert (chunk.sums, chunk.ssd_sums, chunk.blob_sums) == ([1, 2], (8, 9), (6, 7))
+    store.validate()
+
+
 def test_a_full_disk_sends_the_chunk_to_the_blob_tier_from_the_arena():
     store = make()
     (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
