@@ -1,0 +1,85 @@
+"""What the sessions of the ladder say: the same words in every session of a family, but for two codes that are its own.
+
+A family of ten shares every word before, between and after its codes, so that a piece which was taken for a sibling's shows as a
+sibling's code. All families share their opening, two chunks long. The codes lie in chunks that later turns find in the cache.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models" / "demo"))
+from conversations import ITEMS, LOCKS, REMARKS, SMALL_TALK, SUBJECTS, Conversation, Fact
+
+FAMILY = 10
+CODE_DIGITS = 5
+#: Two codes differ in at least this many places: an answer with one digit wrong names nobody else's.
+APART = 2
+
+
+@dataclass(frozen=True)
+class Needles:
+    """One session: what was said before it was asked anything, what it is asked turn by turn, and the exact answers.
+
+    `own`: its two codes, which no other session has.
+    """
+
+    session_id: str
+    history: list[dict[str, str]]
+    asked: list[str]
+    answers: list[str]
+    own: tuple[str, str]
+
+
+def make_sessions(count: int, seed: int) -> list[Needles]:
+    """`count` sessions. The same for the same seed."""
+    rng = random.Random(seed)
+    codes = distinct_codes(rng, 2 * count)
+    return [_session(n, seed, (codes[2 * n], codes[2 * n + 1])) for n in range(count)]
+
+
+def distinct_codes(rng: random.Random, count: int) -> list[str]:
+    """Codes of which any two differ in at least APART places. Raises ValueError when there is no room for so many."""
+    chosen: list[str] = []
+    taken: set[str] = set()  # each code with any one digit left out, by place
+    for _ in range(100 * count):
+        code = "".join(rng.choice("0123456789") for _ in range(CODE_DIGITS))
+        holes = {f"{code[:i]}_{code[i + 1 :]}" for i in range(CODE_DIGITS)}
+        if not holes & taken:
+            taken |= holes
+            chosen.append(code)
+        if len(chosen) == count:
+            return chosen
+    raise ValueError(f"no room for {count} codes of {CODE_DIGITS} digits, {APART} apart")
+
+
+def _session(number: int, seed: int, own: tuple[str, str]) -> Needles:
+    family = number // FAMILY
+    rng = random.Random(f"{seed} {family}")
+    lock, item = LOCKS[family % len(LOCKS)], ITEMS[family % len(ITEMS)]
+    subjects = rng.sample(SUBJECTS, 4)
+    first = Fact(f"The code of the {lock} is {own[0]}.", f"What is the code of the {lock}?", f"The code of the {lock} is {own[0]}.")
+    second = Fact(
+        f"My order number for the {item} is {own[1]}.",
+        f"What is my order number for the {item}?",
+        f"Your order number for the {item} is {own[1]}.",
+    )
+    talk = Conversation()
+    talk.say(*SMALL_TALK[0])
+    _talk_about(talk, "rivers")
+    _talk_about(talk, "lighthouses")
+    _talk_about(talk, subjects[0])
+    talk.say(f"{first.told} {second.told}", "Okay, I will remember that.")
+    _talk_about(talk, subjects[1])
+    _talk_about(talk, subjects[2])
+    asked = [first.asked, second.asked, f"Which code does the {lock} have?"]
+    return Needles(f"needle-{seed}-{number}", talk.messages, asked, [first.answer, second.answer, first.answer], own)
+
+
+def _talk_about(talk: Conversation, subject: str) -> None:
+    start = SUBJECTS.index(subject)
+    remarks = " ".join(REMARKS[(start + i) % len(REMARKS)] for i in range(3))
+    talk.say(f"Tell me about {subject}. Take your time.", f"I like to talk about {subject}. {remarks}")
