@@ -1,0 +1,60 @@
+"""What the tiers' conformance suites share: an arena of random bytes, a shape of no round size, and chunks in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from contracts.kv import KvShape
+from kvstore.core.instructions import FetchPiece, WriteSsd
+from kvstore.tiers.arena import Arena
+from kvstore.tiers.ssd import chunk_object
+
+MIB = 1 << 20
+SHAPE = KvShape(b"f" * 32, 5, 3, 17, 16, "float32")  # pieces of no round size
+#: An object of 10 MiB, which obstore sends in several parts.
+BIG = KvShape(b"B" * 32, 4, 16, 128, 160, "float32")
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    made = Arena(tmp_path / "arena", 4 * MIB)
+    made.view[:] = os.urandom(made.size_bytes)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def big_arena(tmp_path: Path) -> Iterator[Arena]:
+    made = Arena(tmp_path / "big-arena", 2 * BIG.chunk_bytes)
+    made.view[: BIG.chunk_bytes] = os.urandom(BIG.chunk_bytes)
+    yield made
+    made.close()
+
+
+def written(arena: Arena, key: bytes = KEY, base: int = 0, shape: KvShape = SHAPE) -> WriteSsd:
+    """A chunk whose pieces lie one after the other from `base` on."""
+    offsets = tuple(base + layer * shape.piece_bytes for layer in range(shape.layers))
+    return WriteSsd(key, shape, offsets, tuple(arena.checksum(o, shape.piece_bytes) for o in offsets))
+
+
+def object_of(arena: Arena, write: WriteSsd) -> bytes:
+    """The chunk as an object."""
+    return chunk_object(arena, write.key, write.shape, write.offsets, write.checksums)
+
+
+def wanted(write: WriteSsd, layers: Sequence[int], base: int = 2 * MIB) -> list[FetchPiece]:
+    """These layers of the chunk, wanted from `base` on."""
+    size = write.shape.piece_bytes
+    return [FetchPiece(write.key, layer, base + layer * size, 0, write.checksums[layer]) for layer in layers]
+
+
+def assert_same(arena: Arena, write: WriteSsd, pieces: Sequence[FetchPiece]) -> None:
+    """What was brought is what was written."""
+    size = write.shape.piece_bytes
+    for p in pieces:
+        assert bytes(arena.view[p.offset : p.offset + size]) == bytes(arena.view[write.offsets[p.layer] :][:size])
