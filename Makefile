@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu lint types arrows proto format clean venv
+.PHONY: help up test test-slow faults soak gpu azurite lint types arrows proto format clean venv
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -54,6 +54,9 @@ gpu: $(VENV)/.tests ## tests on a CUDA device
 define marked
 	@$(PYTEST) -m "$(1)" $(ARGS); status=$$?; if [ $$status = 5 ]; then echo "make $@: no test is marked $(1)"; exit 1; fi; exit $$status
 endef
+
+azurite: ## Azure's storage emulator for the blob tier's tests (npm); they are skipped without it
+	npm install --prefix .cache/azurite --no-fund --no-audit azurite@3.37.0
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .

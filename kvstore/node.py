@@ -25,7 +25,7 @@ from kvstore.metrics import BYTES_READ, count, log
 from kvstore.peers import Peers
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import BlobTier, open_store
+from kvstore.tiers.blob import BlobTier, Listing, open_store
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
@@ -296,11 +296,11 @@ class Node:
 
     # ---- sessions
 
-    async def learn_sessions(self) -> list[Manifest]:
+    async def learn_sessions(self) -> Listing:
         """Read all manifests of the blob tier; newer ones replace what is known."""
-        manifests = await self.blob.list_manifests(_MANIFESTS_LIMIT)
-        self.handle(ev.ManifestsListed(manifests, self.clock.now()))
-        return manifests
+        listing = await self.blob.list_manifests(_MANIFESTS_LIMIT)
+        self.handle(ev.ManifestsListed(listing.manifests, self.clock.now()))
+        return listing
 
     async def erase(self, session: SessionKey) -> None:
         """Erase a session, after learning which other sessions exist by now, so that shared chunks stay."""

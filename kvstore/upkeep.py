@@ -12,8 +12,8 @@ _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
 
 async def learn(node: Node) -> None:
     """At start: which sessions the SSD's chunks belong to, and which of the chunks the blob tier still lacks."""
-    manifests = await node.learn_sessions()
-    log.info("sessions listed", sessions=len(manifests))
+    listing = await node.learn_sessions()
+    log.info("sessions listed", sessions=len(listing.manifests), complete=listing.complete)
     for fingerprint in list(node.store.index.shapes):
         keys = await node.blob.list_chunks(fingerprint, _CHUNKS_LIMIT)
         if keys is not None:
@@ -24,7 +24,7 @@ async def expire(node: Node, idle_s: float) -> None:
     """For ever: sessions that nobody has used for `idle_s` are erased. Every node does so; erasing twice does no harm."""
     while True:
         await node.clock.sleep(max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, idle_s / 4)))
-        for manifest in await node.learn_sessions():
+        for manifest in (await node.learn_sessions()).manifests:
             if manifest.last_use_s < node.clock.wall() - idle_s:
                 count("sessions_expired")
                 node.handle(ev.SessionErased(manifest.session, node.clock.now()))

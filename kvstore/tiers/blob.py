@@ -7,10 +7,11 @@ time; a failure is a value (None, False, faults), never an exception: the blob t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import obstore
 from obstore.exceptions import GenericError
@@ -29,13 +30,15 @@ from kvstore.tiers.ssd import folder_name, verify
 from runtime import telemetry
 
 _READ_S, _WRITE_S = 5.0, 30.0
-_LIST_CONCURRENCY = 32
+#: A listing comes in pages; each has this long.
+_LIST_S, _LIST_CONCURRENCY = 10.0, 32
 #: After so many failures in a row, probes answer at once for this long.
 _PATIENCE, _AWAY_S = 3, 5.0
 #: A call that was cancelled earlier than this is no failure of the store.
 _HASTY_S = 1.0
 #: obstore's words for a server that ignores `Range`.
 _NO_RANGES = "non-partial response"
+_CHUNK_NAME = re.compile("[0-9a-f]{64}")
 
 log = telemetry.logger("kvstore.blob")
 
@@ -52,14 +55,22 @@ def open_store(url: str, options: dict[str, str], default: Path) -> Any:
         config: Any = options
         return from_url(url, config=config, client_options=client, retry_config=retry)
     except Exception as e:
+        why = str(e).partition("\n")[0]  # what follows is a dump of obstore's own
         raise ConfigError(
-            f"kv.blob_url = {url!r}: {e}; give s3://bucket/prefix, gs://…, az://… or file:///path, and kv.blob_options"
+            f"kv.blob_url = {url!r}: {why}; give s3://bucket/prefix, gs://…, az://… or file:///path, and kv.blob_options"
         ) from e
 
 
 def chunk_path(key: bytes, fingerprint: bytes) -> str:
     """The object's name."""
     return f"chunks/{folder_name(fingerprint)}/{key.hex()}"
+
+
+class Listing(NamedTuple):
+    """Manifests; `complete`: there are no others, as far as the store says."""
+
+    manifests: list[Manifest]
+    complete: bool
 
 
 class BlobTier:
@@ -82,18 +93,27 @@ class BlobTier:
         path = chunk_path(key, fingerprint)
         if asyncio.get_running_loop().time() < self._away_until:
             return None
-        try:
-            start, size = await self._range(path, 0, BLOCK)
-            length = header_length(start)
-            header = start if length == BLOCK else (await self._range(path, 0, length))[0]
-            found = decode_header(header)
-            if found.key != key or found.shape.fingerprint != fingerprint or size != found.layout.object_bytes:
-                raise PieceLost("the header names another chunk, or its length is wrong")
-        except PieceLost:
-            await self.delete_chunk(key, fingerprint)
-            return None
-        except Exception:
-            return None
+        for last in (False, True):
+            try:
+                return await self._header(path, key, fingerprint)
+            except PieceLost:
+                if last:  # it is asked twice, as an answer may be damaged where the object is not
+                    await self.delete_chunk(key, fingerprint)
+            except Exception:
+                return None
+        return None
+
+    async def _header(self, path: str, key: bytes, fingerprint: bytes) -> FoundCopy | None:
+        start, size = await self._range(path, 0, BLOCK)
+        length = header_length(start)
+        header = start if length == BLOCK else (await self._range(path, 0, length))[0]
+        found = decode_header(header)
+        if found.key != key or found.shape.fingerprint != fingerprint:
+            raise PieceLost("the header names another chunk")
+        if size != found.layout.object_bytes:
+            if await self._wrong_size(path, found.layout.object_bytes):
+                raise PieceLost("the object's length is not what its header says")
+            raise OSError("the store's answer is not the whole object")
         return FoundCopy(key, found.shape, found.checksums) if found.layout.codec == RAW else None
 
     async def read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
@@ -108,13 +128,14 @@ class BlobTier:
         except Exception:
             fault = Fault.CORRUPT if await self._wrong_size(path, object_bytes(shape)) else Fault.UNAVAILABLE
             return dict.fromkeys(range(len(pieces)), fault)
-        if len(data) != end - start or size != object_bytes(shape):
-            return dict.fromkeys(range(len(pieces)), Fault.CORRUPT)
+        if size != object_bytes(shape):
+            fault = Fault.CORRUPT if await self._wrong_size(path, object_bytes(shape)) else Fault.UNAVAILABLE
+            return dict.fromkeys(range(len(pieces)), fault)
         reach("blob.after_read")
         return await asyncio.to_thread(self._enter, shape, pieces, data, start)
 
     async def _wrong_size(self, path: str, expected: int) -> bool:
-        """Whether a read failed because the object is too short, which never heals."""
+        """Whether the object itself has another size, which never heals; an answer may be short for other reasons."""
         try:
             async with asyncio.timeout(_READ_S):
                 meta = await obstore.head_async(self._store, path)
@@ -140,9 +161,8 @@ class BlobTier:
         """Keys of the model's chunks; None when the store does not answer or has more than `limit`."""
         keys: set[bytes] = set()
         try:
-            async for batch in obstore.list(self._store, f"chunks/{folder_name(fingerprint)}/"):
-                names = (item["path"].rpartition("/")[2] for item in batch)
-                keys |= {bytes.fromhex(name) for name in names if len(name) == 64}
+            async for names in self._names(f"chunks/{folder_name(fingerprint)}/"):
+                keys |= {bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name)}
                 if len(keys) > limit:
                     return None
         except Exception:
@@ -157,38 +177,57 @@ class BlobTier:
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest; None when there is none, it is damaged, or no answer came in time."""
-        manifest = await self._manifest_at(manifest_path(session))
+        try:
+            manifest = await self._manifest_at(manifest_path(session))
+        except Exception:
+            return None
         return manifest if manifest is not None and manifest.session == session else None
 
     async def delete_manifest(self, session: SessionKey) -> None:
         """Remove the session's manifest."""
         await self._delete(manifest_path(session))
 
-    async def list_manifests(self, limit: int) -> list[Manifest]:
-        """All sessions' manifests, `limit` of them at most; what cannot be read is left out."""
+    async def list_manifests(self, limit: int) -> Listing:
+        """All sessions' manifests, `limit` of them at most. Damaged ones and those deleted meanwhile are left out."""
         paths: list[str] = []
+        complete = True
         try:
-            async for batch in obstore.list(self._store, PREFIX + "/"):
-                paths += [item["path"] for item in batch]
-                if len(paths) >= limit:
+            async for names in self._names(PREFIX + "/"):
+                paths += names
+                if len(paths) > limit:
+                    complete = False
                     break
         except Exception:
-            return []
+            complete = False
         gate = asyncio.Semaphore(_LIST_CONCURRENCY)
 
         async def one(path: str) -> Manifest | None:
             async with gate:
                 return await self._manifest_at(path)
 
-        return [m for m in await asyncio.gather(*(one(p) for p in paths[:limit])) if m is not None]
+        read = await asyncio.gather(*(one(p) for p in paths[:limit]), return_exceptions=True)
+        complete = complete and not any(isinstance(m, BaseException) for m in read)
+        return Listing([m for m in read if isinstance(m, Manifest)], complete)
+
+    async def _names(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Paths below `prefix`, in batches. Raises when the store fails, or is silent for too long."""
+        batches = aiter(obstore.list(self._store, prefix))
+        while True:
+            async with asyncio.timeout(_LIST_S):
+                batch = await anext(batches, None)
+            if batch is None:
+                return
+            yield [item["path"] for item in batch]
 
     async def _manifest_at(self, path: str) -> Manifest | None:
+        """None when there is none or it is damaged. Raises when the store does not answer."""
         try:
             async with asyncio.timeout(_READ_S):
                 result = await obstore.get_async(self._store, path)
-                manifest = decode_manifest(bytes(await result.bytes_async()))
+                data = bytes(await result.bytes_async())
+            manifest = decode_manifest(data)
             return manifest if manifest_path(manifest.session) == path else None
-        except Exception:
+        except (FileNotFoundError, PieceLost):
             return None
 
     # ---- objects
@@ -198,7 +237,9 @@ class BlobTier:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            answer = await self._whole_or_partial(path, start, length)
+            data, size = await self._whole_or_partial(path, start, length)
+            if len(data) != max(0, min(length, size - start)):
+                raise OSError(f"{len(data)} of {length} bytes came")
         except FileNotFoundError:
             self._failures = 0
             raise
@@ -209,7 +250,7 @@ class BlobTier:
                 self._away_until = loop.time() + _AWAY_S
             raise
         self._failures = 0
-        return answer
+        return data, size
 
     async def _whole_or_partial(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
         async with asyncio.timeout(_READ_S):

@@ -52,6 +52,7 @@ class NixlTransport:
         self._agent: Any = None
         self._metadata = b""
         self._ready: asyncio.Future[None] | None = None
+        self._stopped = False
         leases.opened = lambda: self._work.put(_nothing)
 
     async def start(self) -> None:
@@ -66,6 +67,8 @@ class NixlTransport:
         return card._replace(nixl_metadata=self._metadata)
 
     async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
+        if self._stopped:
+            return False
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         self._work.put(lambda: self._begin(peer, ranges, _resolver(loop, future)))
@@ -75,6 +78,8 @@ class NixlTransport:
         self._work.put(lambda: self._remove(peer.instance))
 
     async def stop(self) -> None:
+        """Reads that run answer false as soon as NIXL has let go of them."""
+        self._stopped = True
         self._work.put(None)
 
     # ---- on the thread
@@ -86,13 +91,12 @@ class NixlTransport:
             loop.call_soon_threadsafe(_fail, ready, e)
             return
         loop.call_soon_threadsafe(_succeed, ready)
-        while True:
+        while not self._stopped or self._running or not self._work.empty():
             pause = _BUSY_S if self._running else _LEASED_S if self._leases.count else _IDLE_S
             try:
                 work = self._work.get(timeout=pause)
-                if work is None:
-                    return
-                work()
+                if work is not None:
+                    work()
             except queue.Empty:
                 pass
             with contextlib.suppress(Exception):
@@ -109,6 +113,9 @@ class NixlTransport:
         self._agent = agent
 
     def _begin(self, peer: Card, ranges: Sequence[PeerRange], done: Callable[[bool], None]) -> None:
+        if self._stopped:
+            done(False)
+            return
         try:
             if peer.instance not in self._peers:
                 self._peers[peer.instance] = self._agent.add_remote_agent(peer.nixl_metadata)
@@ -139,7 +146,7 @@ class NixlTransport:
                 state = self._agent.check_xfer_state(transfer.handle)
             except Exception:
                 state = "ERR"
-            if state == "PROC" and time.monotonic() < transfer.deadline:
+            if state == "PROC" and time.monotonic() < transfer.deadline and not self._stopped:
                 going.append(transfer)
             elif self._end(transfer.handle):
                 transfer.done(state == "DONE")

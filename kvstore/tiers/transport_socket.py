@@ -14,6 +14,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,25 +25,28 @@ _MAGIC = b"UPBT"
 _HEAD = struct.Struct("<4sHI")
 _RANGE = struct.Struct("<QQ")
 _MAX_RANGES, _MAX_NAME = 1 << 16, 256
-_IDLE_S, _IO_S = 120.0, 4.0
+#: A connection that is idle; one whole read, however slowly its bytes come.
+_IDLE_S, _READ_S = 120.0, 4.0
 _CONNECTIONS = 4
 
 
 class SocketTransport:
-    """See the module. `listen`: host:port of this node; `address`: how peers reach it."""
+    """See the module. `listen`: host:port of this node; `address`: how peers reach it; `read_s`: what one read may take."""
 
     name = "socket"
 
-    def __init__(self, arena: Arena, leases: LeasedRanges, listen: str, address: str) -> None:
+    def __init__(self, arena: Arena, leases: LeasedRanges, listen: str, address: str, read_s: float = _READ_S) -> None:
         self._arena = arena
         self._leases = leases
         self._listen = listen
         self._address = address
+        self._read_s = read_s
         self._server: socket.socket | None = None
         self._pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="peer-read")
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
-        self._serving: set[socket.socket] = set()
+        self._open: set[socket.socket] = set()
+        self._stopped = False
 
     async def start(self) -> None:
         """Raises OSError naming the address when the port is taken."""
@@ -66,7 +70,7 @@ class SocketTransport:
                 return
             connection.settimeout(_IDLE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._serving.add(connection)
+            self._open.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="peer-serve", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -75,7 +79,7 @@ class SocketTransport:
                 while self._answer(connection):
                     pass
         finally:
-            self._serving.discard(connection)
+            self._open.discard(connection)
 
     def _answer(self, connection: socket.socket) -> bool:
         magic, name_length, count = _HEAD.unpack(_receive(connection, _HEAD.size))
@@ -94,33 +98,40 @@ class SocketTransport:
     # ---- the reader's side
 
     async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
+        if self._stopped:
+            return False
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, peer.socket_address, lease, ranges)
 
     def _read(self, address: str, lease: str, ranges: Sequence[PeerRange]) -> bool:
+        deadline = time.monotonic() + self._read_s
         name = lease.encode()
         question = _HEAD.pack(_MAGIC, len(name), len(ranges)) + name + b"".join(_RANGE.pack(r.remote_offset, r.length) for r in ranges)
         for reused in (True, False):
             connection = self._connect(address, reused)
             if connection is None:
                 continue
+            self._open.add(connection)
             try:
-                connection.sendall(question)
-                if _receive(connection, 1) != b"\1":
-                    self._keep(address, connection)
+                answer = bytearray(1)
+                try:
+                    connection.settimeout(self._read_s)
+                    connection.sendall(question)
+                    _receive_into(connection, memoryview(answer), deadline)
+                except OSError:
+                    connection.close()
+                    if reused and not self._stopped and time.monotonic() < deadline:
+                        continue  # an idle connection may have died with the peer's former life
                     return False
-            except OSError:
-                connection.close()
-                if reused:
-                    continue  # an idle connection may have died with the peer's former life
-                return False
-            try:
-                for r in ranges:
-                    _receive_into(connection, self._arena.view[r.local_offset : r.local_offset + r.length])
-            except OSError:
-                connection.close()
-                return False
+                try:
+                    for r in ranges if answer == b"\1" else ():
+                        _receive_into(connection, self._arena.view[r.local_offset : r.local_offset + r.length], deadline)
+                except OSError:
+                    connection.close()
+                    return False
+            finally:
+                self._open.discard(connection)
             self._keep(address, connection)
-            return True
+            return answer == b"\1"
         return False
 
     def _connect(self, address: str, reused: bool) -> socket.socket | None:
@@ -130,7 +141,7 @@ class SocketTransport:
                 return idle.pop() if idle else None
         host, _, port = address.rpartition(":")
         try:
-            connection = socket.create_connection((host, int(port)), timeout=_IO_S)
+            connection = socket.create_connection((host, int(port)), timeout=self._read_s)
         except (OSError, ValueError):
             return None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -138,7 +149,10 @@ class SocketTransport:
 
     def _keep(self, address: str, connection: socket.socket) -> None:
         with self._lock:
-            self._idle.setdefault(address, []).append(connection)
+            if not self._stopped:
+                self._idle.setdefault(address, []).append(connection)
+                return
+        connection.close()
 
     async def forget(self, peer: Card) -> None:
         with self._lock:
@@ -146,11 +160,15 @@ class SocketTransport:
                 connection.close()
 
     async def stop(self) -> None:
+        """Reads that run answer false at once: their connections are shut."""
+        with self._lock:
+            self._stopped = True
+            idle = [c for kept in self._idle.values() for c in kept]
         if self._server is not None:
             with contextlib.suppress(OSError):
                 self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()
-        for connection in [*self._serving, *(c for kept in self._idle.values() for c in kept)]:
+        for connection in [*self._open, *idle]:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._pool.shutdown(wait=False)
@@ -162,9 +180,11 @@ def _receive(connection: socket.socket, length: int) -> bytes:
     return bytes(data)
 
 
-def _receive_into(connection: socket.socket, view: memoryview) -> None:
-    """Fill `view`. Raises OSError when the stream ends or stalls first."""
+def _receive_into(connection: socket.socket, view: memoryview, deadline: float | None = None) -> None:
+    """Fill `view`. Raises OSError when the stream ends, stalls, or `deadline` (monotonic) passes first."""
     while view:
+        if deadline is not None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
         got = connection.recv_into(view)
         if not got:
             raise ConnectionError("the peer closed the connection")
