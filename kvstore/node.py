@@ -79,7 +79,6 @@ class Node:
             arena_bytes,
             write_back_limit_bytes=config.kv.write_back_limit_bytes,
             layer_priority=config.kv.layer_priority,
-            headroom_bytes=arena_bytes // 128,
         )
         self.ssd = SsdTier(
             self.places.ssd,

@@ -2,17 +2,32 @@
 
 Order: chunks whose saving was skipped or failed; then class (dropped, unadvised, advised), least urgent priority, highest
 layer, least recently used session, latest chunk. Without layer priority, whole chunks go: the layer is compared last.
-Ranks only: nothing is freed here, and what may not be evicted at all is filtered by `evictable`.
+Ranks only: nothing is freed here.
+
+The order is kept, not made anew: a heap for each model's band of layers has an entry for every chunk with READY pieces
+there, at its highest one. Whatever changes a chunk's place (`Index.stirred`, `Sessions.changed`) enters it anew, and an entry
+that no longer agrees with its chunk is skipped when it comes up. So a victim costs O(log n).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+import heapq
+from collections.abc import Generator
 
-from kvstore.core.index import Chunk
-from kvstore.core.sessions import Rank, Standing
+from kvstore.core.index import Chunk, Index
+from kvstore.core.ledger import SlotKind, slot_bytes
+from kvstore.core.prefetch import band_of, quarter
+from kvstore.core.sessions import Rank, Sessions, Standing, strongest
 from kvstore.core.state import CopyState, PieceState
+
+#: Compares as eviction does: the smaller goes first.
+VictimKey = tuple[int, int, int, float, float, float]
+_Entry = tuple[VictimKey, int, Chunk, int]
+
+#: First part of the key.
+_UNSAVED, _SAVED = 0, 1
+#: Heaps are cleared of entries that no longer agree when there are so many times more than chunks.
+_SLACK = 8
 
 
 def unsaved(chunk: Chunk) -> bool:
@@ -28,39 +43,156 @@ def evictable(chunk: Chunk) -> bool:
     return not (chunk.blob is CopyState.WAITING and chunk.ssd is not CopyState.PRESENT)
 
 
-def victims(
-    chunks: Iterable[Chunk],
-    standing: Callable[[Chunk], Standing],
-    *,
-    below: Rank | None = None,
-    layer_priority: bool = True,
-) -> Iterator[tuple[Chunk, int]]:
-    """(chunk, layer) of READY pieces, first victim first. `below`: only chunks whose class is below this one.
+def victim_key(chunk: Chunk, layer: int, standing: Standing, layer_priority: bool) -> VictimKey:
+    """Where the piece stands among victims."""
+    s, whole = standing, unsaved(chunk)
+    if whole or not layer_priority:
+        return (_UNSAVED if whole else _SAVED, s.rank, s.urgency, s.last_use, -chunk.position, -layer)
+    return (_SAVED, s.rank, s.urgency, -layer, s.last_use, -chunk.position)
 
-    Pins are the caller's to check. Chunks must not change while this runs.
-    """
-    ranked: list[tuple[Rank, int, float, int, Chunk]] = []
-    for chunk in chunks:
-        if not chunk.ready or not evictable(chunk):
-            continue
-        if unsaved(chunk):
-            for layer in reversed(range(chunk.shape.layers)):
-                if chunk.state(layer) is PieceState.READY:
-                    yield chunk, layer
-            continue
-        s = standing(chunk)
-        if below is None or s.rank < below:
-            ranked.append((s.rank, s.urgency, s.last_use, -chunk.position, chunk))
-    ranked.sort(key=lambda r: r[:4])
-    for _, group in groupby(ranked, key=lambda r: r[:2]):
-        members = [r[4] for r in group]
-        if not layer_priority:
-            for chunk in members:
-                for layer in reversed(range(chunk.shape.layers)):
-                    if chunk.state(layer) is PieceState.READY:
-                        yield chunk, layer
-            continue
-        for layer in reversed(range(max(c.shape.layers for c in members))):
-            for chunk in members:
-                if layer < chunk.shape.layers and chunk.state(layer) is PieceState.READY:
-                    yield chunk, layer
+
+def protected(key: VictimKey, below: Rank | None) -> bool:
+    """Whether the piece is not for those who may only displace classes below this one. Unsaved ones are for everybody."""
+    return below is not None and key[0] == _SAVED and key[1] >= below
+
+
+def kind_of(chunk: Chunk, layer: int) -> SlotKind:
+    """The slots that hold such a piece."""
+    return SlotKind(chunk.shape.fingerprint, band_of(chunk.shape, layer), slot_bytes(chunk.shape.piece_bytes))
+
+
+class Victims:
+    """The order over all resident chunks. `refresh` first; then `first` and `skip` walk one kind's pieces, `heads` all
+    chunks; `settle` ends the walk, and what was passed and not evicted is back in the order."""
+
+    def __init__(self, index: Index, sessions: Sessions, *, layer_priority: bool) -> None:
+        self._index = index
+        self._sessions = sessions
+        self._layer_priority = layer_priority
+        self._heaps: dict[SlotKind, list[_Entry]] = {}
+        self._entries = 0
+        self._numbers = 0
+        self._now = 0.0
+        self._standings: dict[bytes, Standing] = {}
+        self._passed: set[tuple[bytes, int]] = set()
+        self._popped: dict[tuple[bytes, SlotKind], Chunk] = {}
+
+    # ---- keeping the order
+
+    def refresh(self, now: float) -> bool:
+        """Enter what has changed its place since the last time; false when nothing has."""
+        self._now = now
+        self._standings.clear()
+        self._sessions.expire(now)
+        changed = bool(self._index.stirred or self._sessions.changed)
+        for session in self._sessions.changed:
+            self._index.stir(session)
+        self._sessions.changed.clear()
+        for key in self._index.stirred:
+            chunk = self._index.resident.get(key)
+            if chunk is not None:
+                self._enter(chunk)
+        self._index.stirred.clear()
+        if self._entries > _SLACK * len(self._index.resident) * 4 + 1024:
+            self._heaps.clear()
+            self._entries = 0
+            for chunk in self._index.resident.values():
+                self._enter(chunk)
+        return changed
+
+    def key(self, chunk: Chunk, layer: int) -> VictimKey | None:
+        """The piece's place now; None: it may not be evicted at all. Pins are the caller's to check."""
+        if chunk.state(layer) is not PieceState.READY or not evictable(chunk):
+            return None
+        standing = self._standings.get(chunk.key)
+        if standing is None:
+            names = self._index.names.get(chunk.key, ())
+            standing = self._standings[chunk.key] = strongest([self._sessions.standing(s, self._now) for s in names])
+        return victim_key(chunk, layer, standing, self._layer_priority)
+
+    def reason(self, chunk: Chunk, layer: int) -> str:
+        """Why a victim was one: "unsaved", or its class."""
+        key = self.key(chunk, layer)
+        return "unsaved" if key is None or key[0] == _UNSAVED else Rank(key[1]).name.lower()
+
+    def _enter(self, chunk: Chunk) -> None:
+        if chunk.ready and evictable(chunk):
+            size = quarter(chunk.shape)
+            for start in range(0, chunk.shape.layers, size):
+                self._enter_band(chunk, min(start + size, chunk.shape.layers) - 1, start)
+
+    def _enter_band(self, chunk: Chunk, top: int, bottom: int) -> None:
+        """An entry at the highest READY layer from `top` down to `bottom` that was not passed."""
+        for layer in range(top, bottom - 1, -1):
+            key = self.key(chunk, layer)
+            if key is not None and (chunk.key, layer) not in self._passed:
+                self._numbers += 1
+                self._entries += 1
+                heapq.heappush(self._heaps.setdefault(kind_of(chunk, layer), []), (key, self._numbers, chunk, layer))
+                return
+
+    def _clean(self, kind: SlotKind) -> _Entry | None:
+        """The kind's first entry that agrees with its chunk."""
+        heap = self._heaps.get(kind)
+        while heap:
+            key, _, chunk, layer = heap[0]
+            known = self._index.resident.get(chunk.key) is chunk and (chunk.key, layer) not in self._passed
+            if known and self.key(chunk, layer) == key:
+                return heap[0]
+            heapq.heappop(heap)
+            self._entries -= 1
+        self._heaps.pop(kind, None)
+        return None
+
+    # ---- walking
+
+    def first(self, kind: SlotKind) -> tuple[VictimKey, Chunk, int] | None:
+        """The kind's first victim that was not skipped."""
+        entry = self._clean(kind)
+        return (entry[0], entry[2], entry[3]) if entry is not None else None
+
+    def skip(self, kind: SlotKind) -> None:
+        """Go on to the kind's next victim."""
+        entry = self._clean(kind)
+        if entry is None:
+            return
+        _, _, chunk, layer = heapq.heappop(self._heaps[kind])
+        self._entries -= 1
+        self._passed.add((chunk.key, layer))
+        self._popped[chunk.key, kind] = chunk
+        self._enter_band(chunk, layer - 1, layer - layer % quarter(chunk.shape))
+
+    def heads(self) -> Generator[tuple[VictimKey, Chunk, int], None, None]:
+        """Of every chunk and band its first victim that was not skipped, in order. Close it when it is not used up."""
+        heads = [(entry, kind) for kind in list(self._heaps) if (entry := self._clean(kind)) is not None]
+        heapq.heapify(heads)
+        out: list[tuple[SlotKind, _Entry]] = []
+        try:
+            while heads:
+                entry, kind = heads[0]
+                heapq.heappop(self._heaps[kind])
+                out.append((kind, entry))
+                yield entry[0], entry[2], entry[3]
+                following = self._clean_keeping(kind)
+                if following is None:
+                    heapq.heappop(heads)
+                else:
+                    heapq.heapreplace(heads, (following, kind))
+        finally:
+            for kind, entry in out:
+                heapq.heappush(self._heaps.setdefault(kind, []), entry)
+
+    def _clean_keeping(self, kind: SlotKind) -> _Entry | None:
+        """As `_clean`, but an empty heap stays."""
+        entry = self._clean(kind)
+        self._heaps.setdefault(kind, [])
+        return entry
+
+    def settle(self) -> None:
+        """The walk is over."""
+        self._passed.clear()
+        for (_, kind), chunk in self._popped.items():
+            if self._index.resident.get(chunk.key) is chunk:
+                bottom = kind.band * quarter(chunk.shape)
+                self._enter_band(chunk, min(bottom + quarter(chunk.shape), chunk.shape.layers) - 1, bottom)
+        self._popped.clear()

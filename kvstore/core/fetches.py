@@ -137,7 +137,7 @@ class Fetches:
                     heapq.heappop(heap)
                     continue
                 below = None if fetch.load_kind is LoadKind.DEMAND else Rank.ADVISED
-                offsets = self._room.reserve(fetch.shape.piece_bytes, len(fetch.pieces), now, below=below)
+                offsets = self._room.reserve([(chunk, layer) for chunk, layer, _, _ in fetch.pieces], now, below=below)
                 if offsets is None and fetch.load_kind is LoadKind.DEMAND:
                     break
                 heapq.heappop(heap)

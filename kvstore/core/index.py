@@ -97,6 +97,7 @@ class Index:
         self.claims: dict[SessionKey, dict[bytes, None]] = {}  #: saved in a turn that has not ended
         self.names: dict[bytes, set[SessionKey]] = {}
         self.dirty: set[SessionKey] = set()
+        self.stirred: dict[bytes, None] = {}  #: resident chunks whose place among victims may have changed
         self._perhaps_empty: set[bytes] = set()
         self.ssd_bytes = 0
 
@@ -133,6 +134,8 @@ class Index:
             chunk.states, chunk.offsets, chunk.sums = [], [], []
             del self.resident[chunk.key]
             self._perhaps_empty.add(chunk.key)
+        if PieceState.READY in (old, new):
+            self._stir_key(chunk.key)
         if was_held != chunk.held_here:
             self._touch(chunk.key)
 
@@ -149,6 +152,7 @@ class Index:
         else:
             chunk.blob_sums = sums if new is CopyState.PRESENT else ()
         self._touch(chunk.key)
+        self._stir_key(chunk.key)
         self._perhaps_empty.add(chunk.key)
 
     def sweep(self) -> None:
@@ -163,6 +167,15 @@ class Index:
     def _touch(self, key: bytes) -> None:
         self.dirty |= self.names.get(key, set())
 
+    def stir(self, session: SessionKey) -> None:
+        """The session's standing has changed."""
+        for key in self._named_by(session):
+            self._stir_key(key)
+
+    def _stir_key(self, key: bytes) -> None:
+        if key in self.resident:
+            self.stirred[key] = None
+
     # ---- sessions
 
     def set_manifest(self, manifest: Manifest) -> list[bytes]:
@@ -174,6 +187,7 @@ class Index:
         now = dict.fromkeys(manifest.keys)
         for position, key in enumerate(manifest.keys):
             self.names.setdefault(key, set()).add(session)
+            self._stir_key(key)
             chunk = self.chunks.get(key)
             if chunk is not None:
                 chunk.position = position
@@ -196,6 +210,7 @@ class Index:
         for key in keys:
             claims[key] = None
             self.names.setdefault(key, set()).add(session)
+            self._stir_key(key)
             chunk = self.chunks.get(key)
             if chunk is not None and not chunk.position:
                 chunk.position = position + len(claims)
@@ -211,6 +226,7 @@ class Index:
             if sessions is None:
                 continue
             sessions.discard(session)
+            self._stir_key(key)
             if not sessions:
                 del self.names[key]
                 orphans.append(key)

@@ -1,23 +1,39 @@
 """Which slot of the arena is whose: slabs, two-phase allocation, pins. Counts and never ranks.
 
-The arena is cut into slabs of equal bytes; a slab holds slots of one size while it holds any, and none when it is empty
-again, so models of different piece sizes share the arena. Fullest slabs are filled first, so that slabs empty whole.
+The arena is cut into granules. A slab is the smallest number of neighbouring granules that slots of one size fill with at
+most 5 % waste, and holds slots of one model and one band of its layers while it holds any; its granules are free again when
+it is empty. Fullest slabs are filled first, so that slabs empty whole. Small arenas have small granules; a slab that wastes
+more is the last choice (`Ledger.begin`).
 
-Invariants (`validate`): every slot of a used slab is free, reserved or held, exactly one of them; only held slots are
-pinned; counters equal what they count.
+Invariants (`validate`): every granule is free or in one slab; every slot of a slab is free, reserved or held, exactly one of
+them, and lies within the slab; only held slots are pinned; counters equal what they count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from contracts.errors import IllegalTransition
+from kvstore.core.granules import Granules
 
 #: Slots begin at multiples of this: file reads and writes then land on whole pages.
 ALIGN = 4096
-#: Slabs hold at least this many slots where the arena is large enough.
-_SLOTS_PER_SLAB = 16
-_SLAB_BYTES = 4 << 20
+GRANULE_BYTES = 2 << 20
+#: Arenas that would have fewer granules get smaller ones.
+_GRANULES = 256
+#: One part in so many of a slab may be in no slot.
+_WASTE_PART = 20
+
+
+class SlotKind(NamedTuple):
+    """What a slab holds: one model's pieces of one band of layers, in slots of `size` bytes."""
+
+    model: bytes
+    band: int
+    size: int
 
 
 def slot_bytes(piece_bytes: int) -> int:
@@ -25,73 +41,177 @@ def slot_bytes(piece_bytes: int) -> int:
     return -(-piece_bytes // ALIGN) * ALIGN
 
 
-class _Slab:
-    __slots__ = ("base", "free", "size", "total")
+def suitable_granule(arena_bytes: int) -> int:
+    """Bytes of a granule: 2 MiB, or less so that a small arena has many."""
+    granule = GRANULE_BYTES
+    while granule > ALIGN and arena_bytes // granule < _GRANULES:
+        granule //= 2
+    return granule
 
-    def __init__(self, base: int, size: int, total: int) -> None:
-        self.base = base
-        self.size = size
-        self.total = total
-        self.free = [base + i * size for i in range(total - 1, -1, -1)]
+
+class Slab:
+    """`used` slots are reserved or held; `locked` ones are reserved or pinned. `holders`: who was named for each used slot."""
+
+    __slots__ = ("base", "first", "free", "granules", "holders", "kind", "locked", "total")
+
+    def __init__(self, kind: SlotKind, first: int, granules: int, granule_bytes: int) -> None:
+        self.kind = kind
+        self.first = first
+        self.granules = granules
+        self.base = first * granule_bytes
+        self.total = granules * granule_bytes // kind.size
+        self.free = list(range(self.total - 1, -1, -1))
+        self.holders: list[object | None] = [None] * self.total
+        self.locked = 0
+
+    @property
+    def used(self) -> int:
+        return self.total - len(self.free)
+
+    def slots(self) -> Iterator[tuple[int, object]]:
+        """(offset, holder) of the used slots."""
+        for i, holder in enumerate(self.holders):
+            if holder is not None:
+                yield self.base + i * self.kind.size, holder
+
+
+class _Shelf:
+    """The slabs of one kind. `heap`: (free slots, base); what no longer agrees with the slab is skipped."""
+
+    __slots__ = ("free", "heap", "slabs")
+
+    def __init__(self) -> None:
+        self.free = 0
+        self.slabs: dict[int, Slab] = {}
+        self.heap: list[tuple[int, int]] = []
+
+    def push(self, slab: Slab) -> None:
+        heapq.heappush(self.heap, (len(slab.free), slab.base))
+        if len(self.heap) > 2 * len(self.slabs) + 64:
+            self.heap = [(len(s.free), base) for base, s in self.slabs.items() if s.free]
+            heapq.heapify(self.heap)
+
+    def fullest(self) -> Slab | None:
+        """The slab with the fewest free slots that has any."""
+        while self.heap:
+            free, base = self.heap[0]
+            slab = self.slabs.get(base)
+            if slab is not None and len(slab.free) == free > 0:
+                return slab
+            heapq.heappop(self.heap)
+        return None
 
 
 class Ledger:
     """The only owner of arena offsets.
 
-    arena_bytes: size of the arena. slab_bytes: size of a slab; larger for pieces that would not fit.
+    arena_bytes: size of the arena. granule_bytes: of a granule, a multiple of ALIGN; None: `suitable_granule`.
+    `changes` counts whatever may have made room.
     """
 
-    def __init__(self, arena_bytes: int, slab_bytes: int = _SLAB_BYTES) -> None:
+    def __init__(self, arena_bytes: int, granule_bytes: int | None = None) -> None:
         self.arena_bytes = arena_bytes
-        self.slab_bytes = min(slab_bytes, arena_bytes // ALIGN * ALIGN)
-        self._empty = list(range((arena_bytes // self.slab_bytes - 1) * self.slab_bytes, -1, -self.slab_bytes)) if self.slab_bytes else []
-        self._slabs: dict[int, _Slab] = {}  #: by base
-        self._open: dict[int, dict[int, None]] = {}  #: slot size -> bases of slabs with free slots
-        self._owner: dict[int, int] = {}  #: offset of a used slot -> base of its slab
+        self.granule_bytes = granule_bytes or suitable_granule(arena_bytes)
+        self.granules = Granules(arena_bytes // self.granule_bytes)
+        self._at: list[Slab | None] = [None] * self.granules.count  #: by granule
+        self._shelves: dict[SlotKind, _Shelf] = {}
         self._reserved: set[int] = set()
         self._pins: dict[int, int] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}
         self.used_bytes = 0
+        self.changes = 0
+
+    # ---- questions
+
+    def slab_granules(self, size: int) -> tuple[int, int]:
+        """Granules of a slab of slots of `size`: (with at most 5 % waste, the fewest that hold one slot); (0, 0): none can exist."""
+        if size not in self._sizes:
+            unit, most = self.granule_bytes, self.granules.count
+            fewest = -(-size // unit)
+            good = (n for n in range(fewest, most + 1) if n * unit % size * _WASTE_PART <= n * unit)
+            self._sizes[size] = (next(good, most), fewest) if 0 < fewest <= most else (0, 0)
+        return self._sizes[size]
 
     def fits(self, size: int) -> bool:
         """Whether slots of `size` bytes can exist at all."""
-        return 0 < size <= self.slab_bytes
+        return self.slab_granules(size)[0] > 0
 
-    def room(self, size: int) -> int:
-        """How many slots of `size` can be reserved now."""
-        if not self.fits(size):
-            return 0
-        here = sum(len(self._slabs[base].free) for base in self._open.get(size, ()))
-        return here + len(self._empty) * (self.slab_bytes // size)
+    def lacking(self, needs: Mapping[SlotKind, int]) -> dict[SlotKind, int]:
+        """How many slots of each kind its slabs do not have free; kinds that have enough are left out."""
+        lack = {kind: count - self.free_slots(kind) for kind, count in needs.items()}
+        return {kind: count for kind, count in lack.items() if count > 0}
 
-    def begin(self, size: int, count: int) -> list[int] | None:
-        """Reserve `count` slots; None, and nothing changed, when there is no room."""
-        if self.room(size) < count:
+    def free_slots(self, kind: SlotKind) -> int:
+        """Free slots in the slabs of the kind."""
+        shelf = self._shelves.get(kind)
+        return shelf.free if shelf is not None else 0
+
+    def has_room(self, needs: Mapping[SlotKind, int], granules: int) -> bool:
+        """Whether `begin` would succeed with new slabs of so many granules."""
+        return slabs_needed(self.lacking(needs), granules * self.granule_bytes) <= self.granules.available(granules)
+
+    def slab_at(self, offset: int) -> Slab | None:
+        """The slab that contains the offset."""
+        return self._at[offset // self.granule_bytes] if 0 <= offset < self.granules.count * self.granule_bytes else None
+
+    def slab_of_granule(self, granule: int) -> Slab | None:
+        """The slab that the granule is in; None: it is free, or there is no such granule."""
+        return self._at[granule] if 0 <= granule < self.granules.count else None
+
+    def pinned(self, offset: int) -> bool:
+        """Whether somebody reads the slot."""
+        return offset in self._pins
+
+    def held(self, offset: int) -> bool:
+        """Whether the slot is in use and no longer only reserved."""
+        return self._used(offset) is not None and offset not in self._reserved
+
+    @property
+    def idle(self) -> bool:
+        """No slot is reserved or pinned."""
+        return not self._reserved and not self._pins
+
+    # ---- the two phases
+
+    def begin(self, kinds: Sequence[SlotKind], holders: Sequence[object], granules: int) -> list[int] | None:
+        """Reserve one slot of each kind for its holder; new slabs have `granules` granules. None, and nothing changed, when
+        there is no room."""
+        if not self.has_room(Counter(kinds), granules):
             return None
-        got: list[int] = []
-        open_slabs = self._open.setdefault(size, {})
-        while len(got) < count:
-            if open_slabs:
-                base = min(open_slabs, key=lambda b: len(self._slabs[b].free))
-            else:
-                base = self._empty.pop()
-                self._slabs[base] = _Slab(base, size, self.slab_bytes // size)
-                open_slabs[base] = None
-            slab = self._slabs[base]
-            while slab.free and len(got) < count:
-                offset = slab.free.pop()
-                self._owner[offset] = base
-                self._reserved.add(offset)
-                got.append(offset)
-            if not slab.free:
-                del open_slabs[base]
-        self.used_bytes += size * count
-        return got
+        return [self._take(kind, holder, granules) for kind, holder in zip(kinds, holders, strict=True)]
+
+    def _take(self, kind: SlotKind, holder: object, granules: int) -> int:
+        shelf = self._shelves.setdefault(kind, _Shelf())
+        slab = shelf.fullest()
+        if slab is None:
+            slab = self._new_slab(kind, shelf, granules)
+        index = slab.free.pop()
+        slab.holders[index] = holder
+        slab.locked += 1
+        shelf.free -= 1
+        if slab.free:
+            shelf.push(slab)
+        offset = slab.base + index * kind.size
+        self._reserved.add(offset)
+        self.used_bytes += kind.size
+        return offset
+
+    def _new_slab(self, kind: SlotKind, shelf: _Shelf, granules: int) -> Slab:
+        first = self.granules.take(granules)
+        if first is None:
+            raise IllegalTransition("there is no run of granules for a slab")
+        slab = Slab(kind, first, granules, self.granule_bytes)
+        self._at[first : first + granules] = [slab] * granules
+        shelf.slabs[slab.base] = slab
+        shelf.free += slab.total
+        return slab
 
     def finish(self, offset: int) -> None:
         """The reserved slot's bytes are there: it is held from now on. Raises IllegalTransition when it was not reserved."""
         if offset not in self._reserved:
             raise IllegalTransition(f"slot {offset} is not reserved")
         self._reserved.discard(offset)
+        self._unlock(offset)
 
     def abort(self, offset: int) -> None:
         """The reserved slot is not needed after all. Raises IllegalTransition when it was not reserved."""
@@ -100,14 +220,17 @@ class Ledger:
 
     def free(self, offset: int) -> None:
         """Give a held slot back. Raises IllegalTransition when it is pinned, reserved or not in use."""
-        if offset in self._reserved or offset in self._pins or offset not in self._owner:
+        if offset in self._reserved or offset in self._pins or self._used(offset) is None:
             raise IllegalTransition(f"slot {offset} cannot be freed")
         self._free(offset)
 
     def pin(self, offset: int) -> None:
         """One more reader of a held slot."""
-        if offset in self._reserved or offset not in self._owner:
+        slab = self._used(offset)
+        if slab is None or offset in self._reserved:
             raise IllegalTransition(f"slot {offset} is not held")
+        if offset not in self._pins:
+            slab.locked += 1
         self._pins[offset] = self._pins.get(offset, 0) + 1
 
     def unpin(self, offset: int) -> bool:
@@ -119,81 +242,68 @@ class Ledger:
             self._pins[offset] = count - 1
             return False
         del self._pins[offset]
+        self._unlock(offset)
         return True
 
-    def pinned(self, offset: int) -> bool:
-        """Whether somebody reads the slot."""
-        return offset in self._pins
+    def _unlock(self, offset: int) -> None:
+        slab = self.slab_at(offset)
+        assert slab is not None
+        slab.locked -= 1
+        self.changes += 1
 
-    def choose(self, size: int, count: int, candidates: Iterable[int]) -> list[int] | None:
-        """The first held, unpinned slots of `candidates` (in order) whose freeing makes room for `count` of `size`.
-
-        Slots of another size are taken only when those of this size do not suffice. None when nothing suffices; changes nothing.
-        """
-        missing = count - self.room(size)
-        if missing <= 0:
-            return []
-        if not self.fits(size):
+    def _used(self, offset: int) -> Slab | None:
+        """The slab, when the offset is that of a used slot."""
+        slab = self.slab_at(offset)
+        if slab is None:
             return None
-        same: list[int] = []
-        ordered: list[int] = []
-        for offset in candidates:
-            ordered.append(offset)
-            if self._slabs[self._owner[offset]].size == size:
-                same.append(offset)
-                if len(same) >= missing:
-                    return same
-        return self._choose_slabs(size, missing, ordered)
-
-    def _choose_slabs(self, size: int, missing: int, ordered: Sequence[int]) -> list[int] | None:
-        """As `choose`, counting slabs that empty whole."""
-        used = {base: slab.total - len(slab.free) for base, slab in self._slabs.items()}
-        chosen: list[int] = []
-        for offset in ordered:
-            base = self._owner[offset]
-            slab = self._slabs[base]
-            chosen.append(offset)
-            used[base] -= 1
-            if slab.size == size:
-                missing -= 1
-            elif used[base] == 0:
-                missing -= self.slab_bytes // size
-            if missing <= 0:
-                return chosen
-        return None
+        index, rest = divmod(offset - slab.base, slab.kind.size)
+        return slab if not rest and index < slab.total and slab.holders[index] is not None else None
 
     def _free(self, offset: int) -> None:
-        base = self._owner.pop(offset)
-        slab = self._slabs[base]
-        slab.free.append(offset)
-        self.used_bytes -= slab.size
-        open_slabs = self._open[slab.size]
-        if len(slab.free) == slab.total:
-            open_slabs.pop(base, None)
-            del self._slabs[base]
-            self._empty.append(base)
-        else:
-            open_slabs[base] = None
-
-    def held(self, offset: int) -> bool:
-        """Whether the slot is in use and no longer only reserved."""
-        return offset in self._owner and offset not in self._reserved
+        slab = self._used(offset)
+        assert slab is not None
+        index = (offset - slab.base) // slab.kind.size
+        slab.holders[index] = None
+        slab.free.append(index)
+        shelf = self._shelves[slab.kind]
+        shelf.free += 1
+        self.used_bytes -= slab.kind.size
+        self.changes += 1
+        if slab.used:
+            shelf.push(slab)
+            return
+        del shelf.slabs[slab.base]
+        shelf.free -= slab.total
+        self._at[slab.first : slab.first + slab.granules] = [None] * slab.granules
+        self.granules.give(slab.first, slab.granules)
+        if not shelf.slabs:
+            del self._shelves[slab.kind]
 
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        used = 0
+        self.granules.validate()
+        used = granules = 0
         seen: set[int] = set()
-        for base, slab in self._slabs.items():
-            free = set(slab.free)
-            assert len(free) == len(slab.free) < slab.total
-            taken = {base + i * slab.size for i in range(slab.total)} - free
-            assert all(self._owner[o] == base for o in taken)
-            assert (base in self._open[slab.size]) == bool(free)
-            seen |= taken
-            used += slab.size * len(taken)
-        assert seen == set(self._owner)
+        for kind, shelf in self._shelves.items():
+            assert shelf.slabs and shelf.free == sum(len(s.free) for s in shelf.slabs.values())
+            for base, slab in shelf.slabs.items():
+                assert slab.kind == kind and base == slab.base == slab.first * self.granule_bytes
+                assert all(s is slab for s in self._at[slab.first : slab.first + slab.granules])
+                assert slab.total * kind.size <= slab.granules * self.granule_bytes and slab.used > 0
+                assert len(set(slab.free)) == len(slab.free) and {i for i, h in enumerate(slab.holders) if h is None} == set(slab.free)
+                assert not slab.free or (len(slab.free), base) in shelf.heap
+                offsets = {offset for offset, _ in slab.slots()}
+                assert slab.locked == sum(o in self._reserved or o in self._pins for o in offsets)
+                seen |= offsets
+                used += kind.size * slab.used
+                granules += slab.granules
         assert used == self.used_bytes
         assert self._reserved <= seen
         assert all(o in seen and o not in self._reserved and n > 0 for o, n in self._pins.items())
-        assert not set(self._empty) & set(self._slabs)
-        assert (len(self._empty) + len(self._slabs)) * self.slab_bytes <= self.arena_bytes
+        assert granules + self.granules.free == self.granules.count == len(self._at)
+        assert sum(slab is not None for slab in self._at) == granules
+
+
+def slabs_needed(lacking: Mapping[SlotKind, int], slab_bytes: int) -> int:
+    """How many new slabs of so many bytes give the slots that are lacking."""
+    return sum(-(-count // (slab_bytes // kind.size)) for kind, count in lacking.items())

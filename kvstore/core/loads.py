@@ -23,7 +23,7 @@ from kvstore.core.instructions import Counted, DeleteBlob, DeleteSsd, End, Found
 from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
 from kvstore.core.load import Load, sound_wants
-from kvstore.core.prefetch import FetchRank, bands, rank
+from kvstore.core.prefetch import FetchRank, rank, reads
 from kvstore.core.sessions import Sessions
 from kvstore.core.state import LOAD_MOVES, CopyState, LoadState, PieceState, move
 from kvstore.core.usefulness import Usefulness
@@ -188,7 +188,7 @@ class Loads:
         source = sources.slower_source(load, chunk) if chunk else None
         if chunk is not None and source is not None:
             sums = chunk.ssd_sums if source is SourceKind.SSD else chunk.blob_sums
-            for band in bands(load.shape, absent, source):
+            for band in reads(load.shape, absent, source):
                 pieces = [(chunk, layer, 0, sums[layer]) for layer in band]
                 self._fetches.plan(source, load.shape, pieces, self._rank(load, band[0], i), load.kind)
         elif load.leading_only and key not in load.probed and not (chunk and chunk.doomed):

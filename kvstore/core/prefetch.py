@@ -28,20 +28,24 @@ def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: in
     return (kind, priority, layer, 0.0, order, position)
 
 
-def band_layers(shape: KvShape, source: SourceKind) -> int:
-    """How many neighbouring layers of a chunk one read takes: a quarter of them from the blob tier, less from the SSD."""
-    quarter = max(1, -(-shape.layers // 4))
-    if source is SourceKind.BLOB:
-        return quarter
-    return min(quarter, max(1, -(-_SSD_READ_BYTES // shape.piece_bytes)))
+def quarter(shape: KvShape) -> int:
+    """Layers of a band: slabs hold pieces of one band, and no read takes pieces of two."""
+    return max(1, -(-shape.layers // 4))
 
 
-def bands(shape: KvShape, layers: list[int], source: SourceKind) -> list[list[int]]:
-    """`layers` (ascending) cut into reads: each within one band and without gaps."""
-    size = band_layers(shape, source)
+def band_of(shape: KvShape, layer: int) -> int:
+    """The number of the layer's band, 0 to 3."""
+    return layer // quarter(shape)
+
+
+def reads(shape: KvShape, layers: list[int], source: SourceKind) -> list[list[int]]:
+    """`layers` (ascending) cut into reads: each without gaps and within one band, shorter from the SSD."""
+    size = quarter(shape)
+    most = size if source is SourceKind.BLOB else min(size, max(1, -(-_SSD_READ_BYTES // shape.piece_bytes)))
     cut: list[list[int]] = []
     for layer in layers:
-        if cut and layer == cut[-1][-1] + 1 and layer // size == cut[-1][0] // size:
+        joins = cut and layer == cut[-1][-1] + 1 and layer // size == cut[-1][0] // size
+        if joins and layer % size // most == cut[-1][0] % size // most:
             cut[-1].append(layer)
         else:
             cut.append([layer])

@@ -1,54 +1,63 @@
-"""How slots are found for what comes: free ones first, else victims, else none.
+"""How slots are found for what comes: free ones first, else victims, else a slab that wastes more, else none.
 
 Demand and saves may displace any victim. Prefetch and peers' reads may displace only what no live advisory protects: a
 spurious hint never costs somebody else's memory. A reservation that cannot succeed changes nothing.
+
+Where a slot is lacking, two things can make one: a victim in a slab of the same kind, or a slab of another kind that is
+emptied whole. That is taken whose most precious piece goes first in the order of `eviction`: so a first layer that comes
+takes the place of somebody's last layers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import cast
 
-from kvstore.core.eviction import unsaved, victims
+from kvstore.core.eviction import VictimKey, Victims, kind_of, protected
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Instruction
-from kvstore.core.ledger import Ledger, slot_bytes
-from kvstore.core.sessions import Rank, Sessions, Standing, strongest
+from kvstore.core.ledger import Ledger, Slab, SlotKind
+from kvstore.core.prefetch import quarter
+from kvstore.core.sessions import Rank, Sessions
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
+from kvstore.core.vacating import Vacating
+
+#: So many chunks are looked at for the slab that is best emptied, and more only while there is none.
+_LOOK = 64
+
+#: What to free next: one slot, or slabs.
+_Step = int | list[Slab]
 
 
 class Room:
-    """Reserves slots of the ledger, evicting by rank.
-
-    headroom_bytes: evicting goes on up to this much beyond what is needed, so that the ranking is not made for every piece.
-    """
+    """Reserves slots of the ledger, evicting by rank."""
 
     def __init__(
-        self,
-        index: Index,
-        ledger: Ledger,
-        sessions: Sessions,
-        usefulness: Usefulness,
-        out: list[Instruction],
-        *,
-        layer_priority: bool,
-        headroom_bytes: int = 0,
+        self, index: Index, ledger: Ledger, sessions: Sessions, usefulness: Usefulness, out: list[Instruction], *, layer_priority: bool
     ) -> None:
         self._index = index
         self._ledger = ledger
-        self._sessions = sessions
         self._usefulness = usefulness
         self._out = out
-        self._layer_priority = layer_priority
-        self._headroom_bytes = headroom_bytes
+        self._victims = Victims(index, sessions, layer_priority=layer_priority)
+        self._futile: dict[tuple[object, ...], int] = {}  #: what found no room -> the ledger's `changes` then
 
-    def reserve(self, piece_bytes: int, count: int, now: float, *, below: Rank | None) -> list[int] | None:
-        """`count` reserved slots for pieces of `piece_bytes`, or None. `below`: evict only classes below it; None: any."""
-        size = slot_bytes(piece_bytes)
-        if self._ledger.room(size) < count and not self._evict(size, count, now, below):
+    def reserve(self, pieces: Sequence[tuple[Chunk, int]], now: float, *, below: Rank | None) -> list[int] | None:
+        """A reserved slot for each (chunk, layer), all of one model, or None. `below`: evict only classes below it; None: any."""
+        kinds = [kind_of(chunk, layer) for chunk, layer in pieces]
+        chunks = [chunk for chunk, _ in pieces]
+        good, fewest = self._ledger.slab_granules(kinds[0].size)
+        if not good:
             return None
-        return self._ledger.begin(size, count)
+        needs = Counter(kinds)
+        if not self._ledger.has_room(needs, good) and not self._evict(needs, good, now, below):
+            if fewest == good or not (self._ledger.has_room(needs, fewest) or self._evict(needs, fewest, now, below)):
+                return None
+            self._out.append(Counted("slabs_with_waste"))
+            return self._ledger.begin(kinds, chunks, fewest)
+        return self._ledger.begin(kinds, chunks, good)
 
     def drop(self, chunk: Chunk, layer: int) -> None:
         """Free one READY, unpinned piece."""
@@ -56,36 +65,119 @@ class Room:
         self._ledger.free(chunk.offsets[layer])
         self._index.set_piece(chunk, layer, PieceState.ABSENT)
 
-    def _evict(self, size: int, count: int, now: float, below: Rank | None) -> bool:
-        standings: dict[object, Standing] = {}
+    def refresh(self, now: float) -> None:
+        """Bring the order of victims up to date. Called now and then, so that what has changed does not pile up."""
+        if self._victims.refresh(now):
+            self._futile.clear()
 
-        def standing(chunk: Chunk) -> Standing:
-            found = []
-            for session in self._index.names.get(chunk.key, ()):
-                if session not in standings:
-                    standings[session] = self._sessions.standing(session, now)
-                found.append(standings[session])
-            return strongest(found)
-
-        ranked = victims(self._index.resident.values(), standing, below=below, layer_priority=self._layer_priority)
-        owner: dict[int, tuple[Chunk, int]] = {}
-
-        def candidates() -> Iterator[int]:
-            for chunk, layer in ranked:
-                offset = chunk.offsets[layer]
-                if not self._ledger.pinned(offset):
-                    owner[offset] = (chunk, layer)
-                    yield offset
-
-        generous = max(count, self._headroom_bytes // size)
-        chosen = self._ledger.choose(size, generous, candidates()) or self._ledger.choose(size, count, list(owner))
-        if not chosen:
+    def _evict(self, needs: Counter[SlotKind], granules: int, now: float, below: Rank | None) -> bool:
+        """Free what makes `begin` succeed; false, and nothing changed, when nothing does."""
+        question = (frozenset(needs.items()), granules, below)
+        self.refresh(now)
+        if self._futile.get(question) == self._ledger.changes:
             return False
+        plan = Vacating(self._ledger, needs, granules)
+        values: dict[int, VictimKey | None] = {}
+        while not plan.enough():
+            step = self._next(plan, values, below)
+            if step is None:
+                self._victims.settle()
+                self._futile[question] = self._ledger.changes
+                return False
+            if isinstance(step, int):
+                plan.free_slot(step)
+            else:
+                plan.empty(step)
         evicted: Counter[str] = Counter()
-        for offset in chosen:
-            chunk, layer = owner[offset]
-            reason = "unsaved" if unsaved(chunk) else standing(chunk).rank.name.lower()
-            evicted[reason] += chunk.shape.piece_bytes
+        for offset in plan.freed:
+            chunk, layer = self._piece_at(offset)
+            evicted[self._victims.reason(chunk, layer)] += chunk.shape.piece_bytes
             self.drop(chunk, layer)
+        self._victims.settle()
         self._out.extend(Counted("evicted_bytes", size, ("dram", reason)) for reason, size in evicted.items())
         return True
+
+    def _piece_at(self, offset: int) -> tuple[Chunk, int]:
+        slab = self._ledger.slab_at(offset)
+        assert slab is not None
+        chunk = cast(Chunk, slab.holders[(offset - slab.base) // slab.kind.size])
+        return chunk, chunk.offsets.index(offset)
+
+    def _next(self, plan: Vacating, values: dict[int, VictimKey | None], below: Rank | None) -> _Step | None:
+        """What is freed next: the victim or the slabs whose most precious piece goes first."""
+        found: tuple[VictimKey, SlotKind, int] | None = None
+        for kind in plan.lacking():
+            first = self._first(plan, kind)
+            if first is not None and not protected(first[0], below) and (found is None or first[0] < found[0]):
+                found = (first[0], kind, first[1])
+        slabs = self._best_slabs(plan, values, below, found[0] if found is not None else None)
+        if slabs is not None:
+            return slabs
+        if found is None:
+            return None
+        self._victims.skip(found[1])
+        return found[2]
+
+    def _first(self, plan: Vacating, kind: SlotKind) -> tuple[VictimKey, int] | None:
+        """The kind's first victim that nobody reads, and its offset."""
+        while (first := self._victims.first(kind)) is not None:
+            key, chunk, layer = first
+            offset = chunk.offsets[layer]
+            if offset not in plan.freed and not self._ledger.pinned(offset):
+                return key, offset
+            self._victims.skip(kind)
+        return None
+
+    def _best_slabs(
+        self, plan: Vacating, values: dict[int, VictimKey | None], below: Rank | None, other: VictimKey | None
+    ) -> list[Slab] | None:
+        """Slabs that make a run when they are emptied, if that costs less than `other`: no more than all its pieces going."""
+        best: list[Slab] | None = None
+        cost = other
+
+        def worth(slab: Slab) -> VictimKey | None:
+            if plan.emptied(slab):
+                return None
+            if slab.base not in values:
+                values[slab.base] = self._value(slab, below)
+            return values[slab.base]
+
+        seen: set[int] = set()
+        heads = self._victims.heads()
+        for looked, (key, chunk, layer) in enumerate(heads):
+            if (cost is not None and key >= cost) or protected(key, below) or (best is not None and looked >= _LOOK):
+                break
+            for slab in self._slabs_of(chunk, layer):
+                if slab.base in seen or worth(slab) is None:
+                    continue
+                seen.add(slab.base)
+                window = plan.window(slab, worth)
+                price = max(cast(VictimKey, worth(s)) for s in window) if window is not None else None
+                if price is not None and (cost is None or price < cost):
+                    best, cost = window, price
+        heads.close()
+        return best
+
+    def _slabs_of(self, chunk: Chunk, layer: int) -> list[Slab]:
+        """The slabs that hold the chunk's pieces of the layer's band."""
+        bottom = layer - layer % quarter(chunk.shape)
+        found = {}
+        for offset in chunk.offsets[bottom : layer + 1]:
+            slab = self._ledger.slab_at(offset)
+            if slab is not None:
+                found[slab.base] = slab
+        return list(found.values())
+
+    def _value(self, slab: Slab, below: Rank | None) -> VictimKey | None:
+        """The place of the slab's most precious piece; None: it cannot be emptied."""
+        if slab.locked:
+            return None
+        most: VictimKey | None = None
+        for offset, holder in slab.slots():
+            chunk = cast(Chunk, holder)
+            key = self._victims.key(chunk, chunk.offsets.index(offset))
+            if key is None or protected(key, below):
+                return None
+            if most is None or key > most:
+                most = key
+        return most

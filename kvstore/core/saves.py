@@ -84,7 +84,7 @@ class Saves:
         for layer in range(shape.layers):
             if chunk.state(layer) is PieceState.READY:
                 self._room.drop(chunk, layer)
-        slots = self._room.reserve(shape.piece_bytes, shape.layers, now, below=None)
+        slots = self._room.reserve([(chunk, layer) for layer in range(shape.layers)], now, below=None)
         if slots is None:
             return None
         self.ssd_waiting_bytes += shape.chunk_bytes

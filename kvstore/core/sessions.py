@@ -6,6 +6,7 @@ ordinary (or, when invalidated or expired, the first to go until the session is 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -49,11 +50,20 @@ class Sessions:
 
     def __init__(self) -> None:
         self.advice: dict[SessionKey, Advice] = {}
+        self.changed: dict[SessionKey, None] = {}  #: whose standing may have changed; whoever ranks victims clears it
         self._last_use: dict[SessionKey, float] = {}
+        self._expiries: list[tuple[float, SessionKey]] = []
 
     def advise(self, session: SessionKey, advice: Advice) -> None:
         """A hint came; it replaces an older one."""
         self.advice[session] = advice
+        self.changed[session] = None
+        heapq.heappush(self._expiries, (advice.expires, session))
+
+    def expire(self, now: float) -> None:
+        """Note in `changed` whose advisory has expired."""
+        while self._expiries and self._expiries[0][0] <= now:
+            self.changed[heapq.heappop(self._expiries)[1]] = None
 
     def invalidate(self, session: SessionKey) -> None:
         """The session is not coming after all."""
@@ -62,16 +72,19 @@ class Sessions:
             self.advice[session] = Advice(0, float("inf"), float("-inf"), invalidated=True)
         else:
             advice.invalidated = True
+        self.changed[session] = None
 
     def used(self, session: SessionKey, now: float) -> None:
         """A request of the session came or ended: its advisory has done its work."""
         self._last_use[session] = now
         self.advice.pop(session, None)
+        self.changed[session] = None
 
     def forget(self, session: SessionKey) -> None:
         """The session was erased."""
         self.advice.pop(session, None)
         self._last_use.pop(session, None)
+        self.changed[session] = None
 
     def live(self, session: SessionKey, now: float) -> Advice | None:
         """The session's advisory, when it still counts."""
@@ -91,8 +104,10 @@ class Sessions:
         """Forget expired advice and old uses; they stand as unadvised, last used long ago."""
         for session in [s for s, a in self.advice.items() if now > a.expires + idle_s]:
             del self.advice[session]
+            self.changed[session] = None
         for session in [s for s, t in self._last_use.items() if now > t + idle_s]:
             del self._last_use[session]
+            self.changed[session] = None
 
 
 def strongest(standings: Sequence[Standing]) -> Standing:

@@ -33,7 +33,7 @@ ADVISORY = "advisory"
 class Store:
     """See the module.
 
-    node: this node's name. arena_bytes: size of the arena. headroom_bytes: see `Room`.
+    node: this node's name. arena_bytes: size of the arena. granule_bytes: see `Ledger`.
     """
 
     def __init__(
@@ -43,24 +43,15 @@ class Store:
         *,
         write_back_limit_bytes: int,
         layer_priority: bool = True,
-        headroom_bytes: int = 0,
-        slab_bytes: int = 4 << 20,
+        granule_bytes: int | None = None,
     ) -> None:
         self.node = node
         self._out: list[do.Instruction] = []
         self.index = Index()
         self.sessions = Sessions()
-        self.ledger = Ledger(arena_bytes, slab_bytes)
+        self.ledger = Ledger(arena_bytes, granule_bytes)
         self.usefulness = Usefulness()
-        self.room = Room(
-            self.index,
-            self.ledger,
-            self.sessions,
-            self.usefulness,
-            self._out,
-            layer_priority=layer_priority,
-            headroom_bytes=headroom_bytes,
-        )
+        self.room = Room(self.index, self.ledger, self.sessions, self.usefulness, self._out, layer_priority=layer_priority)
         self.loads = Loads(self.index, self.ledger, self.sessions, self.usefulness, self._out)
         self.fetches = Fetches(self.index, self.ledger, self.room, self.usefulness, self._out, self._arrived, self.loads.lost, self._read)
         self.leases = Leases(self.index, self.fetches, self._out, self.loads.lost)
@@ -243,6 +234,7 @@ class Store:
         for session in [s for s in self._hints if not self.sessions.live(s, now)]:
             del self._hints[session]
         self.sessions.trim(now)
+        self.room.refresh(now)
         self.erasure.trim(now)
 
     # ---- for the shell

@@ -10,11 +10,7 @@ from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.events import LoadKind, SourceKind
-from kvstore.core.eviction import victims
-from kvstore.core.index import Chunk
-from kvstore.core.ledger import Ledger
-from kvstore.core.prefetch import bands, rank
-from kvstore.core.sessions import Advice, Rank, Sessions, Standing
+from kvstore.core.prefetch import rank, reads
 from kvstore.core.state import COPY_MOVES, LOAD_MOVES, PIECE_MOVES, CopyState, LoadState, PieceState, move
 from kvstore.core.store import Store
 
@@ -35,87 +31,6 @@ def test_a_move_that_the_table_does_not_list_raises(moves, states):
             else:
                 with pytest.raises(IllegalTransition, match=f"{old.name} -> {new.name}"):
                     move(moves, old, new)
-
-
-# ---- victims
-
-
-def chunk(name: str, position: int, layers: int = 2, *, ssd: CopyState = CopyState.PRESENT, saved: bool = True) -> Chunk:
-    made = Chunk(name.encode().ljust(32), KvShape(b"f" * 32, layers, 1, 8, 16, "float32"))
-    made.position, made.ssd, made.saved_here = position, ssd, saved
-    made.states = [PieceState.READY] * layers
-    made.offsets = list(range(layers))
-    made.ready = layers
-    return made
-
-
-def order(chunks: list[Chunk], standings: dict[str, Standing], **options) -> list[tuple[str, int]]:
-    def standing(c: Chunk) -> Standing:
-        return standings[c.key.decode().strip()[0]]
-
-    return [(c.key.decode().strip(), layer) for c, layer in victims(chunks, standing, **options)]
-
-
-OLD, NEW = Standing(Rank.UNADVISED, 0, 1.0), Standing(Rank.UNADVISED, 0, 2.0)
-
-
-def test_last_layers_go_first_across_sessions_then_the_older_session_then_the_later_chunk():
-    chunks = [chunk("a0", 0), chunk("a1", 1), chunk("b0", 0), chunk("b1", 1)]
-    assert order(chunks, {"a": NEW, "b": OLD}) == [
-        ("b1", 1),
-        ("b0", 1),
-        ("a1", 1),
-        ("a0", 1),
-        ("b1", 0),
-        ("b0", 0),
-        ("a1", 0),
-        ("a0", 0),
-    ]
-
-
-def test_without_layer_priority_whole_chunks_go():
-    chunks = [chunk("a0", 0), chunk("a1", 1)]
-    assert order(chunks, {"a": OLD}, layer_priority=False) == [("a1", 1), ("a1", 0), ("a0", 1), ("a0", 0)]
-
-
-def test_dropped_sessions_go_before_unadvised_ones_before_advised_ones_whatever_their_layers():
-    chunks = [chunk("a", 0), chunk("u", 0), chunk("d", 0)]
-    standings = {"a": Standing(Rank.ADVISED, 0, 0.0), "u": Standing(Rank.UNADVISED, 0, 9.0), "d": Standing(Rank.DROPPED, 0, 99.0)}
-    assert [name for name, _ in order(chunks, standings)] == ["d", "d", "u", "u", "a", "a"]
-    assert [name for name, _ in order(chunks, standings, below=Rank.ADVISED)] == ["d", "d", "u", "u"]
-
-
-def test_less_urgent_priorities_go_first_within_a_class():
-    chunks = [chunk("u", 0), chunk("l", 0)]
-    standings = {"u": Standing(Rank.ADVISED, 5, 1.0), "l": Standing(Rank.ADVISED, -5, 2.0)}
-    assert [name for name, _ in order(chunks, standings)] == ["l", "l", "u", "u"]
-
-
-def test_chunks_that_no_slower_tier_will_have_go_before_everything():
-    chunks = [chunk("d", 0), chunk("s", 0, ssd=CopyState.SKIPPED)]
-    standings = {"d": Standing(Rank.DROPPED, 0, 0.0), "s": Standing(Rank.ADVISED, 0, 0.0)}
-    assert [name for name, _ in order(chunks, standings)] == ["s", "s", "d", "d"]
-
-
-def test_what_waits_to_be_saved_is_never_a_victim():
-    waiting = chunk("w", 0, ssd=CopyState.WAITING)
-    for_blob = chunk("b", 0, ssd=CopyState.SKIPPED)
-    for_blob.blob = CopyState.WAITING
-    assert order([waiting, for_blob], {"w": OLD, "b": OLD}) == []
-    for_blob.ssd = CopyState.PRESENT
-    assert order([waiting, for_blob], {"w": OLD, "b": OLD}) == [("b", 1), ("b", 0)]
-
-
-def test_an_advisory_protects_until_it_expires_is_invalidated_or_its_request_comes():
-    sessions, s = Sessions(), SessionKey("t", "s")
-    assert sessions.standing(s, 0.0).rank is Rank.UNADVISED
-    sessions.advise(s, Advice(priority=-3, arrival=5.0, expires=60.0))
-    assert sessions.standing(s, 59.0) == Standing(Rank.ADVISED, 3, 0.0)
-    assert sessions.standing(s, 60.0).rank is Rank.DROPPED
-    sessions.used(s, 61.0)
-    assert sessions.standing(s, 62.0) == Standing(Rank.UNADVISED, 0, 61.0)
-    sessions.invalidate(s)
-    assert sessions.standing(s, 63.0).rank is Rank.DROPPED
 
 
 # ---- order of reads
@@ -147,59 +62,10 @@ def test_demand_takes_the_more_urgent_request_first_and_then_the_lower_layer():
 
 def test_reads_join_neighbouring_layers_but_never_across_a_band_or_a_gap():
     shape = KvShape(b"f" * 32, 8, 1, 8, 16, "float32")
-    assert bands(shape, [0, 1, 2, 3, 4, 5, 6, 7], SourceKind.BLOB) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert bands(shape, [1, 2, 3, 6], SourceKind.BLOB) == [[1], [2, 3], [6]]
+    assert reads(shape, [0, 1, 2, 3, 4, 5, 6, 7], SourceKind.BLOB) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert reads(shape, [1, 2, 3, 6], SourceKind.BLOB) == [[1], [2, 3], [6]]
     large = KvShape(b"f" * 32, 8, 64, 128, 64, "float32")
-    assert bands(large, [0, 1, 2], SourceKind.SSD) == [[0], [1], [2]]
-
-
-# ---- slots
-
-
-def test_a_reservation_without_room_changes_nothing():
-    ledger = Ledger(8 * SLOT, slab_bytes=4 * SLOT)
-    assert ledger.begin(SLOT, 9) is None
-    assert ledger.used_bytes == 0 and ledger.room(SLOT) == 8
-
-
-def test_slots_of_two_sizes_share_the_arena_and_empty_slabs_change_hands():
-    ledger = Ledger(8 * SLOT, slab_bytes=4 * SLOT)
-    small = ledger.begin(SLOT, 5)
-    assert ledger.room(2 * SLOT) == 0
-    for offset in small:
-        ledger.finish(offset)
-    for offset in small[4:]:
-        ledger.free(offset)
-    assert ledger.room(2 * SLOT) == 2
-    ledger.validate()
-
-
-def test_room_for_another_size_is_made_by_emptying_whole_slabs():
-    ledger = Ledger(8 * SLOT, slab_bytes=4 * SLOT)
-    small = ledger.begin(SLOT, 8)
-    for offset in small:
-        ledger.finish(offset)
-    chosen = ledger.choose(2 * SLOT, 1, small)
-    assert len(chosen) == 4
-    assert len(ledger.choose(SLOT, 1, small)) == 1
-    assert ledger.choose(2 * SLOT, 5, small) is None
-
-
-def test_pinned_and_reserved_slots_cannot_be_freed():
-    ledger = Ledger(4 * SLOT, slab_bytes=4 * SLOT)
-    offset = ledger.begin(SLOT, 1)[0]
-    with pytest.raises(IllegalTransition):
-        ledger.free(offset)
-    with pytest.raises(IllegalTransition):
-        ledger.pin(offset)
-    ledger.finish(offset)
-    ledger.pin(offset)
-    with pytest.raises(IllegalTransition):
-        ledger.free(offset)
-    assert ledger.unpin(offset)
-    ledger.free(offset)
-    with pytest.raises(IllegalTransition):
-        ledger.free(offset)
+    assert reads(large, [0, 1, 2], SourceKind.SSD) == [[0], [1], [2]]
 
 
 # ---- the whole, step by step
@@ -209,7 +75,7 @@ KEYS = [bytes([i]) * 32 for i in range(8)]
 
 
 def make(slots: int = 16, limit: int = 1 << 20) -> Store:
-    store = Store("node-0", slots * SLOT, write_back_limit_bytes=limit, slab_bytes=4 * SLOT)
+    store = Store("node-0", slots * SLOT, write_back_limit_bytes=limit)
     store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
     return store
 
@@ -252,7 +118,7 @@ def test_a_prefetch_never_displaces_an_advised_session_but_demand_may():
     store.handle(ev.ManifestsListed([Manifest(OTHER, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0)], 0.0))
     for fetch in of(do.Fetch, store.handle(ev.Advised(OTHER, 0, 1.0, 60.0, (), 0.0))):
         store.handle(ev.FetchDone(fetch.fetch, {}, 0.0))
-    assert store.ledger.room(SLOT) == 0
+    assert not store.ledger.granules.free
     prefetch = store.handle(wanted(1, KEYS[2:3], LoadKind.PREFETCH))
     assert [e.usable for e in of(do.End, prefetch)] == [0]
     assert not of(do.Fetch, prefetch)
@@ -402,7 +268,7 @@ def test_a_worker_that_leaves_gives_everything_back():
     store.handle(ev.WorkerGone("w", 1.0))
     store.validate()
     assert not store.loads.count
-    assert store.ledger.room(SLOT) == 4, "only the loaded pieces stay, unpinned"
+    assert store.ledger.granules.free == 4, "only the loaded pieces stay, unpinned"
     assert len(of(do.Grant, store.handle(ev.SaveWanted(("x", 1), OTHER, SHAPE.fingerprint, KEYS[:4], 2.0)))[0].indices) == 4
 
 

@@ -33,7 +33,7 @@ def sums(key: bytes, shape: KvShape) -> tuple[int, ...]:
 class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.store = Store("node-0", 40 * 4096, write_back_limit_bytes=1 << 16, slab_bytes=4 * 4096)
+        self.store = Store("node-0", 40 * 4096, write_back_limit_bytes=1 << 16, granule_bytes=2 * 4096)
         self.now = 0.0
         self.numbers = 0
         self.outstanding: list[do.Instruction] = []  # what the shell is still doing

@@ -1,0 +1,86 @@
+"""What the ledger could give if certain slots were freed: counts a plan of eviction, and changes nothing.
+
+Slots of a kind that lacks some are counted one by one; other slabs count when they are emptied whole, with the free granules
+beside them. Prior art: vLLM's offloading manager refuses an eviction that cannot make enough room before it touches anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from kvstore.core.granules import Granules
+from kvstore.core.ledger import Ledger, Slab, SlotKind, slabs_needed
+
+
+class Vacating:
+    """A plan for `needs`, with new slabs of so many granules. `freed`: the offsets that it frees so far, in order."""
+
+    def __init__(self, ledger: Ledger, needs: Mapping[SlotKind, int], granules: int) -> None:
+        self._ledger = ledger
+        self._needs = needs
+        self._granules = granules
+        self._runs: Granules = ledger.granules.copy()
+        self._free = {kind: ledger.free_slots(kind) for kind in needs}
+        self._emptied: set[int] = set()
+        self._freed_in: Counter[int] = Counter()
+        self.freed: dict[int, None] = {}
+
+    def lacking(self) -> dict[SlotKind, int]:
+        """How many slots of each kind are still to be found, unless a new slab gives them."""
+        return {kind: count - self._free[kind] for kind, count in self._needs.items() if count > self._free[kind]}
+
+    def enough(self) -> bool:
+        """Whether `begin` would succeed when everything in `freed` is."""
+        slab_bytes = self._granules * self._ledger.granule_bytes
+        return slabs_needed(self.lacking(), slab_bytes) <= self._runs.available(self._granules)
+
+    def free_slot(self, offset: int) -> None:
+        """Count one slot of a kind that is needed."""
+        slab = self._ledger.slab_at(offset)
+        assert slab is not None
+        self._free[slab.kind] += 1
+        self.freed[offset] = None
+        self._freed_in[slab.base] += 1
+        if self._freed_in[slab.base] == slab.used:
+            self._empty(slab)
+
+    def empty(self, slabs: list[Slab]) -> None:
+        """Count slabs that are emptied whole."""
+        for slab in slabs:
+            if slab.kind in self._free:
+                self._free[slab.kind] += slab.used - self._freed_in[slab.base]
+            self.freed.update(dict.fromkeys(offset for offset, _ in slab.slots()))
+            self._empty(slab)
+
+    def _empty(self, slab: Slab) -> None:
+        if slab.kind in self._free:
+            self._free[slab.kind] -= slab.total
+        self._emptied.add(slab.base)
+        self._runs.give(slab.first, slab.granules)
+
+    def emptied(self, slab: Slab) -> bool:
+        """Whether the plan empties the slab already."""
+        return slab.base in self._emptied
+
+    def window(self, slab: Slab, worth: Callable[[Slab], object]) -> list[Slab] | None:
+        """`slab` and the neighbours that must be emptied with it to make a run for one more new slab, the ones of least
+        `worth` (None: they cannot be emptied); None when no run can be made here."""
+        slabs = [slab]
+        first, length = slab.first, slab.granules
+        while True:
+            before, after = self._runs.beside(first, length)
+            gained = (before + length + after) // self._granules - before // self._granules - after // self._granules
+            if gained > 0:
+                return slabs
+            left = self._ledger.slab_of_granule(first - before - 1)
+            right = self._ledger.slab_of_granule(first + length + after)
+            sides = [(worth(s), s is right, s) for s in (left, right) if s is not None and worth(s) is not None]
+            if not sides:
+                return None
+            _, rightward, chosen = min(sides, key=lambda side: side[:2])
+            slabs.append(chosen)
+            if rightward:
+                length = chosen.first + chosen.granules - first
+            else:
+                length, first = first + length - chosen.first, chosen.first
