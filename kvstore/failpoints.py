@@ -34,7 +34,7 @@ POINTS: Mapping[str, Point] = {
     "recover.between_files": Point("some headers are read, damaged files before them are deleted, and the core knows of none"),
     "save.granted": Point("slots of the arena are reserved for a worker that has not been told so"),
     "save.summed": Point("the worker has written a chunk into the arena; no slower tier has been asked to take it"),
-    "ssd.header_written": Point("a temporary file has its length and header, and no piece", errors=True),
+    "ssd.part_made": Point("a temporary file has its length, and neither header nor pieces", errors=True),
     "ssd.before_sync": Point("a group's files are written under temporary names and not synced", errors=True),
     "ssd.before_rename": Point("a group's files are synced and all have temporary names", errors=True),
     "ssd.renamed": Point("at least one file of a group has its final name, others may not", errors=True),

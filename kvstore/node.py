@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from contracts.ids import SessionKey
@@ -85,10 +84,10 @@ class Node:
             self.arena,
             make_file_io(config.kv.file_io, self.arena, f"{self.name}-reads"),
             make_file_io(config.kv.file_io, self.arena, f"{self.name}-writes"),
+            config.kv.direct_io,
         )
         self.blob = BlobTier(blob_store, self.arena)
         self.leased = LeasedRanges()
-        self._read_pool = ThreadPoolExecutor(self.ssd.read_threads, thread_name_prefix="ssd-read")
         self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks)
         self.owners: dict[str, Owner] = {}
         self.workers: dict[str, Attached] = {}
@@ -230,7 +229,7 @@ class Node:
         stall = loop.call_later(_STALL_S[fetch.kind], lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
         try:
             if fetch.kind is ev.SourceKind.SSD:
-                faults = await loop.run_in_executor(self._read_pool, self.ssd.read, fetch.shape, fetch.pieces)
+                faults = await asyncio.wrap_future(self.ssd.begin_read(fetch.shape, fetch.pieces))
             elif fetch.kind is ev.SourceKind.BLOB:
                 faults = await self.blob.read(fetch.shape, fetch.pieces)
             else:

@@ -78,8 +78,10 @@ class KvSection(BaseModel):
     write_back_limit_bytes: int = Field(default=512 << 20, ge=1 << 20)
     #: How peers read each other's arena: NIXL where it can be imported, else sockets.
     transport: Literal["auto", "nixl", "socket"] = "auto"
-    #: How the arena and the SSD exchange bytes.
-    file_io: Literal["auto", "nixl", "threads"] = "auto"
+    #: How the arena and the SSD exchange bytes: NIXL's POSIX backend where it can be imported, its GDS backend, or plain calls.
+    file_io: Literal["auto", "nixl", "gds", "threads"] = "auto"
+    #: Whether the SSD is read and written past the page cache (O_DIRECT). auto: where the file system allows it.
+    direct_io: Literal["auto", "on", "off"] = "auto"
     #: Faults to order, for tests: an action by the name of its point (kvstore/failpoints.py).
     failpoints: dict[str, str] = {}
 

@@ -2,24 +2,32 @@
 
 A chunk is visible exactly when it is whole and durable: it is written to a temporary name, synced, renamed, and its
 directory synced, many chunks at a time. Recovery deletes what is not whole.
+
+Files are read and written past the page cache where the file system allows it and pieces are whole pages: the arena is the cache,
+and a second copy in the page cache costs memory and time (docs/design/0001). Reads are taken by threads of their own, which
+keep many under way and verify each as it ends.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import queue
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from contracts.errors import PieceLost
+from contracts.errors import ConfigError, PieceLost
 from contracts.kv import KvShape
 from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.file_io import FileIo, Part
+from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
 from kvstore.tiers.format import (
     BLOCK,
     RAW,
@@ -49,21 +57,44 @@ class Recovery:
     deleted: int
 
 
-class SsdTier:
-    """Blocking; the shell calls it from threads. Reads and writes use their own FileIo, as each serves its own thread."""
+class _Read:
+    """One fetch on its way. `faults` is told once, when nothing writes to its slots any more."""
 
-    def __init__(self, root: Path, arena: Arena, reader: FileIo, writer: FileIo) -> None:
+    __slots__ = ("faults", "fd", "moving", "pieces", "shape")
+
+    def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> None:
+        self.shape = shape
+        self.pieces = pieces
+        self.faults: Future[dict[int, Fault]] = Future()
+        self.fd = -1
+        self.moving: Moving
+
+    def all(self, fault: Fault) -> dict[int, Fault]:
+        return dict.fromkeys(range(len(self.pieces)), fault)
+
+
+class SsdTier:
+    """Blocking, but for `begin_read`; the shell calls it from threads. Reads and writes use their own FileIo, as each serves its own
+    threads."""
+
+    def __init__(self, root: Path, arena: Arena, reader: FileIo, writer: FileIo, direct: Literal["auto", "on", "off"] = "auto") -> None:
+        """Raises ConfigError when `direct` is on and the file system refuses it."""
         self.root = root
         self._arena = arena
         self._reader = reader
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
         root.mkdir(parents=True, exist_ok=True)
+        self.direct = direct != "off" and direct_works(root)
+        if direct == "on" and not self.direct:
+            raise ConfigError(f"kv.direct_io = 'on': the file system of {root} refuses O_DIRECT; set kv.direct_io: auto or off")
+        self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
+        for number in range(reader.threads):
+            threading.Thread(target=self._run_reads, name=f"ssd-read-{number}", daemon=True).start()
 
-    @property
-    def read_threads(self) -> int:
-        """By how many threads `read` may be called at a time."""
-        return self._reader.threads
+    def _flags(self, shape: KvShape) -> int:
+        """Pieces that end within a page go through the page cache: what follows them in a slot is not theirs to be written."""
+        return os.O_NOFOLLOW | (os.O_DIRECT if self.direct and shape.piece_bytes % BLOCK == 0 else 0)
 
     def path(self, key: bytes, fingerprint: bytes) -> Path:
         """Where the chunk's file is or would be."""
@@ -106,23 +137,75 @@ class SsdTier:
 
     def read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
         """Pieces of one chunk into the arena, verified. Returns the faults by index; none: all are good."""
+        return self.begin_read(shape, pieces).result()
+
+    def begin_read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> Future[dict[int, Fault]]:
+        """As `read`, and does not block."""
+        read = _Read(shape, pieces)
+        self._reads.put(read)
+        return read.faults
+
+    def _run_reads(self) -> None:
+        """One reading thread: begins what is asked for as long as it has not too much under way, and ends what has come."""
+        running: list[_Read] = []
+        while True:
+            while len(running) < self._reader.depth:
+                try:
+                    read = self._reads.get(block=not running)
+                except queue.Empty:
+                    break
+                if read is None:
+                    return
+                if read.faults.set_running_or_notify_cancel() and self._begin(read):
+                    running.append(read)
+            going = [read for read in running if not self._ended(read)]
+            if going and len(going) == len(running):
+                time.sleep(POLL_S)
+            running = going
+
+    def _begin(self, read: _Read) -> bool:
+        """Whether it is on its way; else its faults are told."""
+        shape = read.shape
         try:
-            fd = os.open(self.path(pieces[0].key, shape.fingerprint), os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return dict.fromkeys(range(len(pieces)), Fault.MISSING)
-        except OSError:
-            return dict.fromkeys(range(len(pieces)), Fault.UNAVAILABLE)
+            read.fd = os.open(self.path(read.pieces[0].key, shape.fingerprint), os.O_RDONLY | self._flags(shape))
+            parts = [Part(piece_offset(shape, p.layer), p.offset, shape.piece_bytes) for p in read.pieces]
+            read.moving = self._reader.begin("READ", read.fd, parts)
+        except Exception as e:
+            self._end(read, e)
+            return False
+        return True
+
+    def _ended(self, read: _Read) -> bool:
+        """Whether nothing of it moves any more; its faults are told then."""
         try:
-            self._reader.read(fd, [Part(piece_offset(shape, p.layer), p.offset, shape.piece_bytes) for p in pieces])
+            if not read.moving.ended():
+                return False
             reach("ssd.after_read")
-        except PieceLost:
-            return dict.fromkeys(range(len(pieces)), Fault.CORRUPT)
-        except OSError as e:
-            # A medium error stays: the copy is of no use. Anything else may pass.
-            return dict.fromkeys(range(len(pieces)), Fault.CORRUPT if e.errno == errno.EIO else Fault.UNAVAILABLE)
-        finally:
-            os.close(fd)
-        return verify(self._arena, shape, pieces)
+        except Exception as e:
+            self._end(read, e)
+        else:
+            self._end(read, None)
+        return True
+
+    def _end(self, read: _Read, error: Exception | None) -> None:
+        if read.fd >= 0:
+            os.close(read.fd)
+        match error:
+            case None:
+                faults = verify(self._arena, read.shape, read.pieces)
+            case FileNotFoundError():
+                faults = read.all(Fault.MISSING)
+            case PieceLost():
+                faults = read.all(Fault.CORRUPT)
+            case OSError(errno=errno.EIO) if read.fd >= 0:
+                # A medium error stays: the copy is of no use. Anything else may pass.
+                faults = read.all(Fault.CORRUPT)
+            case OSError():
+                faults = read.all(Fault.UNAVAILABLE)
+            case _:
+                read.faults.set_exception(error)
+                return
+        read.faults.set_result(faults)
 
     def write(self, chunks: Sequence[WriteSsd]) -> list[bool]:
         """One group commit. Which of the chunks are durable now; the others left nothing behind."""
@@ -130,11 +213,7 @@ class SsdTier:
         temporary: dict[int, Path] = {}
         descriptors: dict[int, int] = {}
         try:
-            for i, chunk in enumerate(chunks):
-                try:
-                    temporary[i], descriptors[i] = self._write_one(chunk)
-                except OSError:
-                    continue
+            self._write_all(chunks, temporary, descriptors)
             reach("ssd.before_sync")
             synced = dict(zip(descriptors, self._sync.map(_sync, descriptors.values()), strict=True))
             reach("ssd.before_rename")
@@ -161,26 +240,47 @@ class SsdTier:
                 path.unlink(missing_ok=True)
         return done
 
-    def _write_one(self, chunk: WriteSsd) -> tuple[Path, int]:
-        shape = chunk.shape
+    def _write_all(self, chunks: Sequence[WriteSsd], temporary: dict[int, Path], descriptors: dict[int, int]) -> None:
+        """Write temporary files, several at a time. `temporary`: all there are now; `descriptors`: of those that are whole."""
+        moving: dict[int, tuple[int, Moving]] = {}
+
+        def settle(limit: int) -> None:
+            while len(moving) > limit:
+                for i, (fd, transfer) in list(moving.items()):
+                    try:
+                        if not transfer.ended():
+                            continue
+                        descriptors[i] = fd
+                    except OSError:
+                        os.close(fd)
+                    del moving[i]
+                if len(moving) > limit:
+                    time.sleep(POLL_S)
+
+        for i, chunk in enumerate(chunks):
+            settle(self._writer.depth - 1)
+            shape = chunk.shape
+            try:
+                path = self._folder(shape) / (chunk.key.hex() + _TEMPORARY)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | self._flags(shape), 0o600)
+            except OSError:
+                continue
+            temporary[i] = path
+            try:
+                os.ftruncate(fd, object_bytes(shape))
+                reach("ssd.part_made")
+                parts = [Part(piece_offset(shape, layer), offset, shape.piece_bytes) for layer, offset in enumerate(chunk.offsets)]
+                moving[i] = fd, self._writer.begin("WRITE", fd, parts, encode_header(chunk.key, shape, chunk.checksums))
+            except OSError:
+                os.close(fd)
+        settle(0)
+
+    def _folder(self, shape: KvShape) -> Path:
         folder = self.root / folder_name(shape.fingerprint)
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             _sync_folder(self.root)
-        path = folder / (chunk.key.hex() + _TEMPORARY)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(fd, object_bytes(shape))
-            os.pwrite(fd, encode_header(chunk.key, shape, chunk.checksums), 0)
-            reach("ssd.header_written")
-            self._writer.write(
-                fd, [Part(piece_offset(shape, layer), offset, shape.piece_bytes) for layer, offset in enumerate(chunk.offsets)]
-            )
-        except OSError:
-            os.close(fd)
-            path.unlink(missing_ok=True)
-            raise
-        return path, fd
+        return folder
 
     def delete(self, key: bytes, fingerprint: bytes) -> None:
         """Remove the chunk's file; nothing when there is none."""
@@ -189,7 +289,9 @@ class SsdTier:
         reach("ssd.after_delete")
 
     def close(self) -> None:
-        """Stop the sync threads."""
+        """Stop the threads."""
+        for _ in range(self._reader.threads):
+            self._reads.put(None)
         self._sync.shutdown(wait=False)
 
 
