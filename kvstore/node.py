@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from contracts.ids import SessionKey
@@ -20,6 +21,7 @@ from kvstore.core import instructions as do
 from kvstore.core.index import Residency
 from kvstore.core.store import Store
 from kvstore.failpoints import reach
+from kvstore.mailbox import Mailbox
 from kvstore.metrics import BYTES_READ, count, log
 from kvstore.peers import Peers
 from kvstore.tiers import nixl
@@ -73,6 +75,7 @@ class Node:
         nixl.set_environment(config.nodes.ucx_interface)
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
         self.arena = Arena(self.places.arena, arena_bytes)
+        self._ended = Mailbox(self.fail)
         self.store = Store(
             self.name,
             arena_bytes,
@@ -197,6 +200,8 @@ class Node:
             case do.Offer() | do.TellInvalid() | do.TellErase():
                 for worker in self.workers.values():
                     worker.tell(instruction)
+            case do.Fetch(kind=ev.SourceKind.SSD):
+                self._read_ssd(instruction)
             case do.Fetch():
                 start(self._fetch(instruction), "fetch")
             case do.Probe():
@@ -224,18 +229,31 @@ class Node:
     # ---- bytes
 
     async def _fetch(self, fetch: do.Fetch) -> None:
-        """Read; say so when it takes too long, and again when it really ended."""
-        loop = asyncio.get_running_loop()
-        stall = loop.call_later(_STALL_S[fetch.kind], lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
+        """Read from a peer or the blob tier."""
+        stall = self._watch(fetch)
+        faults: dict[int, ev.Fault] = {}
         try:
-            if fetch.kind is ev.SourceKind.SSD:
-                faults = await asyncio.wrap_future(self.ssd.begin_read(fetch.shape, fetch.pieces))
-            elif fetch.kind is ev.SourceKind.BLOB:
+            if fetch.kind is ev.SourceKind.BLOB:
                 faults = await self.blob.read(fetch.shape, fetch.pieces)
             else:
                 faults = await self.peers.read(fetch)
-        finally:
+        except BaseException:
             stall.cancel()
+            raise
+        self._fetched(fetch, stall, faults)
+
+    def _read_ssd(self, fetch: do.Fetch) -> None:
+        """Read from the SSD: no task, and one wake-up of the loop for all that ended together."""
+        stall = self._watch(fetch)
+        self.ssd.begin_read(fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(self._fetched, fetch, stall, faults)))
+
+    def _watch(self, fetch: do.Fetch) -> asyncio.TimerHandle:
+        """Say so when it takes too long; `_fetched` says again when it really ended."""
+        loop = asyncio.get_running_loop()
+        return loop.call_later(_STALL_S[fetch.kind], lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
+
+    def _fetched(self, fetch: do.Fetch, stall: asyncio.TimerHandle, faults: dict[int, ev.Fault]) -> None:
+        stall.cancel()
         good = len(fetch.pieces) - len(faults)
         BYTES_READ.labels(fetch.kind.name.lower()).inc(good * fetch.shape.piece_bytes)
         self.handle(ev.FetchDone(fetch.fetch, faults, self.clock.now()))

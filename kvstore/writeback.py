@@ -22,8 +22,8 @@ from kvstore.tiers.ssd import SsdTier, chunk_object
 from runtime.clock import Clock
 from runtime.service import Tasks
 
-#: A group commit waits this long for company, and takes so many bytes at most.
-_GATHER_S, _GATHER_BYTES = 0.02, 64 << 20
+#: A group commit waits this long for company unless it has so many bytes already, and takes so many at most.
+_GATHER_S, _ENOUGH_BYTES, _GATHER_BYTES = 0.02, 16 << 20, 64 << 20
 _BLOB_CONCURRENCY = 4
 _RETRY_S = (0.5, 2.0)
 
@@ -39,6 +39,7 @@ class WriteBack:
         self._report = report
         self._tasks = tasks
         self._disk: asyncio.Queue[WriteSsd | DeleteSsd] = asyncio.Queue()
+        self._queued_bytes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._gate = asyncio.Semaphore(_BLOB_CONCURRENCY)
         self._last: dict[object, asyncio.Task[None]] = {}
@@ -52,18 +53,20 @@ class WriteBack:
 
     def disk(self, work: WriteSsd | DeleteSsd) -> None:
         """Queue a write or a deletion."""
+        self._queued_bytes += _size(work)
         self._disk.put_nowait(work)
 
     async def _commits(self) -> None:
         while True:
             batch = [await self._disk.get()]
-            if isinstance(batch[0], WriteSsd):
+            if isinstance(batch[0], WriteSsd) and self._queued_bytes < _ENOUGH_BYTES:
                 await self._clock.sleep(_GATHER_S)
-            size = 0
+            size = _size(batch[0])
             while not self._disk.empty() and size < _GATHER_BYTES:
                 work = self._disk.get_nowait()
                 batch.append(work)
-                size += work.shape.chunk_bytes if isinstance(work, WriteSsd) else 0
+                size += _size(work)
+            self._queued_bytes -= size
             await self._commit(batch)
 
     async def _commit(self, batch: list[WriteSsd | DeleteSsd]) -> None:
@@ -165,3 +168,7 @@ class WriteBack:
     def close(self) -> None:
         """Stop the thread."""
         self._thread.shutdown(wait=False)
+
+
+def _size(work: WriteSsd | DeleteSsd) -> int:
+    return work.shape.chunk_bytes if isinstance(work, WriteSsd) else 0

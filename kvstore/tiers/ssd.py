@@ -15,8 +15,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from contracts.kv import KvShape
 from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
+from kvstore.metrics import log
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
 from kvstore.tiers.format import (
@@ -57,15 +58,19 @@ class Recovery:
     deleted: int
 
 
+#: Told the faults of a read by index of the piece; none: all are good.
+Done = Callable[[dict[int, Fault]], None]
+
+
 class _Read:
-    """One fetch on its way. `faults` is told once, when nothing writes to its slots any more."""
+    """One fetch on its way. `done` is told the faults once, when nothing writes to its slots any more."""
 
-    __slots__ = ("faults", "fd", "moving", "pieces", "shape")
+    __slots__ = ("done", "fd", "moving", "pieces", "shape")
 
-    def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> None:
+    def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done) -> None:
         self.shape = shape
         self.pieces = pieces
-        self.faults: Future[dict[int, Fault]] = Future()
+        self.done = done
         self.fd = -1
         self.moving: Moving
 
@@ -137,13 +142,13 @@ class SsdTier:
 
     def read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
         """Pieces of one chunk into the arena, verified. Returns the faults by index; none: all are good."""
-        return self.begin_read(shape, pieces).result()
+        answer: queue.SimpleQueue[dict[int, Fault]] = queue.SimpleQueue()
+        self.begin_read(shape, pieces, answer.put)
+        return answer.get()
 
-    def begin_read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> Future[dict[int, Fault]]:
-        """As `read`, and does not block."""
-        read = _Read(shape, pieces)
-        self._reads.put(read)
-        return read.faults
+    def begin_read(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done) -> None:
+        """As `read`, and does not block: `done` is called on a reading thread."""
+        self._reads.put(_Read(shape, pieces, done))
 
     def _run_reads(self) -> None:
         """One reading thread: begins what is asked for as long as it has not too much under way, and ends what has come."""
@@ -156,11 +161,12 @@ class SsdTier:
                     break
                 if read is None:
                     return
-                if read.faults.set_running_or_notify_cancel() and self._begin(read):
+                if self._begin(read):
                     running.append(read)
             going = [read for read in running if not self._ended(read)]
             if going and len(going) == len(running):
-                time.sleep(POLL_S)
+                # The more there is under way, the less it matters when the first of it is noticed.
+                time.sleep(POLL_S * max(1, len(going) // 3))
             running = going
 
     def _begin(self, read: _Read) -> bool:
@@ -200,12 +206,11 @@ class SsdTier:
             case OSError(errno=errno.EIO) if read.fd >= 0:
                 # A medium error stays: the copy is of no use. Anything else may pass.
                 faults = read.all(Fault.CORRUPT)
-            case OSError():
-                faults = read.all(Fault.UNAVAILABLE)
             case _:
-                read.faults.set_exception(error)
-                return
-        read.faults.set_result(faults)
+                if not isinstance(error, OSError):
+                    log.error("a read of the SSD failed in a way that is not known", exc_info=error)
+                faults = read.all(Fault.UNAVAILABLE)
+        read.done(faults)
 
     def write(self, chunks: Sequence[WriteSsd]) -> list[bool]:
         """One group commit. Which of the chunks are durable now; the others left nothing behind."""

@@ -6,43 +6,51 @@ They pass the same suites as the real ones (test_file_io.py, test_transport.py);
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 from collections.abc import Sequence
 from typing import ClassVar
 
 from contracts.errors import PieceLost
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.file_io import Part
+from kvstore.tiers.file_io import FileIo, Moving, Operation, Part
 from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
 
 
-class FakeFileIo:
+class _Moved:
+    """A transfer that ends at the second look, as the kernel's does."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def ended(self) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+
+class FakeFileIo(FileIo):
     """One plain call a part. `error`: raised by every call while it is set."""
 
     threads = 1
+    depth = 3
 
     def __init__(self, arena: Arena) -> None:
         self._view = arena.view
         self.error: OSError | None = None
 
-    def read(self, fd: int, parts: Sequence[Part]) -> None:
-        self._maybe_fail()
-        for p in parts:
-            data = os.pread(fd, p.length, p.file_offset)
-            if len(data) < p.length:
-                raise PieceLost("short file")
-            self._view[p.arena_offset : p.arena_offset + p.length] = data
-
-    def write(self, fd: int, parts: Sequence[Part]) -> None:
-        self._maybe_fail()
-        for p in parts:
-            written = os.pwrite(fd, self._view[p.arena_offset : p.arena_offset + p.length], p.file_offset)
-            if written < p.length:
-                raise OSError(f"{written} of {p.length} bytes were written")
-
-    def _maybe_fail(self) -> None:
+    def begin(self, operation: Operation, fd: int, parts: Sequence[Part], header: bytes = b"") -> Moving:
         if self.error is not None:
             raise self.error
+        if header:
+            page = mmap.mmap(-1, len(header))
+            page[:] = header
+            os.pwritev(fd, [page], 0)
+        for p in parts:
+            piece = self._view[p.arena_offset : p.arena_offset + p.length]
+            moved = os.preadv(fd, [piece], p.file_offset) if operation == "READ" else os.pwritev(fd, [piece], p.file_offset)
+            if moved < p.length:
+                raise PieceLost("short file") if operation == "READ" else OSError(f"{moved} of {p.length} bytes were written")
+        return _Moved()
 
 
 class FakeTransport:

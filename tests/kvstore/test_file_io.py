@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +128,29 @@ def test_as_many_threads_may_call_as_it_says(file_io, arena, tmp_path):
 
     with ThreadPoolExecutor(file_io.threads) as pool:
         list(pool.map(one, range(file_io.threads)))
+
+
+def test_a_header_is_written_with_the_pieces(file_io, arena, file):
+    header = os.urandom(4096)
+    file_io.write(file, [Part(4096, 8192, 4096), Part(12_288, 0, 4096)], header)
+    assert os.pread(file, 8192, 0) == header + bytes(arena.view[8192:12_288])
+    assert os.pread(file, 4096, 12_288) == bytes(arena.view[:4096])
+
+
+def test_many_transfers_are_under_way_at_once(file_io, arena, file):
+    os.pwrite(file, data := os.urandom(64 * 4096), 0)
+    moving = [file_io.begin("READ", file, [Part(i * 4096, i * 4096, 4096)]) for i in range(64)]
+    while moving:
+        moving = [m for m in moving if not m.ended()]
+    assert bytes(arena.view[: len(data)]) == data
+
+
+def test_gds_where_it_does_not_work_is_an_error_with_a_remedy(arena):
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("GDS may work here")
+    nixl.set_environment("lo")
+    with pytest.raises(ConfigError, match=r"kv.file_io = 'gds'.*set kv.file_io: auto or threads"):
+        make_file_io("gds", arena, f"test-{time.monotonic_ns()}")
 
 
 def test_two_instances_share_an_arena(arena, file):

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from contracts.errors import ConfigError
+from contracts.kv import KvShape
 from kvstore.core.events import Fault
 from kvstore.tiers import nixl
-from kvstore.tiers.file_io import NixlFileIo, ThreadFileIo
+from kvstore.tiers.file_io import FileIo, NixlFileIo, ThreadFileIo, direct_works
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.ssd import SsdTier
 from tests.kvstore.fake_tiers import FakeFileIo
-from tests.kvstore.tier_house import KEY, OTHER_KEY, SHAPE, arena, assert_same, wanted, written
+from tests.kvstore.tier_house import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, wanted, written
 
 __all__ = ["arena"]
 
 
+#: Pieces of whole pages, as models have them: they are read and written past the page cache.
+ROUND = KvShape(b"r" * 32, 5, 2, 16, 16, "float32")
+
+
 @pytest.fixture(params=["threads", "nixl", "fake"])
-def ssd(request: pytest.FixtureRequest, tmp_path: Path, arena) -> SsdTier:
+def file_io(request: pytest.FixtureRequest, arena) -> FileIo:
     nixl.set_environment("lo")
     if request.param == "nixl":
-        made = NixlFileIo(arena, f"test-{time.monotonic_ns()}")
-    else:
-        made = (ThreadFileIo if request.param == "threads" else FakeFileIo)(arena)
-    return SsdTier(tmp_path / "ssd", arena, made, made)
+        return NixlFileIo(arena, f"test-{time.monotonic_ns()}")
+    return (ThreadFileIo if request.param == "threads" else FakeFileIo)(arena)
+
+
+@pytest.fixture
+def ssd(file_io, tmp_path: Path, arena) -> Iterator[SsdTier]:
+    tier = SsdTier(tmp_path / "ssd", arena, file_io, file_io)
+    yield tier
+    tier.close()
 
 
 def test_a_chunk_comes_back_from_the_ssd_whole_and_in_parts(ssd, arena):
@@ -95,3 +108,39 @@ def test_a_disk_that_fails_is_a_fault_when_read_and_a_refusal_when_written(tmp_p
     disk.error = None
     assert ssd.read(SHAPE, wanted(write, range(5))) == {}
     assert_same(arena, write, wanted(write, range(5)))
+
+
+@pytest.mark.parametrize("direct", ["auto", "off"])
+def test_pieces_of_whole_pages_come_back_past_the_page_cache_and_through_it(file_io, arena, tmp_path, direct):
+    ssd = SsdTier(tmp_path / "ssd", arena, file_io, file_io, direct)
+    assert ssd.direct == (direct == "auto" and direct_works(tmp_path))
+    writes = [written(arena, bytes([n]) * 32, n * ROUND.chunk_bytes, ROUND) for n in range(20)]
+    assert ssd.write(writes) == [True] * 20
+    for write in writes:
+        for layers in (range(5), [1, 2], [4]):
+            pieces = wanted(write, layers)
+            arena.view[2 * MIB : 3 * MIB] = bytes(MIB)
+            assert ssd.read(ROUND, pieces) == {}
+            assert_same(arena, write, pieces)
+    assert {c.key for c in ssd.recover().copies} == {w.key for w in writes}
+    ssd.close()
+
+
+def test_many_reads_under_way_each_answer_once(ssd, arena):
+    writes = [written(arena, bytes([n]) * 32, n * ROUND.chunk_bytes, ROUND) for n in range(10)]
+    assert ssd.write(writes) == [True] * 10
+    ssd.delete(writes[3].key, ROUND.fingerprint)
+    answers: queue.SimpleQueue[tuple[int, dict[int, Fault]]] = queue.SimpleQueue()
+    for turn in range(50):
+        pieces = wanted(writes[turn % 10], [turn % 5], 2 * MIB + turn * ROUND.piece_bytes)
+        ssd.begin_read(ROUND, pieces, lambda faults, turn=turn: answers.put((turn, faults)))
+    answered = dict(answers.get(timeout=30) for _ in range(50))
+    assert answered == {turn: {0: Fault.MISSING} if turn % 10 == 3 else {} for turn in range(50)}
+
+
+def test_direct_io_that_the_file_system_refuses_falls_back_or_stops_the_start(tmp_path, arena, monkeypatch):
+    disk = FakeFileIo(arena)
+    monkeypatch.setattr(os, "O_DIRECT", os.O_DIRECTORY)  # as a file system without it does, open() answers with an error
+    assert not SsdTier(tmp_path / "ssd", arena, disk, disk).direct
+    with pytest.raises(ConfigError, match=r"kv.direct_io = 'on'.*set kv.direct_io: auto or off"):
+        SsdTier(tmp_path / "ssd", arena, disk, disk, "on")

@@ -1,0 +1,38 @@
+"""Calls from threads to the event loop that the mailbox was made on: those that come together wake the loop once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class Mailbox:
+    """See the module. `failed` is told when a call raises; the others are made all the same."""
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._woken = False
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Have it called soon, in order. From any thread; nothing when the loop is closed."""
+        with self._lock:
+            self._calls.append(call)
+            wake, self._woken = not self._woken, True
+        if wake:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        with self._lock:
+            calls, self._calls, self._woken = self._calls, deque(), False
+        for call in calls:
+            try:
+                call()
+            except Exception as e:
+                self._failed(e)
