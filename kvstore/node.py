@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -43,6 +44,8 @@ _STALL_S = {ev.SourceKind.SSD: 6.0, ev.SourceKind.PEER: 2.5, ev.SourceKind.BLOB:
 _MANIFESTS_LIMIT = 100_000
 _PROBE_CONCURRENCY = 32
 _ERASE_LIST_S = 3.0
+#: Of the disk's free space, for the SSD tiers of the nodes on this machine together; the default blob tier needs the most of it.
+_SSD_SHARE = 0.4
 
 
 class Owner(Protocol):
@@ -114,9 +117,18 @@ class Node:
         if recovery.deleted:
             count("ssd_files_deleted_at_start", recovery.deleted)
         self.handle(ev.Recovered(recovery.copies))
+        self.handle(ev.SsdSized(await asyncio.to_thread(self._ssd_limit), self.clock.now()))
         self.write_back.start()
         self._tasks.start(self._join(), "join")
         log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
+
+    def _ssd_limit(self) -> int:
+        """`kv.ssd_gib`, or a share of what this disk has for its stores."""
+        if self._config.kv.ssd_gib:
+            return int(self._config.kv.ssd_gib * GIB)
+        free = shutil.disk_usage(self.ssd.root).free + self.store.index.ssd_stored_bytes
+        stores_here = 1 if "{n}" in self._config.nodes.store_host else self._config.nodes.count
+        return int(_SSD_SHARE * free / stores_here)
 
     async def _join(self) -> None:
         """What takes longer than starting may."""
@@ -315,7 +327,7 @@ class Node:
     async def learn_sessions(self) -> Listing:
         """Read all manifests of the blob tier; newer ones replace what is known."""
         listing = await self.blob.list_manifests(_MANIFESTS_LIMIT)
-        self.handle(ev.ManifestsListed(listing.manifests, self.clock.now()))
+        self.handle(ev.ManifestsListed(listing.manifests, self.clock.now(), listing.complete, self.clock.wall()))
         return listing
 
     async def erase(self, session: SessionKey) -> None:

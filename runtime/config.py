@@ -68,6 +68,8 @@ class KvSection(BaseModel):
     layerwise: bool = True
     hbm_gib: float = Field(default=1.0, gt=0)
     dram_gib: float = Field(default=2.0, gt=0)
+    #: Size of a node's SSD tier; 0: a share of the disk's free space at the start.
+    ssd_gib: float = Field(default=0.0, ge=0)
     #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
     blob_expiry_s: float = Field(default=0.0, ge=0)
     #: Empty: DATA/blob. Else an obstore URL: s3://bucket/prefix, gs://..., az://..., file:///...

@@ -218,6 +218,14 @@ class BlobListed:
 
 
 @dataclass(frozen=True, slots=True)
+class SsdSized:
+    """How many bytes of files the SSD tier may take."""
+
+    limit_bytes: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEnded:
     manifest: Manifest
     now: float
@@ -225,10 +233,12 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class ManifestsListed:
-    """Manifests found in the blob tier."""
+    """Manifests found in the blob tier. complete: all of them. wall: the wall clock's time, which `last_use_s` compares with."""
 
     manifests: Sequence[Manifest]
     now: float
+    complete: bool = False
+    wall: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +300,7 @@ Event = (
     | SsdWritten
     | BlobWritten
     | BlobListed
+    | SsdSized
     | TurnEnded
     | ManifestsListed
     | ManifestFetched

@@ -4,77 +4,26 @@ It records and answers; it decides nothing. Everyone changes a piece or a copy t
 the tables of `state` hold and the sessions whose residency changed are known (`dirty`).
 
 Invariants (`validate`): a chunk has slots exactly for its LOADING, SAVING and READY pieces; `names[key]` are exactly the
-sessions whose manifest or claim contains the key; no record is kept that holds nothing.
+sessions whose manifest or claim contains the key; no record is kept that holds nothing; what is added up (`ssd_bytes`,
+`ssd_stored_bytes`, `ssd_chunks`, `named`, `unnamed`) equals what it counts.
+
+A node may know a million chunks: what is alike is one object (shapes, keys, the tuple of a session's own name).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, leading
+from kvstore.core.chunk import NO_NUMBERS, NO_STATES, Chunk, stored_bytes
 from kvstore.core.state import COPY_MOVES, PIECE_MOVES, CopyState, PieceState, move
 
+__all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
+
 WITH_SLOT = (PieceState.LOADING, PieceState.SAVING, PieceState.READY)
-
-
-class Chunk:
-    """One chunk's whereabouts. `states`, `offsets` and `sums` are by layer and empty while nothing is in the arena.
-
-    saved_here: a worker of this node wrote it, so that this node owes the slower tiers a copy.
-    doomed: it was erased while something still used it; it goes as soon as nothing does.
-    """
-
-    __slots__ = (
-        "blob",
-        "blob_sums",
-        "doomed",
-        "key",
-        "offsets",
-        "position",
-        "ready",
-        "saved_here",
-        "shape",
-        "ssd",
-        "ssd_sums",
-        "states",
-        "sums",
-    )
-
-    def __init__(self, key: bytes, shape: KvShape) -> None:
-        self.key = key
-        self.shape = shape
-        self.position = 0
-        self.states: list[PieceState] = []
-        self.offsets: list[int] = []
-        self.sums: list[int] = []
-        self.ready = 0
-        self.ssd = CopyState.ABSENT
-        self.blob = CopyState.ABSENT
-        self.ssd_sums: tuple[int, ...] = ()
-        self.blob_sums: tuple[int, ...] = ()
-        self.saved_here = False
-        self.doomed = False
-
-    def state(self, layer: int) -> PieceState:
-        """Where the piece stands."""
-        return self.states[layer] if self.states else PieceState.ABSENT
-
-    @property
-    def complete(self) -> bool:
-        """Every layer is READY in the arena."""
-        return self.ready == self.shape.layers
-
-    @property
-    def held_here(self) -> bool:
-        """All of it can be read on this node, without peers and blob."""
-        return self.complete or self.ssd is CopyState.PRESENT
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is in the arena or on its way into it."""
-        return not self.states
 
 
 @dataclass(slots=True)
@@ -94,12 +43,17 @@ class Index:
         self.resident: dict[bytes, Chunk] = {}  #: those with something in the arena or on its way
         self.shapes: dict[bytes, KvShape] = {}  #: by fingerprint
         self.manifests: dict[SessionKey, Manifest] = {}
-        self.claims: dict[SessionKey, dict[bytes, None]] = {}  #: saved in a turn that has not ended
-        self.names: dict[bytes, set[SessionKey]] = {}
+        self.claims: dict[SessionKey, dict[bytes, bytes]] = {}  #: key -> fingerprint, saved in a turn that has not ended
+        self.names: dict[bytes, Collection[SessionKey]] = {}  #: a shared tuple of one, or a set of several
         self.dirty: set[SessionKey] = set()
         self.stirred: dict[bytes, None] = {}  #: resident chunks whose place among victims may have changed
+        self.ssd_bytes = 0  #: of the chunks that the SSD has
+        self.ssd_stored_bytes = 0  #: of its files, those that are being written included
+        self.ssd_chunks: Counter[SessionKey] = Counter()  #: how many of a session's chunks the SSD has
+        self.named: Counter[tuple[str, bytes]] = Counter()  #: (tenant, fingerprint) -> chunks that the tenant's sessions name
+        self.unnamed: dict[bytes, int] = {}  #: chunks on the SSD that no session names -> sweeps that have seen it so
+        self._alone: dict[SessionKey, tuple[SessionKey]] = {}
         self._perhaps_empty: set[bytes] = set()
-        self.ssd_bytes = 0
 
     # ---- chunks
 
@@ -107,9 +61,10 @@ class Index:
         """The record of `key`, made when it is new; None when it is known with another shape."""
         found = self.chunks.get(key)
         if found is None:
-            found = self.chunks[key] = Chunk(key, shape)
+            known = self.shapes.get(shape.fingerprint)
+            found = self.chunks[key] = Chunk(key, known if known is not None and known == shape else shape)
             self._perhaps_empty.add(key)
-        return found if found.shape == shape else None
+        return found if found.shape is shape or found.shape == shape else None
 
     def set_piece(self, chunk: Chunk, layer: int, new: PieceState, offset: int = -1) -> None:
         """Move one piece; `offset` is its slot for states that have one. Raises IllegalTransition."""
@@ -131,7 +86,7 @@ class Index:
         if PieceState.READY in (old, new):
             self._touch(chunk.key)
         if new is PieceState.ABSENT and not any(chunk.states):
-            chunk.states, chunk.offsets, chunk.sums = [], [], []
+            chunk.states, chunk.offsets, chunk.sums = NO_STATES, NO_NUMBERS, NO_NUMBERS
             del self.resident[chunk.key]
             self._perhaps_empty.add(chunk.key)
         if PieceState.READY in (old, new):
@@ -146,14 +101,36 @@ class Index:
             return
         move(COPY_MOVES, old, new)
         setattr(chunk, tier, new)
+        chunk.set_sums(tier, sums if new is CopyState.PRESENT else ())
         if tier == "ssd":
-            chunk.ssd_sums = sums if new is CopyState.PRESENT else ()
-            self.ssd_bytes += chunk.shape.chunk_bytes * ((new is CopyState.PRESENT) - (old is CopyState.PRESENT))
-        else:
-            chunk.blob_sums = sums if new is CopyState.PRESENT else ()
+            self._count_ssd(chunk, old, new)
+        elif new in (CopyState.PRESENT, CopyState.ABSENT):
+            chunk.backed = new is CopyState.PRESENT
         self._touch(chunk.key)
         self._stir_key(chunk.key)
         self._perhaps_empty.add(chunk.key)
+
+    def _count_ssd(self, chunk: Chunk, old: CopyState, new: CopyState) -> None:
+        stored = (CopyState.PRESENT, CopyState.WAITING)
+        if (new in stored) != (old in stored):
+            size = stored_bytes(chunk.shape)
+            self.ssd_stored_bytes += size if new in stored else -size
+        change = (new is CopyState.PRESENT) - (old is CopyState.PRESENT)
+        if not change:
+            return
+        self.ssd_bytes += change * chunk.shape.chunk_bytes
+        sessions = self.names.get(chunk.key, ())
+        for session in sessions:
+            self._count_session(session, change)
+        if change < 0:
+            self.unnamed.pop(chunk.key, None)
+        elif not sessions:
+            self.unnamed[chunk.key] = 0
+
+    def _count_session(self, session: SessionKey, change: int) -> None:
+        self.ssd_chunks[session] += change
+        if not self.ssd_chunks[session]:
+            del self.ssd_chunks[session]
 
     def sweep(self) -> None:
         """Drop the records of chunks that are nowhere that this node knows of. Called when no event is being handled."""
@@ -165,7 +142,7 @@ class Index:
         self._perhaps_empty.clear()
 
     def _touch(self, key: bytes) -> None:
-        self.dirty |= self.names.get(key, set())
+        self.dirty.update(self.names.get(key, ()))
 
     def stir(self, session: SessionKey) -> None:
         """The session's standing has changed."""
@@ -180,19 +157,21 @@ class Index:
 
     def set_manifest(self, manifest: Manifest) -> list[bytes]:
         """Replace the session's manifest and claims; returns the keys that nobody names any more."""
-        session = manifest.session
+        session, fingerprint = manifest.session, manifest.fingerprint
         before = self._named_by(session)
-        self.manifests[session] = manifest
         self.claims.pop(session, None)
-        now = dict.fromkeys(manifest.keys)
+        keys = []
         for position, key in enumerate(manifest.keys):
-            self.names.setdefault(key, set()).add(session)
-            self._stir_key(key)
             chunk = self.chunks.get(key)
             if chunk is not None:
                 chunk.position = position
+                key = chunk.key
+            keys.append(key)
+            self._name(session, key, fingerprint, chunk)
+        self.manifests[session] = replace(manifest, keys=keys)
         self.dirty.add(session)
-        return self._unname(session, [k for k in before if k not in now])
+        now = set(keys)
+        return self._unname(session, {k: f for k, f in before.items() if k not in now})
 
     def drop_manifest(self, session: SessionKey) -> list[bytes]:
         """Forget the session; returns the keys that nobody names any more."""
@@ -200,36 +179,68 @@ class Index:
         self.manifests.pop(session, None)
         self.claims.pop(session, None)
         self.dirty.add(session)
-        return self._unname(session, before)
+        orphans = self._unname(session, before)
+        self._alone.pop(session, None)
+        return orphans
 
-    def claim(self, session: SessionKey, keys: Iterable[bytes]) -> None:
+    def claim(self, session: SessionKey, keys: Iterable[bytes], fingerprint: bytes) -> None:
         """The session's running turn uses these chunks; its manifest will name them."""
         claims = self.claims.setdefault(session, {})
         manifest = self.manifests.get(session)
         position = len(manifest.keys) if manifest else 0
         for key in keys:
-            claims[key] = None
-            self.names.setdefault(key, set()).add(session)
-            self._stir_key(key)
+            claims[key] = fingerprint
             chunk = self.chunks.get(key)
+            self._name(session, key, fingerprint, chunk)
             if chunk is not None and not chunk.position:
                 chunk.position = position + len(claims)
 
-    def _named_by(self, session: SessionKey) -> list[bytes]:
+    def _named_by(self, session: SessionKey) -> dict[bytes, bytes]:
+        """Key -> fingerprint."""
         manifest = self.manifests.get(session)
-        return [*(manifest.keys if manifest else ()), *self.claims.get(session, ())]
+        named = dict.fromkeys(manifest.keys, manifest.fingerprint) if manifest else {}
+        return named | self.claims.get(session, {})
 
-    def _unname(self, session: SessionKey, keys: Iterable[bytes]) -> list[bytes]:
+    def _name(self, session: SessionKey, key: bytes, fingerprint: bytes, chunk: Chunk | None) -> None:
+        self._stir_key(key)
+        sessions = self.names.get(key)
+        if sessions is None:
+            alone = self._alone.get(session)
+            if alone is None:
+                alone = self._alone[session] = (session,)
+            self.names[key] = alone
+            self.named[session.tenant, fingerprint] += 1
+            self.unnamed.pop(key, None)
+        elif session in sessions:
+            return
+        elif isinstance(sessions, set):
+            sessions.add(session)
+        else:
+            self.names[key] = {*sessions, session}
+        if chunk is not None and chunk.ssd is CopyState.PRESENT:
+            self._count_session(session, 1)
+
+    def _unname(self, session: SessionKey, keys: dict[bytes, bytes]) -> list[bytes]:
         orphans = []
-        for key in keys:
-            sessions = self.names.get(key)
-            if sessions is None:
+        for key, fingerprint in keys.items():
+            sessions = self.names.get(key, ())
+            if session not in sessions:
                 continue
-            sessions.discard(session)
             self._stir_key(key)
-            if not sessions:
-                del self.names[key]
-                orphans.append(key)
+            chunk = self.chunks.get(key)
+            on_ssd = chunk is not None and chunk.ssd is CopyState.PRESENT
+            if on_ssd:
+                self._count_session(session, -1)
+            if isinstance(sessions, set) and len(sessions) > 1:
+                sessions.discard(session)
+                continue
+            del self.names[key]
+            self.named[session.tenant, fingerprint] -= 1
+            if not self.named[session.tenant, fingerprint]:
+                del self.named[session.tenant, fingerprint]
+            if on_ssd:
+                self.unnamed[key] = 0
+            orphans.append(key)
         return orphans
 
     # ---- questions
@@ -294,4 +305,11 @@ class Index:
         for session in {*self.manifests, *self.claims}:
             for key in self._named_by(session):
                 named.setdefault(key, set()).add(session)
-        assert named == self.names
+        assert named == {key: set(sessions) for key, sessions in self.names.items()}
+        # A key belongs to one tenant and one model. Only a broken worker says otherwise, and then the sum still holds.
+        assert sum(self.named.values()) == len(named)
+        stored = [c for c in self.chunks.values() if c.ssd in (CopyState.PRESENT, CopyState.WAITING)]
+        assert self.ssd_stored_bytes == sum(stored_bytes(c.shape) for c in stored)
+        present = [c for c in stored if c.ssd is CopyState.PRESENT]
+        assert self.ssd_chunks == Counter(session for c in present for session in named.get(c.key, ()))
+        assert set(self.unnamed) == {c.key for c in present if c.key not in named}

@@ -2,6 +2,7 @@
 
 Write-back is bounded: when more than `limit_bytes` wait for the SSD, or for the blob tier, further saves to it are skipped
 and counted, so decoding never waits. A chunk that was granted room but skipped by every slower tier is the first victim.
+A chunk for which the SSD has no room (capacity.py) goes to the blob tier straight from the arena.
 
 Invariants (`validate`): `ssd_waiting_bytes` and `blob_waiting_bytes` count exactly the granted and WAITING chunks.
 """
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 
 from contracts.kv import KEY_BYTES, KvShape
+from kvstore.core.capacity import Capacity
 from kvstore.core.events import Fault, SaveEnded, SaveId, SaveWanted, SourceKind, SsdWritten, Summed
 from kvstore.core.fetches import PieceRef
 from kvstore.core.index import Chunk, Index
@@ -29,6 +31,7 @@ class Saves:
         index: Index,
         ledger: Ledger,
         room: Room,
+        capacity: Capacity,
         out: list[Instruction],
         limit_bytes: int,
         arrived: Callable[[Sequence[PieceRef], float], None],
@@ -37,6 +40,7 @@ class Saves:
         self._index = index
         self._ledger = ledger
         self._room = room
+        self._capacity = capacity
         self._out = out
         self._limit_bytes = limit_bytes
         self._arrived = arrived
@@ -67,7 +71,8 @@ class Saves:
                 offsets += slots
         if refused:
             self._out.append(Counted("saves_refused", len(refused)))
-        self._index.claim(event.session, [k for i, k in enumerate(event.keys) if i not in set(refused)])
+        skip = set(refused)
+        self._index.claim(event.session, [k for i, k in enumerate(event.keys) if i not in skip], event.fingerprint)
         if grants:
             self._open[event.save] = grants
         self._out.append(Grant(event.save, tuple(grants), tuple(offsets), tuple(held), tuple(refused)))
@@ -132,17 +137,24 @@ class Saves:
             self._index.set_piece(chunk, layer, PieceState.READY, offset)
         if chunk.doomed:
             self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
-        else:
+        elif self._capacity.admit(chunk.shape, event.now):
             self._write_ssd(chunk)
+        else:
+            self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
+            self._index.set_copy(chunk, "ssd", CopyState.SKIPPED)
+            self._out.append(Counted("ssd_writes_skipped"))
+            self._write_blob(chunk)
         self._out.append(Counted("chunks_saved"))
         self._arrived([(chunk, layer) for layer in range(chunk.shape.layers)], event.now)
 
-    def replicate(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks that came whole from a peer or the blob tier get a copy on the SSD while that costs nobody anything."""
+    def replicate(self, chunks: Sequence[Chunk], now: float) -> None:
+        """Chunks that came whole from a peer or the blob tier get a copy on the SSD while that costs nobody anything but a
+        lower ranked chunk's copy that the blob tier has too."""
         for chunk in chunks:
             size = chunk.shape.chunk_bytes
             fresh = chunk.complete and chunk.ssd is CopyState.ABSENT and not chunk.doomed
-            if fresh and self.ssd_waiting_bytes + size <= self._limit_bytes // 2:
+            quiet = self.ssd_waiting_bytes + size <= self._limit_bytes // 2
+            if fresh and quiet and self._capacity.admit(chunk.shape, now, backed_only=True):
                 self.ssd_waiting_bytes += size
                 self._write_ssd(chunk)
 
@@ -193,6 +205,7 @@ class Saves:
         """Chunks of known sessions that only the SSD has, since a write was skipped or cut short: they are written little by little."""
         for key, chunk in self._index.chunks.items():
             named = key in self._index.names and chunk.shape.fingerprint == fingerprint
+            chunk.backed = chunk.backed or key in present
             if named and key not in present and chunk.ssd is CopyState.PRESENT and chunk.blob in (CopyState.ABSENT, CopyState.SKIPPED):
                 self._owed.append(key)
         self._pay()

@@ -7,7 +7,7 @@ ordinary (or, when invalidated or expired, the first to go until the session is 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -46,7 +46,7 @@ class Advice:
 
 
 class Sessions:
-    """Advisories and last uses. Sessions not seen for a day are forgotten (`trim`)."""
+    """Advisories and last uses. Sessions not seen for a day, and not known otherwise, are forgotten (`trim`)."""
 
     def __init__(self) -> None:
         self.advice: dict[SessionKey, Advice] = {}
@@ -80,6 +80,12 @@ class Sessions:
         self.advice.pop(session, None)
         self.changed[session] = None
 
+    def seen(self, session: SessionKey, last_use: float) -> None:
+        """A manifest or a save tells of a use, here or on another node."""
+        if last_use > self._last_use.get(session, float("-inf")):
+            self._last_use[session] = last_use
+            self.changed[session] = None
+
     def forget(self, session: SessionKey) -> None:
         """The session was erased."""
         self.advice.pop(session, None)
@@ -93,19 +99,21 @@ class Sessions:
 
     def standing(self, session: SessionKey, now: float) -> Standing:
         """Where the session stands among victims."""
-        last_use = self._last_use.get(session, 0.0)
+        last_use = self._last_use.get(session, float("-inf"))
         advice = self.advice.get(session)
         if advice is None:
             return Standing(Rank.UNADVISED, 0, last_use)
         live = not advice.invalidated and now < advice.expires
         return Standing(Rank.ADVISED if live else Rank.DROPPED, -advice.priority, last_use)
 
-    def trim(self, now: float, idle_s: float = 86_400.0) -> None:
-        """Forget expired advice and old uses; they stand as unadvised, last used long ago."""
+    def trim(self, now: float, known: Container[SessionKey] = (), idle_s: float = 86_400.0) -> None:
+        """Forget expired advice, and old uses of sessions that are not `known`; they stand as unadvised, last used long ago."""
+        for advice in self.advice.values():
+            advice.expires = now if advice.expires == float("-inf") else advice.expires
         for session in [s for s, a in self.advice.items() if now > a.expires + idle_s]:
             del self.advice[session]
             self.changed[session] = None
-        for session in [s for s, t in self._last_use.items() if now > t + idle_s]:
+        for session in [s for s, t in self._last_use.items() if now > t + idle_s and s not in known]:
             del self._last_use[session]
             self.changed[session] = None
 

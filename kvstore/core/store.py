@@ -14,6 +14,7 @@ from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.core.capacity import Capacity
 from kvstore.core.erasure import Erasure
 from kvstore.core.fetches import Fetches, PieceRef
 from kvstore.core.index import Index
@@ -56,7 +57,10 @@ class Store:
         self.fetches = Fetches(self.index, self.ledger, self.room, self.usefulness, self._out, self._arrived, self.loads.lost, self._read)
         self.leases = Leases(self.index, self.fetches, self._out, self.loads.lost)
         self.loads.connect(self.fetches, self.leases)
-        self.saves = Saves(self.index, self.ledger, self.room, self._out, write_back_limit_bytes, self.loads.arrived, self.loads.lost)
+        self.capacity = Capacity(self.index, self.sessions, self._out)
+        self.saves = Saves(
+            self.index, self.ledger, self.room, self.capacity, self._out, write_back_limit_bytes, self.loads.arrived, self.loads.lost
+        )
         self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self._out)
         self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
         self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
@@ -106,6 +110,7 @@ class Store:
             case ev.FetchStalled():
                 self.fetches.stalled(event.fetch, event.now)
             case ev.SaveWanted():
+                self.sessions.seen(event.session, event.now)
                 self.saves.want(event, self.erasure.buried(event.session, event.now))
             case ev.SaveEnded():
                 self.saves.ended(event)
@@ -117,11 +122,16 @@ class Store:
                 self.saves.blob_written(event.key, event.ok, event.sums)
             case ev.BlobListed():
                 self.saves.catch_up(event.fingerprint, event.keys)
+                self.capacity.trim(event.now)
+            case ev.SsdSized():
+                self.capacity.limit_bytes = event.limit_bytes
             case ev.TurnEnded():
                 self._turn(event.manifest, event.now)
             case ev.ManifestsListed():
                 for manifest in event.manifests:
                     self._learn(manifest, event.now)
+                    self.sessions.seen(manifest.session, event.now - max(0.0, event.wall - manifest.last_use_s))
+                self.capacity.learned = self.capacity.learned or event.complete
             case ev.ManifestFetched():
                 self._fetched(event)
             case ev.Advised():
@@ -142,7 +152,7 @@ class Store:
 
     def _arrived(self, pieces: Sequence[PieceRef], now: float) -> None:
         self.loads.arrived(pieces, now)
-        self.saves.replicate(list({chunk.key: chunk for chunk, _ in pieces}.values()))
+        self.saves.replicate(list({chunk.key: chunk for chunk, _ in pieces}.values()), now)
 
     def _read(self, lease: str, pieces: int) -> None:
         self.leases.read(lease, pieces)
@@ -233,7 +243,7 @@ class Store:
         self.loads.expire(now)
         for session in [s for s in self._hints if not self.sessions.live(s, now)]:
             del self._hints[session]
-        self.sessions.trim(now)
+        self.sessions.trim(now, self.index.manifests)
         self.room.refresh(now)
         self.erasure.trim(now)
 

@@ -162,7 +162,7 @@ def test_an_advisory_protects_until_it_expires_is_invalidated_or_its_request_com
     sessions, s = Sessions(), SessionKey("t", "s")
     assert sessions.standing(s, 0.0).rank is Rank.UNADVISED
     sessions.advise(s, Advice(priority=-3, arrival=5.0, expires=60.0))
-    assert sessions.standing(s, 59.0) == Standing(Rank.ADVISED, 3, 0.0)
+    assert sessions.standing(s, 59.0) == Standing(Rank.ADVISED, 3, float("-inf"))
     assert sessions.standing(s, 60.0).rank is Rank.DROPPED
     sessions.used(s, 61.0)
     assert sessions.standing(s, 62.0) == Standing(Rank.UNADVISED, 0, 61.0)

@@ -11,6 +11,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.core.chunk import stored_bytes
 from kvstore.core.store import Store
 
 SHAPES = [KvShape(bytes([i]) * 32, layers, 1, 8 << i, 16, "float32") for i, layers in enumerate((3, 4))]
@@ -20,6 +21,8 @@ CHAINS = {
     s: [bytes([99, i]) * 16 if i < 2 and s.session_id != "c" else bytes([ord(s.session_id), i]) * 16 for i in range(6)] for s in SESSIONS
 }
 WORKERS = ["worker-1", "worker-2"]
+#: Room for seven chunks of the first model.
+SSD_BYTES = 7 * stored_bytes(SHAPES[0])
 
 
 def shape_of(session: SessionKey) -> KvShape:
@@ -119,6 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
         if recovered:
             copies = [ev.FoundCopy(k, shape_of(s), sums(k, shape_of(s))) for s in SESSIONS[:1] for k in CHAINS[s]]
             self.send(ev.Recovered(copies))
+        self.send(ev.SsdSized(SSD_BYTES, self.later(0.01)))
         for worker in WORKERS:
             self.send(ev.ShapesDeclared(worker, SHAPES, self.later(0.01)))
 
@@ -250,6 +254,16 @@ class StoreMachine(RuleBasedStateMachine):
     def a_session_is_erased(self, session: SessionKey) -> None:
         self.send(ev.SessionErased(session, self.later(0.01)))
 
+    @rule(sessions=st.sets(st.sampled_from(SESSIONS)), complete=st.booleans())
+    def sessions_are_listed(self, sessions: set[SessionKey], complete: bool) -> None:
+        found = [self.manifest(s, 6) for s in SESSIONS if s in sessions]
+        self.send(ev.ManifestsListed(found, self.later(0.01), complete, self.now))
+
+    @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)))
+    def chunks_are_listed(self, session: SessionKey, there: set[int]) -> None:
+        listed = {CHAINS[session][i] for i in there}
+        self.send(ev.BlobListed(shape_of(session).fingerprint, listed, self.later(0.01)))
+
     @rule(seconds=st.sampled_from([0.25, 3.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.send(ev.Tick(self.later(seconds)))
@@ -259,6 +273,10 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def parts_agree(self) -> None:
         self.store.validate()
+
+    @invariant()
+    def the_ssd_stays_within_its_size(self) -> None:
+        assert self.store.index.ssd_stored_bytes <= SSD_BYTES
 
     @invariant()
     def slots_in_use_stay_in_use(self) -> None:
@@ -277,7 +295,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.send(ev.SaveEnded(save, [], list(self.grants.pop(save)), self.now))
         for worker in WORKERS:
             self.send(ev.WorkerGone(worker, self.now))
-        for _ in range(3):
+        while self.outstanding:
             for i in [self.outstanding.pop() for _ in range(len(self.outstanding))]:
                 match i:
                     case do.Fetch():

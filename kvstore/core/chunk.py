@@ -1,0 +1,114 @@
+"""The record of one chunk, and what it takes on the SSD.
+
+A node may know a million of them, so a record is small: checksums of slower copies are packed, and kept once when both
+copies have the same; a chunk that has nothing in the arena has no lists of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from contracts.kv import KvShape
+from kvstore.core.state import CopyState, PieceState
+
+#: The lists of a chunk that has nothing in the arena. Shared; never changed, only replaced.
+NO_STATES: list[PieceState] = []
+NO_NUMBERS: list[int] = []
+#: Files begin with a header of at least one block, and their pieces are aligned to blocks.
+_BLOCK, _HEADER_FIXED, _HEADER_A_LAYER = 4096, 256, 12
+
+
+def stored_bytes(shape: KvShape) -> int:
+    """What a chunk takes on the SSD at most: header and aligned pieces, uncompressed."""
+    header = -(-(_HEADER_FIXED + _HEADER_A_LAYER * shape.layers) // _BLOCK)
+    return (header + shape.layers * -(-shape.piece_bytes // _BLOCK)) * _BLOCK
+
+
+def _pack(sums: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(sums)}Q", *sums)
+
+
+def _unpack(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed) // 8}Q", packed)
+
+
+class Chunk:
+    """One chunk's whereabouts. `states`, `offsets` and `sums` are by layer and empty while nothing is in the arena.
+
+    saved_here: a worker of this node wrote it, so that this node owes the slower tiers a copy.
+    doomed: it was erased while something still used it; it goes as soon as nothing does.
+    backed: the blob tier was seen to have it, though perhaps not its header (`blob` is PRESENT when that was read).
+    """
+
+    __slots__ = (
+        "_blob_sums",
+        "_ssd_sums",
+        "backed",
+        "blob",
+        "doomed",
+        "key",
+        "offsets",
+        "position",
+        "ready",
+        "saved_here",
+        "shape",
+        "ssd",
+        "states",
+        "sums",
+    )
+
+    def __init__(self, key: bytes, shape: KvShape) -> None:
+        self.key = key
+        self.shape = shape
+        self.position = 0
+        self.states = NO_STATES
+        self.offsets = NO_NUMBERS
+        self.sums = NO_NUMBERS
+        self.ready = 0
+        self.ssd = CopyState.ABSENT
+        self.blob = CopyState.ABSENT
+        self._ssd_sums = b""
+        self._blob_sums = b""
+        self.saved_here = False
+        self.doomed = False
+        self.backed = False
+
+    @property
+    def ssd_sums(self) -> tuple[int, ...]:
+        """Checksums of the SSD's copy, one a layer; empty when there is none."""
+        return _unpack(self._ssd_sums)
+
+    @property
+    def blob_sums(self) -> tuple[int, ...]:
+        """Checksums of the blob tier's copy, one a layer; empty when none is known."""
+        return _unpack(self._blob_sums)
+
+    def set_sums(self, tier: str, sums: Sequence[int]) -> None:
+        """Of the copy in "ssd" or "blob". Equal ones of both copies are kept once."""
+        packed = _pack(sums)
+        other = self._blob_sums if tier == "ssd" else self._ssd_sums
+        packed = other if packed == other else packed
+        if tier == "ssd":
+            self._ssd_sums = packed
+        else:
+            self._blob_sums = packed
+
+    def state(self, layer: int) -> PieceState:
+        """Where the piece stands."""
+        return self.states[layer] if self.states else PieceState.ABSENT
+
+    @property
+    def complete(self) -> bool:
+        """Every layer is READY in the arena."""
+        return self.ready == self.shape.layers
+
+    @property
+    def held_here(self) -> bool:
+        """All of it can be read on this node, without peers and blob."""
+        return self.complete or self.ssd is CopyState.PRESENT
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in the arena or on its way into it."""
+        return not self.states
