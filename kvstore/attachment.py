@@ -22,12 +22,13 @@ _HBM_S = 0.5
 
 
 class Attachment:
-    """See the module. `outgoing` is what the stream sends; None ends it."""
+    """See the module. `outgoing` is what the stream sends; None ends it. `fingerprints`: the models that this worker serves."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.owner = f"worker-{next(_numbers)}"
         self.outgoing: asyncio.Queue[pb.StoreToWorker | None] = asyncio.Queue()
+        self.fingerprints: frozenset[bytes] = frozenset()
         self._queries: dict[int, asyncio.Future[common_pb2.TierResidency]] = {}
         self._query_numbers = counter(1)
 
@@ -61,7 +62,8 @@ class Attachment:
         elif kind == "save":
             save = message.save
             keys = list(save.keys)
-            node.handle(ev.SaveWanted((self.owner, save.save_id), session_from_wire(save.session), save.fingerprint, keys, now))
+            fingerprint = self._declared(save.fingerprint)
+            node.handle(ev.SaveWanted((self.owner, save.save_id), session_from_wire(save.session), fingerprint, keys, now))
             reach("save.granted")
         elif kind == "saved":
             done = message.saved
@@ -84,19 +86,30 @@ class Attachment:
         node.owners[self.owner] = self
         node.workers[self.owner] = self
         shapes = [shape_from_wire(s) for s in hello.shapes]
-        sound = [s for s in shapes if len(s.fingerprint) == 32 and s.dtype in DTYPE_BYTES and s.layers and s.piece_bytes]
+        known = node.store.index.shapes
+        sound = [
+            s
+            for s in shapes
+            if len(s.fingerprint) == 32 and s.dtype in DTYPE_BYTES and s.layers and s.piece_bytes and known.get(s.fingerprint, s) == s
+        ]
+        self.fingerprints = frozenset(s.fingerprint for s in sound)
         node.handle(ev.ShapesDeclared(self.owner, sound, now))
         log.info("worker attached", worker=hello.worker_id, models=len(sound), refused=len(shapes) - len(sound))
 
+    def _declared(self, fingerprint: bytes) -> bytes:
+        """The fingerprint, or one that no model has: a worker is given nothing of a model whose shape it did not declare."""
+        return fingerprint if fingerprint in self.fingerprints else b""
+
     def _load(self, load: pb.LoadRequest, now: float) -> ev.LoadWanted:
-        shape = self._node.store.index.shapes.get(load.fingerprint)
+        fingerprint = self._declared(load.fingerprint)
+        shape = self._node.store.index.shapes.get(fingerprint)
         layers = shape.layers if shape else 0
         wants = [(c.key, tuple(layers_from_bitmap(c.layers, layers)) if c.layers else ()) for c in load.chunks]
         return ev.LoadWanted(
             (self.owner, str(load.load_id)),
             ev.LoadKind.PREFETCH if load.load_class == pb.PREFETCH else ev.LoadKind.DEMAND,
             session_from_wire(load.session) if load.HasField("session") else None,
-            load.fingerprint,
+            fingerprint,
             wants,
             [n for n in load.source_nodes if n != self._node.name],
             load.priority,

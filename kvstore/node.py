@@ -57,7 +57,9 @@ class Owner(Protocol):
 
 
 class Attached(Owner, Protocol):
-    """A worker."""
+    """A worker, and the models that it serves."""
+
+    fingerprints: frozenset[bytes]
 
     def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
         """Pass it on; never blocks."""
@@ -211,7 +213,8 @@ class Node:
                     owner.answer(instruction)
             case do.Offer() | do.TellInvalid() | do.TellErase():
                 for worker in self.workers.values():
-                    worker.tell(instruction)
+                    if not isinstance(instruction, do.Offer) or instruction.fingerprint in worker.fingerprints:
+                        worker.tell(instruction)
             case do.Fetch(kind=ev.SourceKind.SSD):
                 self._read_ssd(instruction)
             case do.Fetch():

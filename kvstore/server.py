@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from itertools import zip_longest
 from typing import Any
 
 from contracts.convert import manifest_to_wire, session_from_wire
@@ -65,10 +66,10 @@ class Server(KvStoreServicer):
         if manifest is None:
             return pb.ResidencyReply(known=False)
         tiers = []
-        for attachment in list(self._attachments):
-            hbm = await attachment.hbm(manifest.fingerprint, manifest.keys)
-            if hbm is not None:
-                tiers.append(hbm)
+        asked = [a.hbm(manifest.fingerprint, manifest.keys) for a in self._attachments if manifest.fingerprint in a.fingerprints]
+        answers = [hbm for hbm in await asyncio.gather(*asked) if hbm is not None]
+        if answers:
+            tiers.append(_together(answers))
         for tier, held in await self._node.residency(manifest):
             tiers.append(common_pb2.TierResidency(tier=tier, layer_chunks=held.layer_chunks, tokens=held.tokens, bytes=held.bytes))
         return pb.ResidencyReply(known=True, manifest=manifest_to_wire(manifest), tiers=tiers)
@@ -77,3 +78,11 @@ class Server(KvStoreServicer):
         """Finish write-back within the time."""
         complete, pending = await self._node.flush(min(request.timeout_s, 600.0))
         return pb.FlushReply(complete=complete, pending_bytes=pending)
+
+
+def _together(answers: list[common_pb2.TierResidency]) -> common_pb2.TierResidency:
+    """What several workers hold of one session: all their bytes, and as much of it as any one of them could use."""
+    layers = zip_longest(*(a.layer_chunks for a in answers), fillvalue=0)
+    return common_pb2.TierResidency(
+        tier="hbm", layer_chunks=[max(x) for x in layers], tokens=max(a.tokens for a in answers), bytes=sum(a.bytes for a in answers)
+    )
