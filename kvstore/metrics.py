@@ -36,6 +36,13 @@ _WAITING = Gauge("upbeat_kvstore_write_back_waiting_bytes", "Bytes that wait for
 _QUEUED = Gauge(
     "upbeat_kvstore_queued", "Reads that wait or run, by source; loads that have not ended", ["what"], registry=telemetry.REGISTRY
 )
+_HELD = Gauge(
+    "upbeat_kvstore_held",
+    "What is held for somebody: slots reserved or pinned, leases asked of peers or lent to them",
+    ["what"],
+    registry=telemetry.REGISTRY,
+)
+HELD = ("reserved_slots", "pinned_slots", "asked_leases", "lent_leases")
 QUEUES = ("ssd", "peer", "blob", "loads")
 #: Events whose first occurrence is logged: an operator wants to know.
 _LOGGED_ONCE = {"checksum_failures", "missing_pieces", "peer_failures", "ssd_write_failures", "blob_write_failures", "shape_mismatches"}
@@ -57,3 +64,9 @@ def watch(used: Callable[[str], float], waiting: Callable[[str], float], queued:
     for gauge, ask, labels in ((_USED, used, ("dram", "ssd")), (_WAITING, waiting, ("ssd", "blob")), (_QUEUED, queued, QUEUES)):
         for label in labels:
             gauge.labels(label).set_function(partial(ask, label))
+
+
+def watch_held(held: Callable[[str], float]) -> None:
+    """As `watch`, for what must be nothing when nobody wants anything."""
+    for what in HELD:
+        _HELD.labels(what).set_function(partial(held, what))

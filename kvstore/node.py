@@ -105,6 +105,7 @@ class Node:
         self.ready = asyncio.Event()
         self.heard_from_worker = clock.now()
         saves, index, ledger = self.store.saves, self.store.index, self.store.ledger
+        metrics.watch_held(self.held)
         metrics.watch(
             used=lambda tier: ledger.used_bytes if tier == "dram" else index.ssd_bytes,
             waiting=lambda tier: saves.ssd_waiting_bytes if tier == "ssd" else saves.blob_waiting_bytes,
@@ -169,6 +170,12 @@ class Node:
             raise error
 
         self._tasks.start(end(), "core")
+
+    def held(self, what: str) -> int:
+        """How many of `metrics.HELD` there are."""
+        ledger = self.store.ledger
+        counts = {"reserved_slots": ledger.reserved_slots, "pinned_slots": ledger.pinned_slots, "lent_leases": self.leased.count}
+        return counts.get(what, self.store.leases.count)
 
     async def flush(self, timeout_s: float) -> tuple[bool, int]:
         """Wait for write-back. (whether all is written, bytes that still wait)"""

@@ -172,6 +172,11 @@ class Leases:
         """Whether anything still depends on the lease."""
         return name in self._open
 
+    @property
+    def count(self) -> int:
+        """Leases that are open."""
+        return len(self._open)
+
     def overdue(self, now: float) -> list[str]:
         """Leases whose peers have not answered in time; those that fell silent are broken here."""
         late = [lease.name for lease in self._open.values() if not lease.answered and now - lease.progress > ANSWER_S]

@@ -158,6 +158,16 @@ class Ledger:
         """The slab that the granule is in; None: it is free, or there is no such granule."""
         return self._at[granule] if 0 <= granule < self.granules.count else None
 
+    @property
+    def reserved_slots(self) -> int:
+        """Slots whose bytes are on their way."""
+        return len(self._reserved)
+
+    @property
+    def pinned_slots(self) -> int:
+        """Slots that somebody reads."""
+        return len(self._pins)
+
     def pinned(self, offset: int) -> bool:
         """Whether somebody reads the slot."""
         return offset in self._pins

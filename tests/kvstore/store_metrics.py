@@ -16,3 +16,18 @@ async def store_metrics(address: str) -> dict[str, float]:
             name, _, value = line.rpartition(" ")
             samples[name.removeprefix("upbeat_kvstore_")] = float(value)
     return samples
+
+
+async def until_nothing_is_held(address: str, limit_s: float = 90.0) -> None:
+    """Wait until no slot is reserved or pinned and no lease is open; a leaked one never ends."""
+    held: dict[str, float] = {}
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                said = await store_metrics(address)
+                held = {name: value for name, value in said.items() if name.startswith(("held{", 'queued{what="loads"')) and value}
+                if not held:
+                    return
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise AssertionError(f"still held: {held}") from None

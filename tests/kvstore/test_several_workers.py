@@ -13,7 +13,7 @@ from contracts.ids import SessionKey
 from contracts.v1 import common_pb2
 from tests.kvstore.fake_scheduler import FakeScheduler, wire_session
 from tests.kvstore.fake_worker import LIMIT_S, FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape
-from tests.kvstore.store_metrics import store_metrics
+from tests.kvstore.store_metrics import store_metrics, until_nothing_is_held
 
 SESSION = SessionKey("default", "s")
 SHAPE = make_shape()
@@ -77,6 +77,7 @@ async def test_a_worker_that_dies_while_it_loads_disturbs_no_other_and_leaves_no
             holder.kill()
             holder.wait()
         assert_pieces(await loading, SHAPE, chunks)
+        await until_nothing_is_held(stack.address(0))
         # What the dead one held can be evicted: a session as large as the arena comes in whole.
         many = make_chunks(SHAPE, 64 * MIB // SHAPE.chunk_bytes - 30, 8)
         keys = list(many)
