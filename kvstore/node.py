@@ -28,6 +28,8 @@ from kvstore.peers import Peers
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier, Listing, open_store
+from kvstore.tiers.codecs import Codecs
+from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
@@ -78,6 +80,9 @@ class Node:
         self._tasks = tasks
         arena_bytes = int(config.kv.dram_gib * GIB)
         nixl.set_environment(config.nodes.ucx_interface)
+        codecs = Codecs()
+        ssd_codec = codecs.configured("kv.ssd_codec", config.kv.ssd_codec)
+        blob_codec = codecs.configured("kv.blob_codec", config.kv.blob_codec)
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
         self.arena = Arena(self.places.arena, arena_bytes)
         self._ended = Mailbox(self.fail)
@@ -93,10 +98,11 @@ class Node:
             make_file_io(config.kv.file_io, self.arena, f"{self.name}-reads"),
             make_file_io(config.kv.file_io, self.arena, f"{self.name}-writes"),
             config.kv.direct_io,
+            EncodedFiles(self.arena, codecs, ssd_codec),
         )
-        self.blob = BlobTier(blob_store, self.arena)
+        self.blob = BlobTier(blob_store, self.arena, codecs)
         self.leased = LeasedRanges()
-        self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks)
+        self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks, blob_codec)
         self.owners: dict[str, Owner] = {}
         self.workers: dict[str, Attached] = {}
         self.peers: Peers
@@ -254,31 +260,35 @@ class Node:
         """Read from a peer or the blob tier."""
         stall = self._watch(fetch)
         faults: dict[int, ev.Fault] = {}
+        sums: dict[int, int] = {}
         try:
             if fetch.kind is ev.SourceKind.BLOB:
-                faults = await self.blob.read(fetch.shape, fetch.pieces)
+                faults = await self.blob.read(fetch.shape, fetch.pieces, sums)
             else:
                 faults = await self.peers.read(fetch)
         except BaseException:
             stall.cancel()
             raise
-        self._fetched(fetch, stall, faults)
+        self._fetched(fetch, stall, sums, faults)
 
     def _read_ssd(self, fetch: do.Fetch) -> None:
         """Read from the SSD: no task, and one wake-up of the loop for all that ended together."""
         stall = self._watch(fetch)
-        self.ssd.begin_read(fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(self._fetched, fetch, stall, faults)))
+        sums: dict[int, int] = {}
+        self.ssd.begin_read(
+            fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(self._fetched, fetch, stall, sums, faults)), sums
+        )
 
     def _watch(self, fetch: do.Fetch) -> asyncio.TimerHandle:
         """Say so when it takes too long; `_fetched` says again when it really ended."""
         loop = asyncio.get_running_loop()
         return loop.call_later(_STALL_S[fetch.kind], lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
 
-    def _fetched(self, fetch: do.Fetch, stall: asyncio.TimerHandle, faults: dict[int, ev.Fault]) -> None:
+    def _fetched(self, fetch: do.Fetch, stall: asyncio.TimerHandle, sums: dict[int, int], faults: dict[int, ev.Fault]) -> None:
         stall.cancel()
         good = len(fetch.pieces) - len(faults)
         BYTES_READ.labels(fetch.kind.name.lower()).inc(good * fetch.shape.piece_bytes)
-        self.handle(ev.FetchDone(fetch.fetch, faults, self.clock.now()))
+        self.handle(ev.FetchDone(fetch.fetch, faults, self.clock.now(), sums))
 
     async def _sum(self, work: do.Sum) -> None:
         def compute() -> tuple[int, ...]:

@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
+from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core.events import BlobWritten, Event, SsdWritten
@@ -18,7 +20,10 @@ from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_WRITTEN
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
-from kvstore.tiers.ssd import SsdTier, chunk_object
+from kvstore.tiers.codecs import Codec
+from kvstore.tiers.encoded import encode_chunk, views
+from kvstore.tiers.format import RAW, Header, raw_layout
+from kvstore.tiers.ssd import SsdTier
 from runtime.clock import Clock
 from runtime.service import Tasks
 
@@ -31,7 +36,18 @@ _RETRY_S = (0.5, 2.0)
 class WriteBack:
     """See the module. `report` takes the events back to the core."""
 
-    def __init__(self, ssd: SsdTier, blob: BlobTier, arena: Arena, clock: Clock, report: Callable[[Event], None], tasks: Tasks) -> None:
+    def __init__(
+        self,
+        ssd: SsdTier,
+        blob: BlobTier,
+        arena: Arena,
+        clock: Clock,
+        report: Callable[[Event], None],
+        tasks: Tasks,
+        blob_codec: Codec | None = None,
+    ) -> None:
+        """`blob_codec`: how objects are written; None: raw."""
+        self._blob_codec = blob_codec
         self._ssd = ssd
         self._blob = blob
         self._arena = arena
@@ -82,8 +98,10 @@ class WriteBack:
             done = await loop.run_in_executor(self._thread, self._write, writes)
             reach("ssd.before_report")
             for write, ok in zip(writes, done, strict=True):
-                BYTES_WRITTEN.labels("ssd").inc(write.shape.chunk_bytes if ok else 0)
-                self._report(SsdWritten(write.key, ok, self._clock.now()))
+                header = self._ssd.encoded.header(write.key) if ok else None
+                size = write.shape.chunk_bytes if header is None else sum(header.layout.lengths)
+                BYTES_WRITTEN.labels("ssd").inc(size if ok else 0)
+                self._report(SsdWritten(write.key, ok, self._clock.now(), header.checksums if header is not None else ()))
 
     def _write(self, writes: list[WriteSsd]) -> list[bool]:
         try:
@@ -109,18 +127,31 @@ class WriteBack:
             if isinstance(work, DeleteBlob):
                 await self._blob.delete_chunk(work.key, work.fingerprint)
                 return
-            ok = False
+            ok, sums, size = False, work.checksums, 0
             for pause in (*_RETRY_S, 0.0):
-                if work.offsets:
-                    data = await asyncio.to_thread(chunk_object, self._arena, work.key, work.shape, work.offsets, work.checksums)
-                    ok = await self._blob.write(work.key, work.shape.fingerprint, data)
-                else:
-                    ok = await self._blob.write(work.key, work.shape.fingerprint, self._ssd.path(work.key, work.shape.fingerprint))
+                try:
+                    data, header = await asyncio.to_thread(self._object, work)
+                    ok = await self._blob.write(work.key, work.shape.fingerprint, data, header)
+                    sums, size = header.checksums, sum(header.layout.lengths)
+                except (PieceLost, OSError):
+                    pause = 0.0
                 if ok or not pause:
                     break
                 await self._clock.sleep(pause)
-        BYTES_WRITTEN.labels("blob").inc(work.shape.chunk_bytes if ok else 0)
-        self._report(BlobWritten(work.key, ok, self._clock.now()))
+        BYTES_WRITTEN.labels("blob").inc(size if ok else 0)
+        self._report(BlobWritten(work.key, ok, self._clock.now(), sums))
+
+    def _object(self, work: WriteBlob) -> tuple[Path | bytes, Header]:
+        """What to store, which is the SSD's file where that is by the blob tier's codec, and its header. Raises PieceLost, OSError."""
+        if work.offsets:
+            stored = encode_chunk(work.key, work.shape, views(self._arena, work.shape, work.offsets), work.checksums, self._blob_codec)
+            return stored.to_bytes(), stored.header
+        path = self._ssd.path(work.key, work.shape.fingerprint)
+        header = self._ssd.encoded.header(work.key) or Header(work.key, work.shape, raw_layout(work.shape), work.checksums)
+        if header.layout.codec == (self._blob_codec.name if self._blob_codec is not None else RAW):
+            return path, header
+        stored = self._ssd.encoded.convert(path, header, self._blob_codec)
+        return stored.to_bytes(), stored.header
 
     # ---- manifests
 

@@ -87,6 +87,10 @@ class KvSection(BaseModel):
     #: Faults to order, for tests: an action by the name of its point (kvstore/failpoints.py).
     failpoints: dict[str, str] = {}
 
+    #: How the SSD and the blob tier store pieces; anything but raw loses precision and needs the extra [lmcache]: docs/design/0006.
+    ssd_codec: Literal["raw", "fp8", "k16v8", "cachegen"] = "raw"
+    blob_codec: Literal["raw", "fp8", "k16v8", "cachegen"] = "raw"
+
 
 class WorkerSection(BaseModel):
     """The engine."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,9 @@ from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.format import BLOCK, RAW, decode_header, header_length, object_bytes, piece_offset
+from kvstore.tiers.codecs import Codecs, count_unreadable
+from kvstore.tiers.encoded import decode_pieces
+from kvstore.tiers.format import BLOCK, RAW, Header, Layout, decode_header, header_length, piece_offset, raw_layout
 from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
 from kvstore.tiers.ssd import folder_name, verify
 from runtime import telemetry
@@ -38,6 +41,8 @@ _PATIENCE, _AWAY_S = 3, 5.0
 _HASTY_S = 1.0
 #: obstore's words for a server that ignores `Range`.
 _NO_RANGES = "non-partial response"
+#: Objects whose layout is remembered; that of any other costs a read which fails and one of its header.
+_LAYOUTS_LIMIT = 1 << 16
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
 
 log = telemetry.logger("kvstore.blob")
@@ -76,9 +81,11 @@ class Listing(NamedTuple):
 class BlobTier:
     """See the module. Used from one event loop."""
 
-    def __init__(self, store: Any, arena: Arena) -> None:
+    def __init__(self, store: Any, arena: Arena, codecs: Codecs | None = None) -> None:
         self._store = store
         self._arena = arena
+        self._codecs = codecs or Codecs()
+        self._encoded: dict[bytes, Layout] = {}  #: of objects that were last seen encoded; any other is taken for raw
         self._ranges = True
         self._failures = 0
         self._away_until = 0.0
@@ -95,15 +102,17 @@ class BlobTier:
             return None
         for last in (False, True):
             try:
-                return await self._header(path, key, fingerprint)
+                found = await self._header(path, key, fingerprint)
             except PieceLost:
                 if last:  # it is asked twice, as an answer may be damaged where the object is not
                     await self.delete_chunk(key, fingerprint)
             except Exception:
                 return None
+            else:
+                return FoundCopy(key, found.shape, found.checksums) if await self._readable(found) else None
         return None
 
-    async def _header(self, path: str, key: bytes, fingerprint: bytes) -> FoundCopy | None:
+    async def _header(self, path: str, key: bytes, fingerprint: bytes) -> Header:
         start, size = await self._range(path, 0, BLOCK)
         length = header_length(start)
         header = start if length == BLOCK else (await self._range(path, 0, length))[0]
@@ -114,25 +123,70 @@ class BlobTier:
             if await self._wrong_size(path, found.layout.object_bytes):
                 raise PieceLost("the object's length is not what its header says")
             raise OSError("the store's answer is not the whole object")
-        return FoundCopy(key, found.shape, found.checksums) if found.layout.codec == RAW else None
+        self._remember(found)
+        return found
 
-    async def read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
-        """Consecutive layers of one chunk into the arena, verified. Returns the faults by index."""
-        start = piece_offset(shape, pieces[0].layer)
-        end = piece_offset(shape, pieces[-1].layer) + shape.piece_bytes
+    def _remember(self, header: Header) -> None:
+        self._encoded.pop(header.key, None)
+        if header.layout.codec != RAW:
+            self._encoded[header.key] = header.layout
+            if len(self._encoded) > _LAYOUTS_LIMIT:
+                del self._encoded[next(iter(self._encoded))]
+
+    async def _readable(self, header: Header) -> bool:
+        """Whether this process has the object's codec."""
+        if header.layout.codec == RAW or await asyncio.to_thread(self._codecs.find, header.layout.codec) is not None:
+            return True
+        count_unreadable()
+        return False
+
+    async def read(self, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int] | None = None) -> dict[int, Fault]:
+        """Consecutive layers of one chunk into the arena, verified. Returns the faults by index.
+
+        Mutates `sums`: by index, the arena's checksums of pieces where they are not those of the FetchPiece.
+        """
+        key, sums = pieces[0].key, {} if sums is None else sums
+        assumed = self._encoded.get(key) or raw_layout(shape)
+        faults = await self._read(shape, assumed, pieces, sums)
+        if Fault.CORRUPT not in faults.values():
+            return faults
+        # Perhaps it is not damaged: another node, whose codec is another, has replaced it since.
+        try:
+            header = await self._header(chunk_path(key, shape.fingerprint), key, shape.fingerprint)
+        except Exception:
+            return faults
+        if header.shape != shape or header.layout == assumed or not await self._readable(header):
+            return faults
+        pieces = [replace(p, checksum=header.checksums[p.layer]) for p in pieces]
+        sums.update({i: p.checksum for i, p in enumerate(pieces)})
+        return await self._read(shape, header.layout, pieces, sums)
+
+    async def _read(self, shape: KvShape, layout: Layout, pieces: Sequence[FetchPiece], sums: dict[int, int]) -> dict[int, Fault]:
+        start, last = layout.offsets[pieces[0].layer], pieces[-1].layer
+        end = layout.offsets[last] + layout.lengths[last]
         path = chunk_path(pieces[0].key, shape.fingerprint)
         try:
             data, size = await self._range(path, start, end - start)
         except FileNotFoundError:
             return dict.fromkeys(range(len(pieces)), Fault.MISSING)
         except Exception:
-            fault = Fault.CORRUPT if await self._wrong_size(path, object_bytes(shape)) else Fault.UNAVAILABLE
+            fault = Fault.CORRUPT if await self._wrong_size(path, layout.object_bytes) else Fault.UNAVAILABLE
             return dict.fromkeys(range(len(pieces)), fault)
-        if size != object_bytes(shape):
-            fault = Fault.CORRUPT if await self._wrong_size(path, object_bytes(shape)) else Fault.UNAVAILABLE
+        if size != layout.object_bytes:
+            fault = Fault.CORRUPT if await self._wrong_size(path, layout.object_bytes) else Fault.UNAVAILABLE
             return dict.fromkeys(range(len(pieces)), fault)
         reach("blob.after_read")
-        return await asyncio.to_thread(self._enter, shape, pieces, data, start)
+        if layout.codec == RAW:
+            return await asyncio.to_thread(self._enter, shape, pieces, data, start)
+        return await asyncio.to_thread(self._decode, shape, layout, pieces, data, start, sums)
+
+    def _decode(
+        self, shape: KvShape, layout: Layout, pieces: Sequence[FetchPiece], data: memoryview, start: int, sums: dict[int, int]
+    ) -> dict[int, Fault]:
+        codec = self._codecs.find(layout.codec)
+        if codec is None:
+            return dict.fromkeys(range(len(pieces)), Fault.UNAVAILABLE)
+        return decode_pieces(self._arena, codec, shape, layout, pieces, data, start, sums)
 
     async def _wrong_size(self, path: str, expected: int) -> bool:
         """Whether the object itself has another size, which never heals; an answer may be short for other reasons."""
@@ -149,9 +203,12 @@ class BlobTier:
             self._arena.view[piece.offset : piece.offset + shape.piece_bytes] = data[at : at + shape.piece_bytes]
         return verify(self._arena, shape, pieces)
 
-    async def write(self, key: bytes, fingerprint: bytes, data: Path | bytes) -> bool:
-        """Store the object, whole or not at all. `data`: its bytes, or the SSD's file of it."""
-        return await self._put("blob", chunk_path(key, fingerprint), data)
+    async def write(self, key: bytes, fingerprint: bytes, data: Path | bytes, header: Header | None = None) -> bool:
+        """Store the object, whole or not at all. `data`: its bytes, or the SSD's file of it; `header`: its header when it is known."""
+        ok = await self._put("blob", chunk_path(key, fingerprint), data)
+        if ok and header is not None:
+            self._remember(header)
+        return ok
 
     async def delete_chunk(self, key: bytes, fingerprint: bytes) -> None:
         """Remove the object; nothing when there is none or the store does not answer."""

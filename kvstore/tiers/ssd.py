@@ -15,7 +15,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,15 @@ from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.metrics import log
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.codecs import Codecs
+from kvstore.tiers.encoded import write_object
+from kvstore.tiers.encoded_files import Done, EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
 from kvstore.tiers.format import (
     BLOCK,
-    RAW,
     Header,
     decode_header,
     encode_header,
-    header_bytes,
     header_length,
     object_bytes,
     piece_offset,
@@ -58,10 +59,6 @@ class Recovery:
     deleted: int
 
 
-#: Told the faults of a read by index of the piece; none: all are good.
-Done = Callable[[dict[int, Fault]], None]
-
-
 class _Read:
     """One fetch on its way. `done` is told the faults once, when nothing writes to its slots any more."""
 
@@ -82,9 +79,18 @@ class SsdTier:
     """Blocking, but for `begin_read`; the shell calls it from threads. Reads and writes use their own FileIo, as each serves its own
     threads."""
 
-    def __init__(self, root: Path, arena: Arena, reader: FileIo, writer: FileIo, direct: Literal["auto", "on", "off"] = "auto") -> None:
-        """Raises ConfigError when `direct` is on and the file system refuses it."""
+    def __init__(
+        self,
+        root: Path,
+        arena: Arena,
+        reader: FileIo,
+        writer: FileIo,
+        direct: Literal["auto", "on", "off"] = "auto",
+        encoded: EncodedFiles | None = None,
+    ) -> None:
+        """`encoded`: the files that are not raw. Raises ConfigError when `direct` is on and the file system refuses it."""
         self.root = root
+        self.encoded = encoded or EncodedFiles(arena, Codecs(), None)
         self._arena = arena
         self._reader = reader
         self._writer = writer
@@ -116,7 +122,7 @@ class SsdTier:
                 path.unlink(missing_ok=True)
                 recovery.deleted += 1
                 continue
-            if found.layout.codec == RAW:
+            if self.encoded.found(found):
                 recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums))
         return recovery
 
@@ -140,14 +146,21 @@ class SsdTier:
             os.close(fd)
         return found
 
-    def read(self, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
-        """Pieces of one chunk into the arena, verified. Returns the faults by index; none: all are good."""
+    def read(self, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int] | None = None) -> dict[int, Fault]:
+        """Consecutive pieces of one chunk into the arena, verified. Returns the faults by index; none: all are good.
+
+        Mutates `sums`: by index, the arena's checksums of the pieces that a codec decoded.
+        """
         answer: queue.SimpleQueue[dict[int, Fault]] = queue.SimpleQueue()
-        self.begin_read(shape, pieces, answer.put)
+        self.begin_read(shape, pieces, answer.put, sums)
         return answer.get()
 
-    def begin_read(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done) -> None:
+    def begin_read(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done, sums: dict[int, int] | None = None) -> None:
         """As `read`, and does not block: `done` is called on a reading thread."""
+        header = self.encoded.header(pieces[0].key)
+        if header is not None:
+            self.encoded.begin_read(self.path(header.key, shape.fingerprint), header, pieces, {} if sums is None else sums, done)
+            return
         self._reads.put(_Read(shape, pieces, done))
 
     def _run_reads(self) -> None:
@@ -232,6 +245,7 @@ class SsdTier:
                 except OSError:
                     continue
                 del temporary[i]
+                self.encoded.settle(chunks[i].key)
                 reach("ssd.renamed")
                 folders.add(final.parent)
                 done[i] = True
@@ -239,6 +253,7 @@ class SsdTier:
             for folder in folders:
                 _sync_folder(folder)
         finally:
+            self.encoded.written()
             for fd in descriptors.values():
                 os.close(fd)
             for path in temporary.values():
@@ -265,13 +280,19 @@ class SsdTier:
         for i, chunk in enumerate(chunks):
             settle(self._writer.depth - 1)
             shape = chunk.shape
+            stored = self.encoded.encode(chunk)
             try:
                 path = self._folder(shape) / (chunk.key.hex() + _TEMPORARY)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | self._flags(shape), 0o600)
+                flags = self._flags(shape) if stored is None else os.O_NOFOLLOW
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | flags, 0o600)
             except OSError:
                 continue
             temporary[i] = path
             try:
+                if stored is not None:
+                    write_object(fd, stored)
+                    descriptors[i] = fd
+                    continue
                 os.ftruncate(fd, object_bytes(shape))
                 reach("ssd.part_made")
                 parts = [Part(piece_offset(shape, layer), offset, shape.piece_bytes) for layer, offset in enumerate(chunk.offsets)]
@@ -291,27 +312,20 @@ class SsdTier:
         """Remove the chunk's file; nothing when there is none."""
         reach("ssd.before_delete")
         self.path(key, fingerprint).unlink(missing_ok=True)
+        self.encoded.forget(key)
         reach("ssd.after_delete")
 
     def close(self) -> None:
         """Stop the threads."""
         for _ in range(self._reader.threads):
             self._reads.put(None)
+        self.encoded.close()
         self._sync.shutdown(wait=False)
 
 
 def verify(arena: Arena, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
     """Which of the pieces that were just brought are not what they should be."""
     return {i: Fault.CORRUPT for i, p in enumerate(pieces) if arena.checksum(p.offset, shape.piece_bytes) != p.checksum}
-
-
-def chunk_object(arena: Arena, chunk_key: bytes, shape: KvShape, offsets: Sequence[int], checksums: tuple[int, ...]) -> bytes:
-    """The whole object of a chunk in the arena, as it is written to the blob tier when the SSD does not have it."""
-    stride = piece_offset(shape, 1) - header_bytes(shape.layers)
-    parts = [encode_header(chunk_key, shape, checksums)]
-    for offset in offsets:
-        parts.append(bytes(arena.view[offset : offset + shape.piece_bytes]).ljust(stride, b"\0"))
-    return b"".join(parts)
 
 
 def _sync(fd: int) -> bool:

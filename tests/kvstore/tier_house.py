@@ -11,7 +11,7 @@ import pytest
 from contracts.kv import KvShape
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.ssd import chunk_object
+from kvstore.tiers.encoded import encode_chunk, views
 
 MIB = 1 << 20
 SHAPE = KvShape(b"f" * 32, 5, 3, 17, 16, "float32")  # pieces of no round size
@@ -44,7 +44,7 @@ def written(arena: Arena, key: bytes = KEY, base: int = 0, shape: KvShape = SHAP
 
 def object_of(arena: Arena, write: WriteSsd) -> bytes:
     """The chunk as an object."""
-    return chunk_object(arena, write.key, write.shape, write.offsets, write.checksums)
+    return encode_chunk(write.key, write.shape, views(arena, write.shape, write.offsets), write.checksums, None).to_bytes()
 
 
 def wanted(write: WriteSsd, layers: Sequence[int], base: int = 2 * MIB) -> list[FetchPiece]:
