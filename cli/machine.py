@@ -18,6 +18,7 @@ from typing import IO
 import psutil
 
 from contracts.errors import ConfigError
+from runtime.arena_file import free_bytes, rounded
 from runtime.config import GIB, Config
 
 #: What a node's consecutive ports are for.
@@ -58,10 +59,11 @@ def check_ports(config: Config) -> None:
 def shared_memory_bytes(config: Config) -> tuple[int, int]:
     """(what the arenas need, what `shm_dir` has free), in bytes. Raises ConfigError when `shm_dir` is not there."""
     try:
-        stat = os.statvfs(config.shm_dir)
+        have = free_bytes(config.shm_dir)
+        need = rounded(int(config.kv.dram_gib * GIB), config.shm_dir)
     except OSError as e:
         raise ConfigError(f"shm_dir = {config.shm_dir}: {e.strerror}; give a tmpfs such as /dev/shm") from None
-    return int(config.kv.dram_gib * GIB) * config.nodes.count, stat.f_bavail * stat.f_frsize
+    return need * config.nodes.count, have
 
 
 def memory_bytes(config: Config) -> tuple[int, int]:

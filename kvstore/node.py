@@ -78,13 +78,13 @@ class Node:
         self.clock = clock
         self._config = config
         self._tasks = tasks
-        arena_bytes = int(config.kv.dram_gib * GIB)
         nixl.set_environment(config.nodes.ucx_interface)
         codecs = Codecs()
         ssd_codec = codecs.configured("kv.ssd_codec", config.kv.ssd_codec)
         blob_codec = codecs.configured("kv.blob_codec", config.kv.blob_codec)
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
-        self.arena = Arena(self.places.arena, arena_bytes)
+        self.arena = Arena(self.places.arena, int(config.kv.dram_gib * GIB), config.kv.hugepages)
+        arena_bytes = self.arena.size_bytes
         self._ended = Mailbox(self.fail)
         self.store = Store(
             self.name,
@@ -129,6 +129,9 @@ class Node:
         self.handle(ev.SsdSized(await asyncio.to_thread(self._ssd_limit), self.clock.now()))
         self.write_back.start()
         self._tasks.start(self._join(), "join")
+        log.info(
+            "arena", path=str(self.arena.path), mib=self.arena.size_bytes >> 20, pages=self.arena.pages.kind, page=self.arena.pages.bytes
+        )
         log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
 
     def _ssd_limit(self) -> int:

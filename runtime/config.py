@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from contracts.errors import ConfigError
+from runtime.arena_file import HugePages
 
 _STRICT = ConfigDict(extra="forbid", validate_default=True)
 GIB = 1 << 30
@@ -68,6 +69,8 @@ class KvSection(BaseModel):
     layerwise: bool = True
     hbm_gib: float = Field(default=1.0, gt=0)
     dram_gib: float = Field(default=2.0, gt=0)
+    #: Huge pages for the arena. auto: where `shm_dir` offers them (a hugetlbfs, or a tmpfs mounted with huge=advise); on: or not start.
+    hugepages: HugePages = "auto"
     #: Size of a node's SSD tier; 0: a share of the disk's free space at the start.
     ssd_gib: float = Field(default=0.0, ge=0)
     #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
@@ -135,7 +138,7 @@ class Config(BaseSettings):
     data: Path = Path("data")
     #: Logs, sockets, locks and pids; never KV.
     run_dir: Path = Path(".cache/run")
-    #: tmpfs where the arenas lie.
+    #: tmpfs or hugetlbfs where the arenas lie.
     shm_dir: Path = Path("/dev/shm")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     gateway: GatewaySection = GatewaySection()

@@ -82,7 +82,8 @@ class WorkerProcess:
         await self.server.start()
         await rpc.set_serving(health, True)
         if config.kv.cache:
-            link = StoreLink(places.store_address, places.name, shape, self.engine.inbox.put, self.loader.from_store)
+            to_engine, to_loader = self.engine.inbox.put, self.loader.from_store
+            link = StoreLink(places.store_address, places.name, shape, to_engine, to_loader, config.kv.hugepages)
             device.link = self.loader.link = link
             self.tasks.start(link.run(), "store link")
         self.reporter = Reporter(

@@ -7,8 +7,6 @@ engine is told of both (`StoreDown`, `StoreUp`): without a store the worker serv
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from contracts.convert import shape_to_wire
 from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
 from runtime import rpc, telemetry
+from runtime.arena_file import HugePages, map_file
 from worker.loads import FromStore, StoreDown, StoreUp
 
 log = telemetry.logger("worker.store_link")
@@ -33,14 +32,21 @@ class StoreLink:
     """One worker's attachment to `address`.
 
     to_engine: called with StoreUp, StoreDown and FromStore. to_loader: called with each LoadPieces and LoadEnd.
-    arena: uint8 `[arena_bytes]` over the shared memory while attached, else None.
+    hugepages: `kv.hugepages`, which the store was told too. arena: uint8 `[arena_bytes]` over the shared memory while attached, else None.
     """
 
     def __init__(
-        self, address: str, worker_id: str, shape: KvShape, to_engine: Callable[[object], None], to_loader: Callable[[object], None]
+        self,
+        address: str,
+        worker_id: str,
+        shape: KvShape,
+        to_engine: Callable[[object], None],
+        to_loader: Callable[[object], None],
+        hugepages: HugePages = "auto",
     ) -> None:
         self.address, self.worker_id, self.shape = address, worker_id, shape
         self._to_engine, self._to_loader = to_engine, to_loader
+        self._hugepages = hugepages
         self.arena: Arena | None = None
         self._outgoing: asyncio.Queue[kvstore_pb2.WorkerToStore] | None = None
         self._loop = asyncio.get_running_loop()
@@ -83,7 +89,8 @@ class StoreLink:
             async for message in stub.Attach(messages()):
                 kind = message.WhichOneof("kind")
                 if kind == "welcome":
-                    self.arena = _map(Path(message.welcome.arena_path), message.welcome.arena_bytes)
+                    mapped = map_file(Path(message.welcome.arena_path), message.welcome.arena_bytes, self._hugepages)
+                    self.arena = np.frombuffer(mapped, dtype=np.uint8)
                     self._outgoing, up = outgoing, True
                     log.info("attached", store=self.address, arena_bytes=message.welcome.arena_bytes)
                     self._to_engine(StoreUp())
@@ -98,13 +105,3 @@ class StoreLink:
                 self._outgoing, self.arena = None, None
                 log.warning("store gone", store=self.address)
                 self._to_engine(StoreDown())
-
-
-def _map(path: Path, size: int) -> Arena:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        if os.fstat(fd).st_size < size:
-            raise OSError(f"arena {path} is shorter than the {size} bytes announced")
-        return np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
-    finally:
-        os.close(fd)

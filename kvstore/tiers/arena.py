@@ -6,33 +6,37 @@ Nothing in it outlives the process: it is made anew at start and unlinked at sto
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 from pathlib import Path
 
 import xxhash
 
+from runtime.arena_file import HugePages, choose, free_bytes, map_file, rounded
+
 
 class Arena:
     """`view` is the whole arena, `address` where it lies in this process. Offsets are the ledger's."""
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        """Make the file. Raises OSError when the tmpfs cannot hold it."""
+    def __init__(self, path: Path, size_bytes: int, hugepages: HugePages = "auto") -> None:
+        """Make the file, of `size_bytes` rounded up to whole pages of a hugetlbfs. Raises OSError when its file system cannot
+        hold it, ConfigError when `kv.hugepages` cannot be had."""
         self.path = path
-        self.size_bytes = size_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        free = os.statvfs(path.parent)
-        if free.f_bavail * free.f_frsize < size_bytes:
+        self.pages = choose(path.parent, hugepages)
+        self.size_bytes = size_bytes = rounded(size_bytes, path.parent)
+        room = free_bytes(path.parent)
+        if room < size_bytes:
             # A tmpfs that fills up later kills whoever touches the next page.
-            room = free.f_bavail * free.f_frsize >> 20
-            raise OSError(
-                f"the arena needs {size_bytes >> 20} MiB and {path.parent} has {room}; lower kv.dram_gib or enlarge it (--shm-size)"
-            )
+            more = "raise vm.nr_hugepages" if self.pages.kind == "hugetlbfs" else "enlarge it (--shm-size)"
+            raise OSError(f"the arena needs {size_bytes >> 20} MiB and {path.parent} has {room >> 20}; lower kv.dram_gib or {more}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.ftruncate(fd, size_bytes)
-            self._map = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED)
+            self._map = map_file(path, size_bytes, hugepages)
+        except OSError:
+            path.unlink()
+            raise
         finally:
             os.close(fd)
         self.view = memoryview(self._map)

@@ -61,12 +61,12 @@ def make_stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Cal
     """A function: a stack with these `kv` settings; nothing is started."""
     stacks: list[Stack] = []
 
-    def make(**kv: Any) -> Stack:
+    def make(*, shm_dir: str = "", **kv: Any) -> Stack:
         first = free_ports(40)
         overrides = {
             "data": str(tmp_path / "data"),
             "run_dir": str(tmp_path / "run"),
-            "shm_dir": str(_shm(tmp_path)),
+            "shm_dir": shm_dir or str(_shm(tmp_path)),
             "nodes": {"base_port": first, "count": 2},
             "scheduler": {"port": first + 35},
             "gateway": {"port": first + 36},
