@@ -47,7 +47,7 @@ class KvStoreService:
         await rpc.set_serving(self._health, True)
         self._serve_metrics()
         self._tasks.start(self._report(), "directory")
-        self._tasks.start(upkeep.learn(self._node), "learn")
+        self._tasks.start(upkeep.learn(self._node, self._tasks), "learn")
         if self._config.kv.blob_expiry_s:
             self._tasks.start(upkeep.expire(self._node, self._config.kv.blob_expiry_s), "expire")
         log.info("serving", address=self._node.places.store_listen, arena=str(self._node.arena.path))

@@ -6,11 +6,12 @@ A word of core's `Counted` with labels is a counter of its own (`_LABELLED`); ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from prometheus_client import Counter, Gauge
 
+from kvstore.core.events import Tier
 from runtime import telemetry
 
 EVENTS = Counter("upbeat_kvstore_events", "Things that happened to chunks, pieces, loads and peers", ["what"], registry=telemetry.REGISTRY)
@@ -43,6 +44,9 @@ _HELD = Gauge(
     registry=telemetry.REGISTRY,
 )
 HELD = ("reserved_slots", "pinned_slots", "asked_leases", "lent_leases")
+_TIER_UP = Gauge(
+    "upbeat_kvstore_tier_up", "1 while a tier is read or written, 0 while it is left alone", ["tier"], registry=telemetry.REGISTRY
+)
 QUEUES = ("ssd", "peer", "blob", "loads")
 #: Events whose first occurrence is logged: an operator wants to know.
 _LOGGED_ONCE = {"checksum_failures", "missing_pieces", "peer_failures", "ssd_write_failures", "blob_write_failures", "shape_mismatches"}
@@ -57,6 +61,22 @@ def count(what: str, amount: int = 1, labels: tuple[str, ...] = ()) -> None:
     if what in _LOGGED_ONCE and (what, *labels) not in _seen:
         _seen.add((what, *labels))
         log.warning("first of its kind; the metrics count how many follow", what=what, labels=list(labels))
+
+
+def show_tiers(tiers: Iterable[Tier]) -> None:
+    """Every tier's gauge begins at 1."""
+    for tier in tiers:
+        _TIER_UP.labels(tier.name.lower()).set(1)
+
+
+def tier_changed(tier: Tier, up: bool, reason: str) -> None:
+    """Log the change and show it."""
+    name = tier.name.lower()
+    _TIER_UP.labels(name).set(up)
+    if up:
+        log.info("a tier is used again", tier=name, reason=reason)
+    else:
+        log.warning("a tier is left alone", tier=name, reason=reason)
 
 
 def watch(used: Callable[[str], float], waiting: Callable[[str], float], queued: Callable[[str], float]) -> None:

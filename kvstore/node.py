@@ -42,9 +42,9 @@ from runtime.config import GIB, Config
 from runtime.service import Tasks
 
 _TICK_S = 0.25
-_STALL_S = {ev.SourceKind.SSD: 6.0, ev.SourceKind.PEER: 2.5, ev.SourceKind.BLOB: 6.0}
 _MANIFESTS_LIMIT = 100_000
 _PROBE_CONCURRENCY = 32
+_PATIENT_S = 1.0
 _ERASE_LIST_S = 3.0
 #: Of the disk's free space, for the SSD tiers of the nodes on this machine together; the default blob tier needs the most of it.
 _SSD_SHARE = 0.4
@@ -107,6 +107,9 @@ class Node:
         self.workers: dict[str, Attached] = {}
         self.peers: Peers
         self.transport: Transport
+        self._recovered = False
+        #: What is done when the blob tier can be read again (upkeep.py).
+        self.blob_is_back: Callable[[], object] = lambda: None
         self._ticking = False
         self.ready = asyncio.Event()
         self.heard_from_worker = clock.now()
@@ -122,17 +125,54 @@ class Node:
 
     async def start(self) -> None:
         """Recover the SSD and start write-back. Peers and sessions follow in the background (`ready`)."""
-        recovery = await asyncio.to_thread(self.ssd.recover)
-        if recovery.deleted:
-            count("ssd_files_deleted_at_start", recovery.deleted)
-        self.handle(ev.Recovered(recovery.copies))
-        self.handle(ev.SsdSized(await asyncio.to_thread(self._ssd_limit), self.clock.now()))
+        metrics.show_tiers(ev.Tier)
+        if not await self._recover():
+            for tier in (ev.Tier.SSD_READ, ev.Tier.SSD_WRITE):
+                self.handle(ev.TierFailed(tier, f"{self.ssd.root} cannot be used", self.clock.now()))
         self.write_back.start()
         self._tasks.start(self._join(), "join")
         log.info(
             "arena", path=str(self.arena.path), mib=self.arena.size_bytes >> 20, pages=self.arena.pages.kind, page=self.arena.pages.bytes
         )
+
+    async def _recover(self) -> bool:
+        """Learn what the SSD holds; false when its directory cannot be made or read. Not beside a group commit: both run on one thread."""
+        try:
+            recovery = await self.write_back.on_thread(self.ssd.recover)
+        except OSError as e:
+            log.warning("the SSD cannot be recovered now", ssd=str(self.ssd.root), error=str(e))
+            return False
+        if recovery.deleted:
+            count("ssd_files_deleted_at_start", recovery.deleted)
+        self._recovered = True
+        self.handle(ev.Recovered(recovery.copies))
+        with contextlib.suppress(OSError):
+            self.handle(ev.SsdSized(await asyncio.to_thread(self._ssd_limit), self.clock.now()))
         log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
+        return True
+
+    # ---- tiers
+
+    def _tier_changed(self, change: do.TierChanged) -> None:
+        """One line and one gauge; and what was put off while the tier was left alone."""
+        metrics.tier_changed(change.tier, change.up, change.reason)
+        self.write_back.tier_changed(change.tier, change.up)
+        if change.up and change.tier is ev.Tier.BLOB_READ:
+            self.blob_is_back()
+
+    async def _try_tier(self, trial: do.TryTier) -> None:
+        outcome, size = ev.Wrote.FAILED, 0
+        match trial.tier:
+            case ev.Tier.SSD_READ:
+                works = await self._recover() if not self._recovered else await self.write_back.on_thread(self.ssd.readable)
+                outcome = ev.Wrote.OK if works else ev.Wrote.FAILED
+            case ev.Tier.SSD_WRITE:
+                outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size
+            case ev.Tier.BLOB_READ:
+                outcome = ev.Wrote.OK if await self.blob.answers() else ev.Wrote.FAILED
+            case ev.Tier.BLOB_WRITE:
+                outcome = ev.Wrote.OK if await self.blob.try_write(self.name) else ev.Wrote.FAILED
+        self.handle(ev.TierTried(trial.tier, outcome, size, self.clock.now()))
 
     def _ssd_limit(self) -> int:
         """`kv.ssd_gib`, or a share of what this disk has for its stores."""
@@ -254,6 +294,10 @@ class Node:
                 self.write_back.delete_manifest(instruction.session)
             case do.FetchManifest():
                 start(self._fetch_manifest(instruction.session), "fetch-manifest")
+            case do.TierChanged():
+                self._tier_changed(instruction)
+            case do.TryTier():
+                start(self._try_tier(instruction), "try-tier")
             case do.Counted():
                 count(instruction.what, instruction.amount, instruction.labels)
 
@@ -285,7 +329,7 @@ class Node:
     def _watch(self, fetch: do.Fetch) -> asyncio.TimerHandle:
         """Say so when it takes too long; `_fetched` says again when it really ended."""
         loop = asyncio.get_running_loop()
-        return loop.call_later(_STALL_S[fetch.kind], lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
+        return loop.call_later(fetch.give_up_s, lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
 
     def _fetched(self, fetch: do.Fetch, stall: asyncio.TimerHandle, sums: dict[int, int], faults: dict[int, ev.Fault]) -> None:
         stall.cancel()
@@ -305,19 +349,23 @@ class Node:
 
     async def _probe(self, probe: do.Probe) -> None:
         shape_of = self.store.loads.shape_of(probe.load)
-        found = await self.probe_blob(probe.keys, shape_of, probe.timeout_s) if shape_of is not None else []
-        self.handle(ev.Probed(probe.load, probe.keys, found, self.clock.now()))
+        found, failed = await self.probe_blob(probe.keys, shape_of, probe.timeout_s) if shape_of is not None else ([], 0)
+        self.handle(ev.Probed(probe.load, probe.keys, found, self.clock.now(), failed))
 
-    async def probe_blob(self, keys: tuple[bytes, ...], fingerprint: bytes, timeout_s: float) -> list[ev.FoundCopy]:
-        """Headers of those chunks that the blob tier shows within the time."""
+    async def probe_blob(self, keys: tuple[bytes, ...], fingerprint: bytes, timeout_s: float) -> tuple[list[ev.FoundCopy], int]:
+        """Headers of those chunks that the blob tier shows within the time, and how many questions it failed to answer."""
         gate = asyncio.Semaphore(_PROBE_CONCURRENCY)
         found: list[ev.FoundCopy] = []
+        failed = 0
 
         async def one(key: bytes) -> None:
+            nonlocal failed
             async with gate:
-                copy = await self.blob.probe(key, fingerprint)
-            if copy is not None:
+                copy = await self.blob.locate(key, fingerprint)
+            if isinstance(copy, ev.FoundCopy):
                 found.append(copy)
+            else:
+                failed += copy is ev.Fault.UNAVAILABLE
 
         asking = [asyncio.ensure_future(one(key)) for key in keys]
         if asking:
@@ -326,7 +374,9 @@ class Node:
                 task.cancel()
             if late:
                 count("probes_timed_out", len(late))
-        return found
+                failed += len(late)
+        # No answer to a hasty question is no failure.
+        return found, failed if timeout_s >= _PATIENT_S else 0
 
     def _ask_peer(self, question: do.AskPeer) -> None:
         layers = self.store.index.shapes[question.fingerprint].layers
@@ -350,6 +400,8 @@ class Node:
     async def learn_sessions(self) -> Listing:
         """Read all manifests of the blob tier; newer ones replace what is known."""
         listing = await self.blob.list_manifests(_MANIFESTS_LIMIT)
+        if not listing.complete and len(listing.manifests) < _MANIFESTS_LIMIT:
+            self.handle(ev.TierFailed(ev.Tier.BLOB_READ, "it cannot be listed", self.clock.now()))
         self.handle(ev.ManifestsListed(listing.manifests, self.clock.now(), listing.complete, self.clock.wall()))
         return listing
 
@@ -371,6 +423,7 @@ class Node:
         """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know."""
         index = self.store.index
         unknown = tuple(k for k in manifest.keys if (c := index.chunks.get(k)) is None or c.blob.name == "ABSENT")
-        found = await self.probe_blob(unknown, manifest.fingerprint, 1.0)
-        self.handle(ev.Probed(("", ""), unknown, found, self.clock.now()))
+        asked = unknown if self.store.meter.admits(ev.Tier.BLOB_READ) else ()
+        found, failed = await self.probe_blob(asked, manifest.fingerprint, 1.0)
+        self.handle(ev.Probed(("", ""), asked, found, self.clock.now(), failed))
         return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))

@@ -5,13 +5,20 @@ from __future__ import annotations
 from kvstore.core import events as ev
 from kvstore.metrics import count, log
 from kvstore.node import Node
+from runtime.service import Tasks
 
 _CHUNKS_LIMIT = 2_000_000
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
 
 
-async def learn(node: Node) -> None:
-    """At start: which sessions the SSD's chunks belong to, and which of the chunks the blob tier still lacks."""
+async def learn(node: Node, tasks: Tasks) -> None:
+    """At start, and when the blob tier is back after it was away: which sessions the SSD's chunks belong to, and which of the
+    chunks the blob tier still lacks."""
+    node.blob_is_back = lambda: tasks.start(_learn(node), "learn")
+    await _learn(node)
+
+
+async def _learn(node: Node) -> None:
     listing = await node.learn_sessions()
     log.info("sessions listed", sessions=len(listing.manifests), complete=listing.complete)
     for fingerprint in list(node.store.index.shapes):

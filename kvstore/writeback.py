@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
-from kvstore.core.events import BlobWritten, Event, SsdWritten
+from kvstore.core.events import BlobWritten, Event, SsdWritten, Tier, Wrote
 from kvstore.core.instructions import DeleteBlob, DeleteSsd, WriteBlob, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_WRITTEN
@@ -23,7 +24,7 @@ from kvstore.tiers.blob import BlobTier
 from kvstore.tiers.codecs import Codec
 from kvstore.tiers.encoded import encode_chunk, views
 from kvstore.tiers.format import RAW, Header, raw_layout
-from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd import SsdTier, write_outcome
 from runtime.clock import Clock
 from runtime.service import Tasks
 
@@ -31,6 +32,9 @@ from runtime.service import Tasks
 _GATHER_S, _ENOUGH_BYTES, _GATHER_BYTES = 0.02, 16 << 20, 64 << 20
 _BLOB_CONCURRENCY = 4
 _RETRY_S = (0.5, 2.0)
+_MANIFESTS_OWED = 10_000
+
+T = TypeVar("T")
 
 
 class WriteBack:
@@ -60,6 +64,8 @@ class WriteBack:
         self._gate = asyncio.Semaphore(_BLOB_CONCURRENCY)
         self._last: dict[object, asyncio.Task[None]] = {}
         self._manifests: dict[SessionKey, Manifest] = {}
+        self._owed_manifests: dict[SessionKey, Manifest] = {}  #: could not be written: they are when the blob tier is back
+        self._away: set[Tier] = set()
 
     def start(self) -> None:
         """Begin to take work."""
@@ -97,17 +103,39 @@ class WriteBack:
                 continue
             done = await loop.run_in_executor(self._thread, self._write, writes)
             reach("ssd.before_report")
-            for write, ok in zip(writes, done, strict=True):
+            for write, outcome in zip(writes, done, strict=True):
+                ok = outcome is Wrote.OK
                 header = self._ssd.encoded.header(write.key) if ok else None
                 size = write.shape.chunk_bytes if header is None else sum(header.layout.lengths)
                 BYTES_WRITTEN.labels("ssd").inc(size if ok else 0)
-                self._report(SsdWritten(write.key, ok, self._clock.now(), header.checksums if header is not None else ()))
+                self._report(SsdWritten(write.key, outcome, self._clock.now(), header.checksums if header is not None else ()))
 
-    def _write(self, writes: list[WriteSsd]) -> list[bool]:
+    def _write(self, writes: list[WriteSsd]) -> list[Wrote]:
         try:
             return self._ssd.write(writes)
-        except OSError:
-            return [False] * len(writes)
+        except OSError as e:
+            return [write_outcome(e)] * len(writes)
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """Run something that must not run beside a group commit."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def tier_changed(self, tier: Tier, up: bool) -> None:
+        """A tier is used again, or left alone: then what waits for it here and has not begun is answered at once."""
+        (self._away.discard if up else self._away.add)(tier)
+        if tier is Tier.SSD_WRITE and not up:
+            waiting = [self._disk.get_nowait() for _ in range(self._disk.qsize())]
+            for work in waiting:
+                if isinstance(work, WriteSsd):
+                    asyncio.get_running_loop().call_soon(self._not_tried, work)
+                else:
+                    self._disk.put_nowait(work)
+        if tier is Tier.BLOB_WRITE and up:
+            for manifest in list(self._owed_manifests.values()):
+                self.put_manifest(manifest)
+
+    def _not_tried(self, work: WriteSsd) -> None:
+        self._report(SsdWritten(work.key, Wrote.NOT_TRIED, self._clock.now()))
 
     def _delete(self, deletes: list[DeleteSsd]) -> None:
         for d in deletes:
@@ -127,19 +155,23 @@ class WriteBack:
             if isinstance(work, DeleteBlob):
                 await self._blob.delete_chunk(work.key, work.fingerprint)
                 return
-            ok, sums, size = False, work.checksums, 0
+            ok, readable, sums, size = False, True, work.checksums, 0
             for pause in (*_RETRY_S, 0.0):
+                if Tier.BLOB_WRITE in self._away:
+                    break
                 try:
                     data, header = await asyncio.to_thread(self._object, work)
                     ok = await self._blob.write(work.key, work.shape.fingerprint, data, header)
                     sums, size = header.checksums, sum(header.layout.lengths)
                 except (PieceLost, OSError):
-                    pause = 0.0
+                    readable, pause = False, 0.0
                 if ok or not pause:
                     break
                 await self._clock.sleep(pause)
         BYTES_WRITTEN.labels("blob").inc(size if ok else 0)
-        self._report(BlobWritten(work.key, ok, self._clock.now(), sums))
+        tried = readable and Tier.BLOB_WRITE not in self._away
+        outcome = Wrote.OK if ok else Wrote.FAILED if tried else Wrote.NOT_TRIED
+        self._report(BlobWritten(work.key, outcome, self._clock.now(), sums))
 
     def _object(self, work: WriteBlob) -> tuple[Path | bytes, Header]:
         """What to store, which is the SSD's file where that is by the blob tier's codec, and its header. Raises PieceLost, OSError."""
@@ -157,6 +189,7 @@ class WriteBack:
 
     def put_manifest(self, manifest: Manifest) -> None:
         """Queue the newest manifest of its session."""
+        self._owed_manifests.pop(manifest.session, None)
         waiting = manifest.session in self._manifests
         self._manifests[manifest.session] = manifest
         if not waiting:
@@ -170,10 +203,13 @@ class WriteBack:
             if pause:
                 self._manifests.setdefault(session, manifest)
                 await self._clock.sleep(pause)
+            elif len(self._owed_manifests) < _MANIFESTS_OWED:
+                self._owed_manifests[session] = manifest
 
     def delete_manifest(self, session: SessionKey) -> None:
         """Queue the deletion; a write that has not begun is dropped."""
         self._manifests.pop(session, None)
+        self._owed_manifests.pop(session, None)
         self._chain(session, partial(self._blob.delete_manifest, session))
 
     # ---- order

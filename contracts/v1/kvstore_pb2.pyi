@@ -258,18 +258,20 @@ class PeerLeaseRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., chunks: _Optional[_Iterable[_Union[ChunkWant, _Mapping]]] = ..., reader: _Optional[str] = ...) -> None: ...
 
 class PeerPieces(_message.Message):
-    __slots__ = ("chunks", "layers", "offsets", "checksums", "held")
+    __slots__ = ("chunks", "layers", "offsets", "checksums", "held", "in_dram")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    IN_DRAM_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedScalarFieldContainer[int]
     layers: _containers.RepeatedScalarFieldContainer[int]
     offsets: _containers.RepeatedScalarFieldContainer[int]
     checksums: _containers.RepeatedScalarFieldContainer[int]
     held: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, chunks: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+    in_dram: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, chunks: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ..., in_dram: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerReleaseRequest(_message.Message):
     __slots__ = ("lease_id",)

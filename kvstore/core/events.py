@@ -38,6 +38,27 @@ class Fault(IntEnum):
     MISSING = 1  #: the object is not there
     UNAVAILABLE = 2  #: the source did not answer; the copy may be good
     NO_ROOM = 3  #: the arena is full of what may not be displaced for this
+    MEDIUM = 4  #: the device reported an error: the copy is bad, or all of the device is
+
+
+class Tier(IntEnum):
+    """What is used, or left alone for a while, as one (health.py)."""
+
+    SSD_READ = 0
+    SSD_WRITE = 1
+    BLOB_READ = 2
+    BLOB_WRITE = 3
+
+
+class Wrote(IntEnum):
+    """How a write to a slower tier ended."""
+
+    FAILED = 0  #: the reason says nothing about the next one
+    OK = 1
+    FULL = 2
+    READ_ONLY = 3
+    BROKEN = 4  #: the device reported an error, or the directory is not one that can be written
+    NOT_TRIED = 5  #: the tier is left alone
 
 
 #: (worker or reader, number chosen by it): unique while it is attached.
@@ -60,6 +81,25 @@ class Recovered:
     """Chunks that the SSD holds, found at start."""
 
     copies: Sequence[FoundCopy]
+
+
+@dataclass(frozen=True, slots=True)
+class TierFailed:
+    """The shell met a failure of a tier outside of any transfer: at start, in a listing."""
+
+    tier: Tier
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierTried:
+    """Answer to TryTier. size: bytes that were moved."""
+
+    tier: Tier
+    outcome: Wrote
+    size: int
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +146,26 @@ class LoadCancelled:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Answer to Probe: the copies that the blob tier has; what is not named is not there or did not answer in time."""
+    """Answer to Probe: the copies that the blob tier has; what is not named is not there or did not answer in time.
+
+    failed: how many of the questions the tier should have answered and did not.
+    """
 
     load: LoadId
     keys: Sequence[bytes]
     found: Sequence[FoundCopy]
     now: float
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PeerHolds:
-    """The peer answered: these indices of the asked chunks will come."""
+    """The peer answered: these indices of the asked chunks will come. in_dram: those that are in its arena already."""
 
     lease: str
     indices: Sequence[int]
     now: float
+    in_dram: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +238,7 @@ class SsdWritten:
     """`sums`: the checksums of the copy's pieces; empty: those of the arena."""
 
     key: bytes
-    ok: bool
+    outcome: Wrote
     now: float
     sums: tuple[int, ...] = ()
 
@@ -203,7 +248,7 @@ class BlobWritten:
     """`sums`: the checksums of the copy's pieces; empty: those that WriteBlob named."""
 
     key: bytes
-    ok: bool
+    outcome: Wrote
     now: float
     sums: tuple[int, ...] = ()
 
@@ -283,6 +328,8 @@ class Tick:
 
 Event = (
     Recovered
+    | TierFailed
+    | TierTried
     | ShapesDeclared
     | WorkerGone
     | LoadWanted

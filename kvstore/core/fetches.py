@@ -17,7 +17,9 @@ from kvstore.core.events import Fault, LoadKind, SourceKind
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Fetch, FetchPiece, Instruction
 from kvstore.core.ledger import Ledger
+from kvstore.core.meter import Meter
 from kvstore.core.prefetch import FetchRank
+from kvstore.core.rates import Source
 from kvstore.core.room import Room
 from kvstore.core.sessions import Rank
 from kvstore.core.state import PieceState
@@ -32,7 +34,21 @@ Planned = tuple[Chunk, int, int, int]
 
 
 class _Fetch:
-    __slots__ = ("kind", "lease", "load_kind", "number", "offsets", "peer", "pieces", "rank", "running", "shape", "stalled")
+    __slots__ = (
+        "began",
+        "kind",
+        "lease",
+        "load_kind",
+        "moved_before",
+        "number",
+        "offsets",
+        "peer",
+        "pieces",
+        "rank",
+        "running",
+        "shape",
+        "stalled",
+    )
 
     def __init__(
         self,
@@ -56,6 +72,17 @@ class _Fetch:
         self.running = False
         self.stalled = False
         self.offsets: list[int] = []
+        self.began = 0.0
+        self.moved_before = 0
+
+    @property
+    def source(self) -> Source:
+        """What is read."""
+        return Source(self.kind, self.peer)
+
+    def bytes_of(self, pieces: int) -> int:
+        """Bytes of so many of its pieces."""
+        return pieces * self.shape.piece_bytes
 
 
 class Fetches:
@@ -68,6 +95,7 @@ class Fetches:
         ledger: Ledger,
         room: Room,
         usefulness: Usefulness,
+        meter: Meter,
         out: list[Instruction],
         arrived: Callable[[Sequence[PieceRef], float], None],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
@@ -77,6 +105,7 @@ class Fetches:
         self._ledger = ledger
         self._room = room
         self._usefulness = usefulness
+        self._meter = meter
         self._out = out
         self._arrived = arrived
         self._lost = lost
@@ -104,6 +133,7 @@ class Fetches:
         for chunk, layer, _, _ in fetch.pieces:
             self._index.set_piece(chunk, layer, PieceState.QUEUED)
             self._by_piece[chunk.key, layer] = fetch
+        self._meter.rates.queue(fetch.source, fetch.bytes_of(len(fetch.pieces)))
         self._push(fetch)
 
     def lift(self, key: bytes, layer: int, rank: FetchRank, load_kind: LoadKind) -> None:
@@ -150,12 +180,16 @@ class Fetches:
         fetch.running, fetch.offsets = True, offsets
         self._running[fetch.number] = fetch
         self._count[fetch.kind] += 1
+        size = fetch.bytes_of(len(fetch.pieces))
+        fetch.began, fetch.moved_before = self._meter.now, self._meter.rates.moved(fetch.source)
         wire = []
         for (chunk, layer, remote, checksum), offset in zip(fetch.pieces, offsets, strict=True):
             self._index.set_piece(chunk, layer, PieceState.LOADING, offset)
             chunk.sums[layer] = checksum
             wire.append(FetchPiece(chunk.key, layer, offset, remote, checksum))
-        self._out.append(Fetch(fetch.number, fetch.kind, fetch.shape, tuple(wire), fetch.lease, fetch.peer))
+        self._out.append(
+            Fetch(fetch.number, fetch.kind, fetch.shape, tuple(wire), fetch.lease, fetch.peer, self._meter.give_up_s(fetch.source, size))
+        )
 
     def _give_up(self, fetch: _Fetch, now: float) -> None:
         gone = [(chunk, layer) for chunk, layer, _, _ in fetch.pieces]
@@ -173,6 +207,7 @@ class Fetches:
         if fetch is None or fetch.stalled:
             return
         fetch.stalled = True
+        self._meter.stalled(fetch.source, fetch.bytes_of(len(fetch.pieces)), fetch.began)
         gone = []
         for chunk, layer, _, _ in fetch.pieces:
             del self._by_piece[chunk.key, layer]
@@ -192,6 +227,7 @@ class Fetches:
             for offset in fetch.offsets:
                 self._ledger.abort(offset)
             return
+        self._meter.fetched(fetch.source, fetch.bytes_of(len(fetch.pieces)), fetch.began, fetch.moved_before, faults.values())
         good: list[PieceRef] = []
         bad: dict[Fault, list[PieceRef]] = {}
         for i, (chunk, layer, _, _) in enumerate(fetch.pieces):
@@ -212,11 +248,26 @@ class Fetches:
         for fault in sorted(bad):
             self._lost(bad[fault], fetch.kind, fault, now)
 
+    def divert(self, kind: SourceKind, now: float) -> None:
+        """The source is left alone: what waits for it and has not begun is looked for elsewhere."""
+        gone: list[PieceRef] = []
+        for fetch in [f for _, _, f in self._heaps[kind] if not f.running]:
+            for chunk, layer, _, _ in fetch.pieces:
+                del self._by_piece[chunk.key, layer]
+                self._index.set_piece(chunk, layer, PieceState.ABSENT)
+                gone.append((chunk, layer))
+            self._leave(fetch, len(fetch.pieces))
+            fetch.pieces = []
+        self._heaps[kind].clear()
+        if gone:
+            self._lost(gone, kind, Fault.UNAVAILABLE, now)
+
     def depth(self, kind: SourceKind) -> int:
         """Reads of this source that wait or run; lifted ones may count twice."""
         return self._count[kind] + len(self._heaps[kind])
 
     def _leave(self, fetch: _Fetch, pieces: int) -> None:
+        self._meter.rates.queue(fetch.source, -fetch.bytes_of(pieces))
         if fetch.lease:
             self._read(fetch.lease, pieces)
 

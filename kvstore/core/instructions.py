@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.events import LoadId, SaveId, SourceKind, Want
+from kvstore.core.events import LoadId, SaveId, SourceKind, Tier, Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Found:
     chunks: int
     near: bool
     indices: tuple[int, ...]
+    in_arena: tuple[int, ...] = ()  #: those of `indices` whose wanted pieces are all readable already
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Fetch:
     pieces: tuple[FetchPiece, ...]
     lease: str
     peer: str
+    give_up_s: float  #: report FetchStalled when it has not ended by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,23 @@ class TellErase:
 
 
 @dataclass(frozen=True, slots=True)
+class TierChanged:
+    """A tier is used again (`up`), or is left alone from now on: what waits for it in the shell and has not begun is not tried."""
+
+    tier: Tier
+    up: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TryTier:
+    """Do one small operation of the tier's kind that moves `size` bytes where it moves any; answer with TierTried."""
+
+    tier: Tier
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Something worth a metric: `what` is a word that kvstore/metrics.py knows, `labels` the values of its labels."""
 
@@ -204,5 +223,7 @@ Instruction = (
     | Offer
     | TellInvalid
     | TellErase
+    | TierChanged
+    | TryTier
     | Counted
 )

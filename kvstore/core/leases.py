@@ -8,17 +8,21 @@ Invariant (`validate`): exactly the EXPECTED pieces are promised, each by one op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from kvstore.core.events import Fault, LoadKind, SourceKind, Want
 from kvstore.core.fetches import Fetches, PieceRef, Planned
 from kvstore.core.index import Index
 from kvstore.core.instructions import AskPeer, Counted, Instruction, ReleasePeer
+from kvstore.core.meter import Meter
 from kvstore.core.prefetch import rank
+from kvstore.core.rates import Source
 from kvstore.core.state import PieceState
 
 ANSWER_S = 2.0
 SILENCE_S = 3.0
+#: A promise that is older is looked at: is the peer the soonest source still?
+_LATE_S = 0.5
 #: Bytes of one read under a lease.
 _READ_BYTES = 8 << 20
 
@@ -29,10 +33,14 @@ class Lease:
     __slots__ = (
         "answered",
         "arrival",
+        "began",
+        "delivered",
+        "disk_before",
         "expected",
         "fingerprint",
         "kind",
         "name",
+        "on_disk",
         "order",
         "peer",
         "priority",
@@ -54,6 +62,10 @@ class Lease:
         self.priority = 0
         self.arrival = float("inf")
         self.order = 0
+        self.began = now  #: of the promise
+        self.delivered = 0  #: pieces that the peer said can be read
+        self.on_disk: frozenset[int] = frozenset()  #: indices of the chunks that the peer must read from its own SSD
+        self.disk_before = 0
 
 
 class Leases:
@@ -63,11 +75,13 @@ class Leases:
         self,
         index: Index,
         fetches: Fetches,
+        meter: Meter,
         out: list[Instruction],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
     ) -> None:
         self._index = index
         self._fetches = fetches
+        self._meter = meter
         self._out = out
         self._lost = lost
         self._open: dict[str, Lease] = {}
@@ -85,12 +99,18 @@ class Leases:
         self._out.append(AskPeer(lease.name, peer, fingerprint, lease.wants))
         return lease.name
 
-    def holds(self, name: str, indices: Sequence[int], now: float) -> bool:
+    def peer_of(self, name: str) -> str:
+        """The peer of a lease; empty when it is not open."""
+        return self._open[name].peer if name in self._open else ""
+
+    def holds(self, name: str, indices: Sequence[int], in_dram: frozenset[int], now: float) -> bool:
         """The peer's answer: pieces that are ABSENT here become EXPECTED. False when the lease is not open."""
         lease = self._open.get(name)
         if lease is None or lease.answered:
             return False
-        lease.answered, lease.progress = True, now
+        lease.answered, lease.progress, lease.began = True, now, now
+        lease.on_disk = frozenset(indices) - in_dram
+        lease.disk_before = self._meter.rates.moved(Source(SourceKind.PEER, lease.peer, on_disk=True))
         shape = self._index.shapes.get(lease.fingerprint)
         for i in indices:
             if shape is None or not 0 <= i < len(lease.wants):
@@ -115,6 +135,7 @@ class Leases:
             return
         lease.progress = now
         batch: list[Planned] = []
+        from_disk = 0
         for i, layer, offset, checksum in pieces:
             if not 0 <= i < len(lease.wants):
                 continue
@@ -123,7 +144,12 @@ class Leases:
                 continue
             lease.expected.discard((key, layer))
             del self._promised[key, layer]
+            from_disk += i in lease.on_disk
             batch.append((self._index.chunks[key], layer, offset, checksum))
+        lease.delivered += len(batch)
+        if from_disk:
+            source = Source(SourceKind.PEER, lease.peer, on_disk=True)
+            self._meter.rates.observe(source, from_disk * shape.piece_bytes, lease.disk_before, now - lease.began, now)
         per_read = max(1, _READ_BYTES // shape.piece_bytes)
         for start in range(0, len(batch), per_read):
             part = batch[start : start + per_read]
@@ -185,14 +211,36 @@ class Leases:
             self._break(lease, now)
         return late
 
-    def _break(self, lease: Lease, now: float) -> None:
+    def late(self, now: float) -> list[tuple[str, float]]:
+        """Leases that owe pieces for longer than a moment, and how many seconds more they can be expected to take: as long
+        again as until now, or in proportion to what has come."""
+        found = []
+        for lease in self._open.values():
+            elapsed = now - lease.began
+            if lease.answered and lease.expected and elapsed > _LATE_S:
+                share = len(lease.expected) / lease.delivered if lease.delivered else 1.0
+                found.append((lease.name, elapsed * share))
+        return found
+
+    def expected(self, name: str) -> list[tuple[bytes, int]]:
+        """What the lease's peer still owes."""
+        return sorted(self._open[name].expected, key=lambda piece: (piece[1], piece[0]))
+
+    def leave(self, name: str, keys: Set[bytes], now: float) -> None:
+        """These chunks are looked for elsewhere: the peer is too slow."""
+        lease = self._open[name]
+        self._out.append(Counted("peers_left"))
+        self._break(lease, now, [piece for piece in lease.expected if piece[0] in keys])
+
+    def _break(self, lease: Lease, now: float, pieces: Sequence[tuple[bytes, int]] | None = None) -> None:
+        """These pieces (None: all) will not come from the peer."""
         gone: list[PieceRef] = []
-        for key, layer in sorted(lease.expected, key=lambda e: e[1]):
+        for key, layer in sorted(lease.expected if pieces is None else pieces, key=lambda e: (e[1], e[0])):
             del self._promised[key, layer]
+            lease.expected.discard((key, layer))
             chunk = self._index.chunks[key]
             self._index.set_piece(chunk, layer, PieceState.ABSENT)
             gone.append((chunk, layer))
-        lease.expected.clear()
         self._close_if_done(lease)
         if gone:
             self._lost(gone, SourceKind.PEER, Fault.UNAVAILABLE, now)

@@ -24,7 +24,8 @@ class Load:
     """One load. `found`: chunks before this index may still come; `acquired`: those before it have been asked for."""
 
     __slots__ = (
-        "acquired", "arrival", "asking", "found", "fresh", "ident", "kind", "leased", "missing", "offered", "order", "places", "priority",
+        "acquired", "arrival", "asked", "asking", "deferred", "found", "fresh", "ident", "kind", "leased", "missing", "offered",
+        "order", "places", "priority",
         "probe_size", "probed", "probing", "progress", "session", "shape", "sources", "state", "tried", "void", "wants",
     )  # fmt: skip
 
@@ -48,6 +49,8 @@ class Load:
         self.void: set[int] = set()
         self.tried: set[tuple[bytes, SourceKind]] = set()
         self.asking = ""
+        self.asked: list[int] = []  #: indices of the chunks that the peer of `asking` was asked for
+        self.deferred: list[str] = []  #: peers to be asked only for what the blob tier lacks
         self.probing: frozenset[bytes] = frozenset()
         self.probed: set[bytes] = set()
         self.probe_size = 1

@@ -14,47 +14,54 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from contracts.ids import SessionKey
-from contracts.kv import leading
-from kvstore.core import sources
-from kvstore.core.events import Fault, FoundCopy, LoadId, LoadKind, LoadWanted, SourceKind
+from contracts.kv import KvShape, leading
+from kvstore.core.events import Fault, FoundCopy, LoadId, LoadKind, LoadWanted, PeerHolds, SourceKind
 from kvstore.core.fetches import Fetches, PieceRef
 from kvstore.core.index import Chunk, Index
-from kvstore.core.instructions import Counted, DeleteBlob, DeleteSsd, End, Found, Instruction, Offer, Pieces, Probe
+from kvstore.core.instructions import Counted, DeleteBlob, DeleteSsd, End, Found, Instruction, Offer, Pieces
 from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
 from kvstore.core.load import Load, sound_wants
+from kvstore.core.locating import Locating
+from kvstore.core.meter import Meter
 from kvstore.core.prefetch import FetchRank, rank, reads
 from kvstore.core.sessions import Sessions
+from kvstore.core.sources import COMING, Sources
 from kvstore.core.state import LOAD_MOVES, CopyState, LoadState, PieceState, move
 from kvstore.core.usefulness import Usefulness
 from kvstore.core.waiting import Waiting
 
-#: How long the blob tier may take to answer: when nothing is known, and when something is here already.
-PROBE_S, SHORT_PROBE_S = 1.5, 0.3
 #: A load whose pieces stop coming is ended after this time.
 SILENCE_S = {LoadKind.DEMAND: 6.0, LoadKind.PEER: 30.0, LoadKind.PREFETCH: 30.0, LoadKind.ADVISED: 60.0}
-_MORE_PROBES, _PROBE_LIMIT = 4, 256
+#: Other nodes read from this arena so many prompts at a time, and pin so much of it: who asks for more goes to its next source.
+PEER_LOADS, PEER_SHARE = 16, 2
 
 
 class Loads:
     """See the module."""
 
-    def __init__(self, index: Index, ledger: Ledger, sessions: Sessions, usefulness: Usefulness, out: list[Instruction]) -> None:
+    def __init__(
+        self, index: Index, ledger: Ledger, sessions: Sessions, usefulness: Usefulness, meter: Meter, out: list[Instruction]
+    ) -> None:
         self._index = index
         self._ledger = ledger
         self._sessions = sessions
         self._usefulness = usefulness
+        self._meter = meter
+        self._sources = Sources(index, meter)
         self._out = out
         self._loads: dict[LoadId, Load] = {}
         self._orders = 0
         self._fetches: Fetches
         self._leases: Leases
         self._waiting: Waiting
+        self._locating: Locating
 
     def connect(self, fetches: Fetches, leases: Leases) -> None:
         """The two that this one and that are called by each other."""
         self._fetches, self._leases = fetches, leases
         self._waiting = Waiting(self._index, fetches, leases)
+        self._locating = Locating(self._index, self._meter, self._sources, leases, self._waiting, self._out)
 
     # ---- beginning
 
@@ -65,6 +72,9 @@ class Loads:
         if shape is None:
             self._out.extend((Found(event.load, 0, False, ()), End(event.load, 0)))
             return
+        if event.kind is LoadKind.PEER and self._lent_out(event, shape):
+            self._out.extend((Counted("peer_loads_refused"), Found(event.load, 0, False, ()), End(event.load, 0)))
+            return
         advice = self._sessions.live(event.session, event.now) if event.session else None
         self._orders += 1
         load = Load(event, shape, sound_wants(event, shape), self._orders, advice.arrival if advice else float("inf"))
@@ -72,9 +82,16 @@ class Loads:
         self._acquire_leading(load, event.now)
         self._locate(load, event.now)
 
+    def _lent_out(self, event: LoadWanted, shape: KvShape) -> bool:
+        """Whether other nodes read as much from here as they may. The same prompt read by many counts its bytes once."""
+        lent = [load for load in self._loads.values() if load.kind is LoadKind.PEER]
+        keys = {key for load in lent for key in load.places} | {key for key, _ in event.wants}
+        return bool(lent) and (len(lent) >= PEER_LOADS or len(keys) * shape.chunk_bytes > self._ledger.arena_bytes // PEER_SHARE)
+
     def _acquire_leading(self, load: Load, now: float) -> None:
         """Start on the chunks that this node has, while others are still being located."""
-        while load.acquired < load.found and sources.near(self._index, load, load.acquired):
+        at_hand = self._sources.near if self._sources.own_first(load) else self._sources.coming
+        while load.acquired < load.found and at_hand(load, load.acquired):
             self._acquire(load, load.acquired, now)
             load.acquired += 1
 
@@ -82,30 +99,8 @@ class Loads:
 
     def _locate(self, load: Load, now: float) -> None:
         """Ask the next source that could help, or settle."""
-        if load.asking or load.probing:
-            return
-        far = [i for i in range(load.found) if not sources.near(self._index, load, i)]
-        if far and load.sources and load.leading_only:
-            wants = [(load.wants[i][0], sources.absent(self._index, load, i)) for i in far]
-            load.asking = self._leases.ask(
-                load.sources.pop(0), load.shape.fingerprint, wants, load.kind, load.priority, load.arrival, load.order, now
-            )
-            return
-        unknown = [i for i in far if not sources.obtainable(self._index, load, i)]
-        if unknown and load.leading_only and load.wants[unknown[0]][0] not in load.probed:
-            self._probe(load, [load.wants[i][0] for i in unknown])
-            return
-        self._settle(load, now)
-
-    def _probe(self, load: Load, unknown: list[bytes]) -> None:
-        """All that manifests name, else a growing number: most prompts' unknown tails are in no tier at all."""
-        named = leading(key in self._index.names for key in unknown)
-        count = min(max(named, load.probe_size), _PROBE_LIMIT)
-        load.probe_size *= _MORE_PROBES
-        keys = tuple(key for key in unknown[:count] if key not in load.probed)
-        load.probing = frozenset(keys)
-        hurry = load.acquired > 0 and not named and load.kind is LoadKind.DEMAND
-        self._out.append(Probe(load.ident, keys, SHORT_PROBE_S if hurry else PROBE_S))
+        if self._locating.advance(load, now):
+            self._settle(load, now)
 
     def probed(self, ident: LoadId, keys: Iterable[bytes], found: Sequence[FoundCopy], now: float) -> None:
         """What the blob tier answered; copies are remembered whether or not the load still wants them."""
@@ -129,6 +124,11 @@ class Loads:
             self._deliver(load)
             self._check_end(load)
 
+    def peer_holds(self, event: PeerHolds) -> None:
+        """What a peer promises."""
+        if self._locating.peer_holds(event, self._loads.values()):
+            self.peer_answered(event.lease, event.now)
+
     def peer_answered(self, lease: str, now: float) -> None:
         """The peer that a load was asking has answered, failed or been given up."""
         for load in list(self._loads.values()):
@@ -138,7 +138,7 @@ class Loads:
 
     def _settle(self, load: Load, now: float) -> None:
         """Tell the owner what comes, and go for it."""
-        flags = [sources.obtainable(self._index, load, i) for i in range(load.found)]
+        flags = [self._sources.obtainable(load, i) for i in range(load.found)]
         if load.leading_only:
             load.found = leading(flags)
             indices: tuple[int, ...] = tuple(range(load.found))
@@ -148,8 +148,8 @@ class Loads:
         load.state = move(LOAD_MOVES, load.state, LoadState.FLOWING)
         if load.kind is LoadKind.DEMAND and load.found < len(load.wants):
             self._out.append(Counted("chunks_missed", len(load.wants) - load.found))
-        ready = all(sources.ready(self._index, load, i) for i in indices)
-        self._out.append(Found(load.ident, len(indices), ready and bool(indices), indices))
+        ready = tuple(i for i in indices if self._sources.ready(load, i))
+        self._out.append(Found(load.ident, len(indices), bool(ready) and ready == indices, indices, ready))
         load.progress = now
         for i in indices:
             if i >= load.acquired and i < load.found:
@@ -167,8 +167,9 @@ class Loads:
         """Lease what is READY of chunk `i`, join what is on its way, plan reads of the rest; else ask the blob tier, else void."""
         key, wanted = load.wants[i]
         layers = sorted(load.missing.get(i, wanted))
-        chunk = sources.usable(self._index, load, key)
+        chunk = self._sources.usable(load, key)
         absent: list[int] = []
+        promised: list[int] = []
         for layer in layers:
             state = chunk.state(layer) if chunk else PieceState.ABSENT
             if chunk is not None and state is PieceState.READY:
@@ -179,23 +180,26 @@ class Loads:
             self._waiting.begin(load, i, layer)
             if state in (PieceState.QUEUED, PieceState.LOADING):
                 self._fetches.lift(key, layer, self._rank(load, layer, i), load.kind)
-            elif state is PieceState.EXPECTED:
+            elif state is PieceState.EXPECTED and load.leading_only:
                 self._leases.lift(key, layer, load.kind, load.priority)
+            elif state is PieceState.EXPECTED:
+                promised.append(layer)
             elif state is PieceState.ABSENT:
                 absent.append(layer)
-        if not absent:
+        if not absent and not promised:
             return
-        source = sources.slower_source(load, chunk) if chunk else None
+        source = self._sources.tier(load, chunk, len(absent) + len(promised)) if chunk else None
+        if source is not None:
+            # A peer never waits for another's promise, or two nodes could wait for each other: the piece is read here for all.
+            for layer in promised:
+                self._leases.drop(key, layer)
+            absent = sorted(absent + promised)
         if chunk is not None and source is not None:
             sums = chunk.ssd_sums if source is SourceKind.SSD else chunk.blob_sums
             for band in reads(load.shape, absent, source):
                 pieces = [(chunk, layer, 0, sums[layer]) for layer in band]
                 self._fetches.plan(source, load.shape, pieces, self._rank(load, band[0], i), load.kind)
-        elif load.leading_only and key not in load.probed and not (chunk and chunk.doomed):
-            if key not in load.probing:
-                load.probing |= {key}
-                self._out.append(Probe(load.ident, (key,), PROBE_S))
-        else:
+        elif (chunk and chunk.doomed) or not self._locating.probe_again(load, key):
             self._void(load, i)
 
     def _lease(self, load: Load, i: int, layer: int, chunk: Chunk) -> None:
@@ -222,6 +226,10 @@ class Loads:
             if load.state is not LoadState.LOCATING:
                 self._deliver(load)
                 self._check_end(load)
+
+    def hurry(self, now: float) -> None:
+        """Time passed: slow peers are left where that helps."""
+        self._locating.leave_slow_peers(self._loads, now)
 
     def lost(self, pieces: Sequence[PieceRef], source: SourceKind, fault: Fault, now: float) -> None:
         """Pieces did not come from `source`: a bad copy is deleted, and whoever waits tries the next source,
@@ -361,7 +369,7 @@ class Loads:
             if stuck and now - load.progress > SILENCE_S[load.kind]:
                 self._out.append(Counted("loads_timed_out"))
                 if load.state is LoadState.LOCATING:
-                    load.asking, load.probing, load.sources = "", frozenset(), []
+                    load.asking, load.probing, load.sources, load.deferred = "", frozenset(), [], []
                     self._settle(load, now)
                 for i in sorted(load.missing, reverse=True):
                     self._void(load, i)
@@ -376,7 +384,7 @@ class Loads:
                 assert layers and i < load.found
                 for layer in layers:
                     if load.state is LoadState.FLOWING and not load.probing:
-                        assert self._index.chunks[load.wants[i][0]].state(layer) in sources.COMING
+                        assert self._index.chunks[load.wants[i][0]].state(layer) in COMING
             for (i, layer), offset in load.leased.items():
                 pins[offset] = pins.get(offset, 0) + 1
                 chunk = self._index.chunks[load.wants[i][0]]

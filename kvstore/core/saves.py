@@ -9,18 +9,20 @@ Invariants (`validate`): `ssd_waiting_bytes` and `blob_waiting_bytes` count exac
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence, Set
 
 from contracts.kv import KEY_BYTES, KvShape
 from kvstore.core.capacity import Capacity
-from kvstore.core.events import Fault, SaveEnded, SaveId, SaveWanted, SourceKind, SsdWritten, Summed
+from kvstore.core.events import BlobWritten, Fault, SaveEnded, SaveId, SaveWanted, SourceKind, SsdWritten, Summed, Tier, Wrote
 from kvstore.core.fetches import PieceRef
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Grant, Instruction, Sum, WriteBlob, WriteSsd
 from kvstore.core.ledger import Ledger
+from kvstore.core.meter import Meter
 from kvstore.core.room import Room
 from kvstore.core.state import CopyState, PieceState
+
+_LACKING = (CopyState.ABSENT, CopyState.SKIPPED)
 
 
 class Saves:
@@ -32,6 +34,7 @@ class Saves:
         ledger: Ledger,
         room: Room,
         capacity: Capacity,
+        meter: Meter,
         out: list[Instruction],
         limit_bytes: int,
         arrived: Callable[[Sequence[PieceRef], float], None],
@@ -41,13 +44,15 @@ class Saves:
         self._ledger = ledger
         self._room = room
         self._capacity = capacity
+        self._meter = meter
         self._out = out
         self._limit_bytes = limit_bytes
         self._arrived = arrived
         self._lost = lost
         self._open: dict[SaveId, dict[int, Chunk]] = {}
         self._summing: dict[bytes, Chunk] = {}
-        self._owed: deque[bytes] = deque()
+        self._owed_ssd: dict[bytes, None] = {}  #: chunks to be written when there is nothing else to write, oldest first
+        self._owed_blob: dict[bytes, None] = {}
         self.ssd_waiting_bytes = 0
         self.blob_waiting_bytes = 0
 
@@ -62,7 +67,7 @@ class Saves:
             chunk = self._index.chunk(key, shape) if shape is not None and len(key) == KEY_BYTES else None
             if shape is None or chunk is None or chunk.doomed or refused_session or event.save in self._open:
                 refused.append(i)
-            elif chunk.held_here or chunk.blob is CopyState.PRESENT or chunk.ssd is CopyState.WAITING:
+            elif self._held(chunk):
                 held.append(i)
             elif (slots := self._slots(chunk, shape, event.now)) is None:
                 refused.append(i)
@@ -76,6 +81,13 @@ class Saves:
         if grants:
             self._open[event.save] = grants
         self._out.append(Grant(event.save, tuple(grants), tuple(offsets), tuple(held), tuple(refused)))
+
+    def _held(self, chunk: Chunk) -> bool:
+        """It is in the arena, or in a slower tier that can be read at the moment, or will be."""
+        if chunk.complete or chunk.ssd is CopyState.WAITING:
+            return True
+        on_ssd = chunk.ssd is CopyState.PRESENT and self._meter.admits(Tier.SSD_READ)
+        return on_ssd or (chunk.blob is CopyState.PRESENT and self._meter.admits(Tier.BLOB_READ))
 
     def _slots(self, chunk: Chunk, shape: KvShape, now: float) -> list[int] | None:
         """Reserved slots for all layers, the chunk SAVING; None when another transfer has it or there is no room."""
@@ -135,15 +147,10 @@ class Saves:
             self._ledger.finish(offset)
             chunk.sums[layer] = event.checksums[layer]
             self._index.set_piece(chunk, layer, PieceState.READY, offset)
-        if chunk.doomed:
+        if chunk.doomed or chunk.ssd is CopyState.PRESENT:
             self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
-        elif self._capacity.admit(chunk.shape, event.now):
-            self._write_ssd(chunk)
         else:
-            self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
-            self._index.set_copy(chunk, "ssd", CopyState.SKIPPED)
-            self._out.append(Counted("ssd_writes_skipped"))
-            self._write_blob(chunk)
+            self._write_ssd(chunk)
         self._out.append(Counted("chunks_saved"))
         self._arrived([(chunk, layer) for layer in range(chunk.shape.layers)], event.now)
 
@@ -152,70 +159,104 @@ class Saves:
         lower ranked chunk's copy that the blob tier has too."""
         for chunk in chunks:
             size = chunk.shape.chunk_bytes
-            fresh = chunk.complete and chunk.ssd is CopyState.ABSENT and not chunk.doomed
+            fresh = chunk.complete and chunk.ssd in _LACKING and not chunk.doomed and self._meter.admits(Tier.SSD_WRITE)
             quiet = self.ssd_waiting_bytes + size <= self._limit_bytes // 2
             if fresh and quiet and self._capacity.admit(chunk.shape, now, backed_only=True):
                 self.ssd_waiting_bytes += size
                 self._write_ssd(chunk)
 
     def _write_ssd(self, chunk: Chunk) -> None:
+        """Hand it to the SSD, or, while that is left alone or has no room, to the next tier. Its bytes are counted as waiting already."""
+        if not self._meter.admits(Tier.SSD_WRITE) or not self._capacity.admit(chunk.shape, self._meter.now):
+            self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
+            self._not_on_ssd(chunk, "ssd_writes_skipped")
+            return
+        self._meter.write_began(Tier.SSD_WRITE, chunk.key)
         self._index.set_copy(chunk, "ssd", CopyState.WAITING)
         self._out.append(WriteSsd(chunk.key, chunk.shape, tuple(chunk.offsets), tuple(chunk.sums)))
 
     def ssd_written(self, event: SsdWritten) -> None:
         """The SSD has the chunk, or could not take it; the blob tier is next when this node owes it a copy."""
-        chunk = self._index.chunks.get(event.key)
+        chunk, outcome = self._index.chunks.get(event.key), Wrote(event.outcome)
         if chunk is None or chunk.ssd is not CopyState.WAITING:
             return
+        self._meter.written(Tier.SSD_WRITE, event.key, chunk.shape.chunk_bytes, outcome)
         self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
-        if event.ok:
+        if outcome is Wrote.OK:
             self._index.set_copy(chunk, "ssd", CopyState.PRESENT, event.sums or tuple(chunk.sums))
+            self._to_blob(chunk)
         else:
-            self._index.set_copy(chunk, "ssd", CopyState.SKIPPED)
-            self._out.append(Counted("ssd_write_failures"))
-        if chunk.saved_here and not chunk.doomed and chunk.blob in (CopyState.ABSENT, CopyState.SKIPPED):
+            self._not_on_ssd(chunk, "ssd_writes_skipped" if outcome is Wrote.NOT_TRIED else "ssd_write_failures")
+        self.pay()
+
+    def _not_on_ssd(self, chunk: Chunk, why: str) -> None:
+        self._index.set_copy(chunk, "ssd", CopyState.SKIPPED)
+        self._out.append(Counted(why))
+        if chunk.saved_here:
+            self._owed_ssd[chunk.key] = None
+        self._to_blob(chunk)
+
+    def _to_blob(self, chunk: Chunk) -> None:
+        if chunk.saved_here and not chunk.doomed and chunk.blob in _LACKING:
             self._write_blob(chunk)
+
+    def _not_in_blob(self, chunk: Chunk, why: str) -> None:
+        self._index.set_copy(chunk, "blob", CopyState.SKIPPED)
+        self._out.append(Counted(why))
+        self._owed_blob[chunk.key] = None
 
     def _write_blob(self, chunk: Chunk) -> None:
         size = chunk.shape.chunk_bytes
-        if self.blob_waiting_bytes + size > self._limit_bytes:
-            self._index.set_copy(chunk, "blob", CopyState.SKIPPED)
-            self._out.append(Counted("blob_writes_skipped"))
+        if self.blob_waiting_bytes + size > self._limit_bytes or not self._meter.admits(Tier.BLOB_WRITE):
+            self._not_in_blob(chunk, "blob_writes_skipped")
             return
+        self._meter.write_began(Tier.BLOB_WRITE, chunk.key)
         self.blob_waiting_bytes += size
         from_arena = chunk.ssd is not CopyState.PRESENT
         sums = tuple(chunk.sums) if from_arena else chunk.ssd_sums
         self._index.set_copy(chunk, "blob", CopyState.WAITING)
         self._out.append(WriteBlob(chunk.key, chunk.shape, tuple(chunk.offsets) if from_arena else (), sums))
 
-    def blob_written(self, key: bytes, ok: bool, sums: tuple[int, ...]) -> None:
+    def blob_written(self, event: BlobWritten) -> None:
         """The blob tier has the chunk, or could not take it."""
-        chunk = self._index.chunks.get(key)
+        chunk, outcome = self._index.chunks.get(event.key), Wrote(event.outcome)
         if chunk is None or chunk.blob is not CopyState.WAITING:
             return
+        self._meter.written(Tier.BLOB_WRITE, event.key, chunk.shape.chunk_bytes, outcome)
         self.blob_waiting_bytes -= chunk.shape.chunk_bytes
-        if ok:
-            self._index.set_copy(chunk, "blob", CopyState.PRESENT, sums or chunk.ssd_sums or tuple(chunk.sums))
+        if outcome is Wrote.OK:
+            self._index.set_copy(chunk, "blob", CopyState.PRESENT, event.sums or chunk.ssd_sums or tuple(chunk.sums))
         else:
-            self._index.set_copy(chunk, "blob", CopyState.SKIPPED)
-            self._out.append(Counted("blob_write_failures"))
-        self._pay()
+            self._not_in_blob(chunk, "blob_writes_skipped" if outcome is Wrote.NOT_TRIED else "blob_write_failures")
+        self.pay()
 
     def catch_up(self, fingerprint: bytes, present: Set[bytes]) -> None:
         """Chunks of known sessions that only the SSD has, since a write was skipped or cut short: they are written little by little."""
         for key, chunk in self._index.chunks.items():
             named = key in self._index.names and chunk.shape.fingerprint == fingerprint
             chunk.backed = chunk.backed or key in present
-            if named and key not in present and chunk.ssd is CopyState.PRESENT and chunk.blob in (CopyState.ABSENT, CopyState.SKIPPED):
-                self._owed.append(key)
-        self._pay()
+            if named and key not in present and chunk.ssd is CopyState.PRESENT and chunk.blob in _LACKING:
+                self._owed_blob[key] = None
+        self.pay()
 
-    def _pay(self) -> None:
-        while self._owed and not self.blob_waiting_bytes:
-            chunk = self._index.chunks.get(self._owed.popleft())
-            lacking = chunk is not None and chunk.blob in (CopyState.ABSENT, CopyState.SKIPPED)
-            if chunk is not None and lacking and chunk.ssd is CopyState.PRESENT and not chunk.doomed:
+    def pay(self) -> None:
+        """Write a chunk of what is owed to each slower tier that has nothing else to do and is well."""
+        while self._owed_ssd and not self.ssd_waiting_bytes and self._meter.admits(Tier.SSD_WRITE):
+            chunk = self._pop(self._owed_ssd)
+            if chunk is not None and chunk.ssd in _LACKING and chunk.complete:
+                self.ssd_waiting_bytes += chunk.shape.chunk_bytes
+                self._write_ssd(chunk)
+        while self._owed_blob and not self.blob_waiting_bytes and self._meter.admits(Tier.BLOB_WRITE):
+            chunk = self._pop(self._owed_blob)
+            if chunk is not None and chunk.blob in _LACKING and (chunk.ssd is CopyState.PRESENT or chunk.complete):
                 self._write_blob(chunk)
+
+    def _pop(self, owed: dict[bytes, None]) -> Chunk | None:
+        """The oldest debt, unless it cannot be paid any more."""
+        key = next(iter(owed))
+        del owed[key]
+        chunk = self._index.chunks.get(key)
+        return chunk if chunk is not None and not chunk.doomed and chunk.shape.chunk_bytes <= self._limit_bytes else None
 
     @property
     def waiting_bytes(self) -> int:

@@ -54,7 +54,15 @@ class LoadState(IntEnum):
     ENDED = 2
 
 
-_P, _C, _L = PieceState, CopyState, LoadState
+class TierState(IntEnum):
+    """Whether a tier is used (health.py)."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    TRIAL = 2
+
+
+_P, _C, _L, _T = PieceState, CopyState, LoadState, TierState
 
 PIECE_MOVES: dict[PieceState, frozenset[PieceState]] = {
     _P.ABSENT: frozenset({_P.EXPECTED, _P.QUEUED, _P.SAVING}),
@@ -76,7 +84,13 @@ LOAD_MOVES: dict[LoadState, frozenset[LoadState]] = {
     _L.ENDED: frozenset(),
 }
 
-S = TypeVar("S", PieceState, CopyState, LoadState)
+TIER_MOVES: dict[TierState, frozenset[TierState]] = {
+    _T.HEALTHY: frozenset({_T.DEGRADED}),
+    _T.DEGRADED: frozenset({_T.TRIAL}),
+    _T.TRIAL: frozenset({_T.HEALTHY, _T.DEGRADED}),
+}
+
+S = TypeVar("S", PieceState, CopyState, LoadState, TierState)
 
 
 def move(moves: dict[S, frozenset[S]], old: S, new: S) -> S:

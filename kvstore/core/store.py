@@ -21,10 +21,12 @@ from kvstore.core.index import Index
 from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
 from kvstore.core.loads import Loads
+from kvstore.core.meter import READ_TIER, Meter
+from kvstore.core.prefetch import rank
 from kvstore.core.room import Room
 from kvstore.core.saves import Saves
 from kvstore.core.sessions import Advice, Sessions
-from kvstore.core.state import CopyState
+from kvstore.core.state import CopyState, PieceState
 from kvstore.core.usefulness import Usefulness
 
 #: Owner of the loads that advisories make.
@@ -52,23 +54,38 @@ class Store:
         self.sessions = Sessions()
         self.ledger = Ledger(arena_bytes, granule_bytes)
         self.usefulness = Usefulness()
+        self.meter = Meter(self._out)
         self.room = Room(self.index, self.ledger, self.sessions, self.usefulness, self._out, layer_priority=layer_priority)
-        self.loads = Loads(self.index, self.ledger, self.sessions, self.usefulness, self._out)
-        self.fetches = Fetches(self.index, self.ledger, self.room, self.usefulness, self._out, self._arrived, self.loads.lost, self._read)
-        self.leases = Leases(self.index, self.fetches, self._out, self.loads.lost)
+        self.loads = Loads(self.index, self.ledger, self.sessions, self.usefulness, self.meter, self._out)
+        self.fetches = Fetches(
+            self.index, self.ledger, self.room, self.usefulness, self.meter, self._out, self._arrived, self.loads.lost, self._read
+        )
+        self.leases = Leases(self.index, self.fetches, self.meter, self._out, self.loads.lost)
         self.loads.connect(self.fetches, self.leases)
         self.capacity = Capacity(self.index, self.sessions, self._out)
         self.saves = Saves(
-            self.index, self.ledger, self.room, self.capacity, self._out, write_back_limit_bytes, self.loads.arrived, self.loads.lost
+            self.index,
+            self.ledger,
+            self.room,
+            self.capacity,
+            self.meter,
+            self._out,
+            write_back_limit_bytes,
+            self.loads.arrived,
+            self.loads.lost,
         )
         self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self._out)
         self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
         self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
+        self._has_recovered = False  #: the SSD's files are known
         self._numbers = 0
 
     def handle(self, event: ev.Event) -> list[do.Instruction]:
         """Mutates the store and returns what is to be done, in order. Unknown ids in events are ignored."""
+        if not isinstance(event, ev.Recovered):
+            self.meter.now = event.now
         now = self._dispatch(event)
+        self._tiers_changed(self.meter.now)
         if now is not None:
             self.fetches.pump(now)
         self.erasure.sweep()
@@ -82,6 +99,10 @@ class Store:
             case ev.Recovered():
                 self._recovered(event)
                 return None
+            case ev.TierFailed():
+                self.meter.health.bad(event.tier, event.reason, event.now, event.now, at_once=True)
+            case ev.TierTried():
+                self.meter.tried(event.tier, ev.Wrote(event.outcome), event.size)
             case ev.ShapesDeclared():
                 self._declared(event)
             case ev.WorkerGone():
@@ -96,10 +117,10 @@ class Store:
             case ev.LoadCancelled():
                 self.loads.cancel(event.load)
             case ev.Probed():
+                self.meter.probed(len(event.keys) - event.failed, event.failed)
                 self.loads.probed(event.load, event.keys, event.found, event.now)
             case ev.PeerHolds():
-                if self.leases.holds(event.lease, event.indices, event.now):
-                    self.loads.peer_answered(event.lease, event.now)
+                self.loads.peer_holds(event)
             case ev.PeerReady():
                 self.leases.ready(event.lease, event.pieces, event.now)
             case ev.PeerEnded():
@@ -119,7 +140,7 @@ class Store:
             case ev.SsdWritten():
                 self.saves.ssd_written(event)
             case ev.BlobWritten():
-                self.saves.blob_written(event.key, event.ok, event.sums)
+                self.saves.blob_written(event)
             case ev.BlobListed():
                 self.saves.catch_up(event.fingerprint, event.keys)
                 self.capacity.trim(event.now)
@@ -157,11 +178,37 @@ class Store:
     def _read(self, lease: str, pieces: int) -> None:
         self.leases.read(lease, pieces)
 
+    def _tiers_changed(self, now: float) -> None:
+        """What follows when tiers were given up or came back while an event was handled."""
+        health = self.meter.health
+        for tier in health.fallen:
+            for kind, read in READ_TIER.items():
+                if read is tier:
+                    self.fetches.divert(kind, now)
+        health.fallen.clear()
+        if health.risen:
+            health.risen.clear()
+            self.saves.pay()
+
+    def _try(self, tier: ev.Tier, now: float) -> None:
+        """Begin a tier's trial: the SSD is tried by reading a piece that nobody waits for, the others as the shell sees fit."""
+        if tier is ev.Tier.SSD_READ and self._has_recovered:
+            on_ssd = (c for c in self.index.chunks.values() if c.ssd is CopyState.PRESENT and not c.doomed)
+            lacking = ((c, i) for c in on_ssd for i in range(c.shape.layers) if c.state(i) is PieceState.ABSENT)
+            found = next(lacking, None)
+            if found is not None:
+                chunk, layer = found
+                where = rank(ev.LoadKind.PEER, layer=0, priority=0, arrival=now, order=0, position=0)
+                self.fetches.plan(ev.SourceKind.SSD, chunk.shape, [(chunk, layer, 0, chunk.ssd_sums[layer])], where, ev.LoadKind.PEER)
+                return
+        self._out.append(do.TryTier(tier, max((s.chunk_bytes for s in self.index.shapes.values()), default=1 << 20)))
+
     def _recovered(self, event: ev.Recovered) -> None:
+        self._has_recovered = True
         for copy in event.copies:
             self.index.shapes.setdefault(copy.shape.fingerprint, copy.shape)
             chunk = self.index.chunk(copy.key, copy.shape)
-            if chunk is not None and chunk.ssd is CopyState.ABSENT:
+            if chunk is not None and chunk.ssd in (CopyState.ABSENT, CopyState.SKIPPED):
                 self.index.set_copy(chunk, "ssd", CopyState.PRESENT, copy.checksums)
 
     # ---- sessions
@@ -240,7 +287,10 @@ class Store:
         for lease in self.leases.overdue(now):
             self.leases.ended(lease, answered=False, now=now)
             self.loads.peer_answered(lease, now)
+        self.loads.hurry(now)
         self.loads.expire(now)
+        for tier in self.meter.tick():
+            self._try(tier, now)
         for session in [s for s in self._hints if not self.sessions.live(s, now)]:
             del self._hints[session]
         self.sessions.trim(now, self.index.manifests)
@@ -252,7 +302,7 @@ class Store:
     @property
     def busy(self) -> bool:
         """Whether ticks are of use."""
-        return self.loads.count > 0
+        return self.loads.count > 0 or not self.meter.idle
 
     def queued(self, what: str) -> int:
         """How many reads of a source ("ssd", "peer", "blob") wait or run, or how many loads have not ended ("loads")."""
@@ -260,7 +310,7 @@ class Store:
 
     def validate(self) -> None:
         """Raise AssertionError when any part's invariant does not hold. Tests call it after every event."""
-        for part in (self.index, self.ledger, self.fetches, self.leases, self.loads, self.saves, self.erasure):
+        for part in (self.index, self.ledger, self.fetches, self.leases, self.loads, self.saves, self.erasure, self.meter):
             part.validate()
         self.usefulness.validate(self.index)
         slots = [o for c in self.index.resident.values() for o in c.offsets if o >= 0]

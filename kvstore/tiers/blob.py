@@ -35,10 +35,8 @@ from runtime import telemetry
 _READ_S, _WRITE_S = 5.0, 30.0
 #: A listing comes in pages; each has this long.
 _LIST_S, _LIST_CONCURRENCY = 10.0, 32
-#: After so many failures in a row, probes answer at once for this long.
-_PATIENCE, _AWAY_S = 3, 5.0
-#: A call that was cancelled earlier than this is no failure of the store.
-_HASTY_S = 1.0
+#: Where trials look, and write what they remove at once.
+_TRIAL_PATH = "trials"
 #: obstore's words for a server that ignores `Range`.
 _NO_RANGES = "non-partial response"
 #: Objects whose layout is remembered; that of any other costs a read which fails and one of its header.
@@ -87,30 +85,30 @@ class BlobTier:
         self._codecs = codecs or Codecs()
         self._encoded: dict[bytes, Layout] = {}  #: of objects that were last seen encoded; any other is taken for raw
         self._ranges = True
-        self._failures = 0
-        self._away_until = 0.0
 
     # ---- chunks
 
     async def probe(self, key: bytes, fingerprint: bytes) -> FoundCopy | None:
-        """The chunk's header, or None: not there, damaged (then it is deleted), or no answer in time.
+        """The chunk's header, or None: not there, damaged (then it is deleted), or no answer in time."""
+        found = await self.locate(key, fingerprint)
+        return found if isinstance(found, FoundCopy) else None
 
-        A store that failed several times in a row is not asked for a while, or every new prompt would wait for it.
-        """
+    async def locate(self, key: bytes, fingerprint: bytes) -> FoundCopy | Fault:
+        """As `probe`, and why there is none: MISSING, CORRUPT or UNAVAILABLE."""
         path = chunk_path(key, fingerprint)
-        if asyncio.get_running_loop().time() < self._away_until:
-            return None
         for last in (False, True):
             try:
                 found = await self._header(path, key, fingerprint)
             except PieceLost:
                 if last:  # it is asked twice, as an answer may be damaged where the object is not
                     await self.delete_chunk(key, fingerprint)
+            except FileNotFoundError:
+                return Fault.MISSING
             except Exception:
-                return None
+                return Fault.UNAVAILABLE
             else:
-                return FoundCopy(key, found.shape, found.checksums) if await self._readable(found) else None
-        return None
+                return FoundCopy(key, found.shape, found.checksums) if await self._readable(found) else Fault.MISSING
+        return Fault.CORRUPT
 
     async def _header(self, path: str, key: bytes, fingerprint: bytes) -> Header:
         start, size = await self._range(path, 0, BLOCK)
@@ -125,6 +123,25 @@ class BlobTier:
             raise OSError("the store's answer is not the whole object")
         self._remember(found)
         return found
+
+    async def answers(self) -> bool:
+        """Whether the store answers a question at all."""
+        try:
+            async with asyncio.timeout(_READ_S):
+                await obstore.head_async(self._store, _TRIAL_PATH)
+        except FileNotFoundError:
+            return True
+        except Exception:
+            return False
+        return True
+
+    async def try_write(self, node: str) -> bool:
+        """Store an empty object and remove it: would a chunk be taken?"""
+        path = f"{_TRIAL_PATH}/{node}"
+        if not await self._put("blob", path, b""):
+            return False
+        await self._delete(path)
+        return True
 
     def _remember(self, header: Header) -> None:
         self._encoded.pop(header.key, None)
@@ -291,22 +308,9 @@ class BlobTier:
 
     async def _range(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
         """A range and the whole object's size, in one request."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            data, size = await self._whole_or_partial(path, start, length)
-            if len(data) != max(0, min(length, size - start)):
-                raise OSError(f"{len(data)} of {length} bytes came")
-        except FileNotFoundError:
-            self._failures = 0
-            raise
-        except BaseException as e:
-            hasty = isinstance(e, asyncio.CancelledError) and loop.time() - began < _HASTY_S
-            self._failures += not hasty
-            if self._failures >= _PATIENCE:
-                self._away_until = loop.time() + _AWAY_S
-            raise
-        self._failures = 0
+        data, size = await self._whole_or_partial(path, start, length)
+        if len(data) != max(0, min(length, size - start)):
+            raise OSError(f"{len(data)} of {length} bytes came")
         return data, size
 
     async def _whole_or_partial(self, path: str, start: int, length: int) -> tuple[memoryview, int]:

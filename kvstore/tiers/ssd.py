@@ -10,6 +10,7 @@ keep many under way and verify each as it ends.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import queue
@@ -23,7 +24,7 @@ from typing import Literal
 
 from contracts.errors import ConfigError, PieceLost
 from contracts.kv import KvShape
-from kvstore.core.events import Fault, FoundCopy
+from kvstore.core.events import Fault, FoundCopy, Wrote
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.metrics import log
@@ -44,6 +45,7 @@ from kvstore.tiers.format import (
 
 _TEMPORARY = ".part"
 _SYNC_THREADS = 4
+_TRIAL_BLOCK = 1 << 20
 
 
 def folder_name(fingerprint: bytes) -> str:
@@ -95,13 +97,20 @@ class SsdTier:
         self._reader = reader
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
-        root.mkdir(parents=True, exist_ok=True)
-        self.direct = direct != "off" and direct_works(root)
-        if direct == "on" and not self.direct:
-            raise ConfigError(f"kv.direct_io = 'on': the file system of {root} refuses O_DIRECT; set kv.direct_io: auto or off")
+        self._direct_wanted = direct
+        self.direct = False
+        with contextlib.suppress(OSError):
+            self._open()
         self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         for number in range(reader.threads):
             threading.Thread(target=self._run_reads, name=f"ssd-read-{number}", daemon=True).start()
+
+    def _open(self) -> None:
+        """Make the directory. Raises OSError when that fails, ConfigError when it is not what the configuration asks for."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.direct = self._direct_wanted != "off" and direct_works(self.root)
+        if self._direct_wanted == "on" and not self.direct:
+            raise ConfigError(f"kv.direct_io = 'on': the file system of {self.root} refuses O_DIRECT; set kv.direct_io: auto or off")
 
     def _flags(self, shape: KvShape) -> int:
         """Pieces that end within a page go through the page cache: what follows them in a slot is not theirs to be written."""
@@ -112,18 +121,28 @@ class SsdTier:
         return self.root / folder_name(fingerprint) / key.hex()
 
     def recover(self) -> Recovery:
-        """Read every header; delete temporary, foreign, short and damaged files."""
+        """Read every header; delete temporary, foreign, short and damaged files. Raises OSError when the directory cannot be made or read.
+
+        A file that cannot be read now is left, and is not served.
+        """
+        self._open()
         recovery = Recovery([], 0)
         for path in self._files():
             reach("recover.between_files")
             try:
                 found = self._recover_one(path)
-            except (PieceLost, OSError, ValueError):
+            except OSError as e:
+                if e.errno != errno.ELOOP:
+                    continue
+            except (PieceLost, ValueError):
+                pass
+            else:
+                if self.encoded.found(found):
+                    recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums))
+                continue
+            with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
                 recovery.deleted += 1
-                continue
-            if self.encoded.found(found):
-                recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums))
         return recovery
 
     def _files(self) -> Iterator[Path]:
@@ -217,51 +236,83 @@ class SsdTier:
             case PieceLost():
                 faults = read.all(Fault.CORRUPT)
             case OSError(errno=errno.EIO) if read.fd >= 0:
-                # A medium error stays: the copy is of no use. Anything else may pass.
-                faults = read.all(Fault.CORRUPT)
+                faults = read.all(Fault.MEDIUM)
             case _:
                 if not isinstance(error, OSError):
                     log.error("a read of the SSD failed in a way that is not known", exc_info=error)
                 faults = read.all(Fault.UNAVAILABLE)
         read.done(faults)
 
-    def write(self, chunks: Sequence[WriteSsd]) -> list[bool]:
-        """One group commit. Which of the chunks are durable now; the others left nothing behind."""
-        done = [False] * len(chunks)
+    def readable(self) -> bool:
+        """Whether the directory can be listed."""
+        try:
+            os.listdir(self.root)
+        except OSError:
+            return False
+        return True
+
+    def try_write(self, size: int) -> Wrote:
+        """Write, sync and remove a file of so many bytes: would a chunk be taken?"""
+        path = self.root / f"trial{_TEMPORARY}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            try:
+                for start in range(0, size, _TRIAL_BLOCK):
+                    if os.write(fd, bytes(min(_TRIAL_BLOCK, size - start))) < min(_TRIAL_BLOCK, size - start):
+                        return Wrote.FULL
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+                path.unlink(missing_ok=True)
+        except OSError as e:
+            return write_outcome(e)
+        return Wrote.OK
+
+    def write(self, chunks: Sequence[WriteSsd]) -> list[Wrote]:
+        """One group commit. Which of the chunks are durable now, and why not; the others left nothing behind."""
+        done = [Wrote.FAILED] * len(chunks)
         temporary: dict[int, Path] = {}
         descriptors: dict[int, int] = {}
         try:
-            self._write_all(chunks, temporary, descriptors)
+            self._write_all(chunks, temporary, descriptors, done)
             reach("ssd.before_sync")
             synced = dict(zip(descriptors, self._sync.map(_sync, descriptors.values()), strict=True))
             reach("ssd.before_rename")
             folders: set[Path] = set()
-            for i, ok in synced.items():
-                if not ok:
+            for i, error in synced.items():
+                if error is not None:
+                    done[i] = write_outcome(error)
                     continue
                 final = self.path(chunks[i].key, chunks[i].shape.fingerprint)
                 try:
                     temporary[i].rename(final)
-                except OSError:
+                except OSError as e:
+                    done[i] = write_outcome(e)
                     continue
                 del temporary[i]
                 self.encoded.settle(chunks[i].key)
                 reach("ssd.renamed")
                 folders.add(final.parent)
-                done[i] = True
+                done[i] = Wrote.OK
             reach("ssd.before_folder_sync")
             for folder in folders:
-                _sync_folder(folder)
+                try:
+                    _sync_folder(folder)
+                except OSError as e:
+                    done = [write_outcome(e) if outcome is Wrote.OK else outcome for outcome in done]
         finally:
             self.encoded.written()
             for fd in descriptors.values():
                 os.close(fd)
             for path in temporary.values():
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
         return done
 
-    def _write_all(self, chunks: Sequence[WriteSsd], temporary: dict[int, Path], descriptors: dict[int, int]) -> None:
-        """Write temporary files, several at a time. `temporary`: all there are now; `descriptors`: of those that are whole."""
+    def _write_all(self, chunks: Sequence[WriteSsd], temporary: dict[int, Path], descriptors: dict[int, int], done: list[Wrote]) -> None:
+        """Write temporary files, several at a time. `temporary`: all there are now; `descriptors`: of those that are whole; `done`: why
+        the others are not."""
         moving: dict[int, tuple[int, Moving]] = {}
 
         def settle(limit: int) -> None:
@@ -271,7 +322,8 @@ class SsdTier:
                         if not transfer.ended():
                             continue
                         descriptors[i] = fd
-                    except OSError:
+                    except OSError as e:
+                        done[i] = write_outcome(e)
                         os.close(fd)
                     del moving[i]
                 if len(moving) > limit:
@@ -285,7 +337,8 @@ class SsdTier:
                 path = self._folder(shape) / (chunk.key.hex() + _TEMPORARY)
                 flags = self._flags(shape) if stored is None else os.O_NOFOLLOW
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | flags, 0o600)
-            except OSError:
+            except OSError as e:
+                done[i] = write_outcome(e)
                 continue
             temporary[i] = path
             try:
@@ -297,7 +350,8 @@ class SsdTier:
                 reach("ssd.part_made")
                 parts = [Part(piece_offset(shape, layer), offset, shape.piece_bytes) for layer, offset in enumerate(chunk.offsets)]
                 moving[i] = fd, self._writer.begin("WRITE", fd, parts, encode_header(chunk.key, shape, chunk.checksums))
-            except OSError:
+            except OSError as e:
+                done[i] = write_outcome(e)
                 os.close(fd)
         settle(0)
 
@@ -328,12 +382,31 @@ def verify(arena: Arena, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[i
     return {i: Fault.CORRUPT for i, p in enumerate(pieces) if arena.checksum(p.offset, shape.piece_bytes) != p.checksum}
 
 
-def _sync(fd: int) -> bool:
+_OUTCOMES = {
+    errno.ENOSPC: Wrote.FULL,
+    errno.EDQUOT: Wrote.FULL,
+    errno.EROFS: Wrote.READ_ONLY,
+    errno.EACCES: Wrote.READ_ONLY,
+    errno.EPERM: Wrote.READ_ONLY,
+    errno.EIO: Wrote.BROKEN,
+    errno.ENODEV: Wrote.BROKEN,
+    errno.ENXIO: Wrote.BROKEN,
+    errno.ENOTDIR: Wrote.BROKEN,
+    errno.ESTALE: Wrote.BROKEN,
+}
+
+
+def write_outcome(error: OSError) -> Wrote:
+    """What an error of a write says about the next one."""
+    return _OUTCOMES.get(error.errno or 0, Wrote.FAILED)
+
+
+def _sync(fd: int) -> OSError | None:
     try:
         os.fdatasync(fd)
-    except OSError:
-        return False
-    return True
+    except OSError as e:
+        return e
+    return None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -96,7 +96,7 @@ def test_what_only_this_ssd_has_goes_last_and_is_counted():
     store = make(4, {"a": (2, 10.0), "b": (2, 90.0)}, backed=False)
     store.handle(ev.BlobListed(SHAPE.fingerprint, set(keys("b", 2)), 100.0))
     for chunk_key in keys("a", 2):
-        store.handle(ev.BlobWritten(chunk_key, False, 100.0))
+        store.handle(ev.BlobWritten(chunk_key, ev.Wrote.FAILED, 100.0))
     out = save(store, "c", keys("c", 3))
     assert gone(out) == [keys("b", 2)[1], keys("b", 2)[0], keys("a", 2)[1]]
     assert sum(i.amount for i in out if isinstance(i, do.Counted) and i.labels == ("ssd", "only copy")) == SHAPE.chunk_bytes
@@ -106,7 +106,7 @@ def test_what_only_this_ssd_has_goes_last_and_is_counted():
 def test_what_is_being_copied_to_the_blob_tier_stays_and_the_new_chunk_goes_there_from_the_arena():
     store = make(2, {}, backed=False)
     for write in [i for i in save(store, "a", keys("a", 2)) if isinstance(i, do.WriteSsd)]:
-        store.handle(ev.SsdWritten(write.key, True, 200.0))
+        store.handle(ev.SsdWritten(write.key, ev.Wrote.OK, 200.0))
     assert all(store.index.chunks[k].blob is CopyState.WAITING for k in keys("a", 2))
     out = save(store, "b", keys("b", 1), 201.0)
     assert not gone(out) and not [i for i in out if isinstance(i, do.WriteSsd)]
@@ -168,6 +168,6 @@ def test_a_session_that_is_being_saved_does_not_displace_itself():
     store = make(3, {"a": (3, 50.0)})
     assert gone(save(store, "c", keys("c", 2))) == [keys("a", 3)[2], keys("a", 3)[1]]
     for chunk_key in keys("c", 2):
-        store.handle(ev.SsdWritten(chunk_key, True, 200.0))
-        store.handle(ev.BlobWritten(chunk_key, True, 200.0))
+        store.handle(ev.SsdWritten(chunk_key, ev.Wrote.OK, 200.0))
+        store.handle(ev.BlobWritten(chunk_key, ev.Wrote.OK, 200.0))
     assert gone(save(store, "c", [bytes([7]) * 32], 201.0)) == keys("a", 1)

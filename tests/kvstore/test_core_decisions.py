@@ -132,7 +132,7 @@ def test_saves_over_the_write_back_limit_are_refused_and_accepted_again_when_it_
     assert len(of(do.WriteSsd, writes)) == 2
     refused = of(do.Grant, store.handle(ev.SaveWanted(("w", 2), SESSION, SHAPE.fingerprint, KEYS[2:3], 0.0)))[0]
     assert refused.refused == (0,)
-    store.handle(ev.SsdWritten(KEYS[0], True, 0.0))
+    store.handle(ev.SsdWritten(KEYS[0], ev.Wrote.OK, 0.0))
     assert of(do.Grant, store.handle(ev.SaveWanted(("w", 3), SESSION, SHAPE.fingerprint, KEYS[2:3], 0.0)))[0].indices == (0,)
     store.validate()
 
@@ -140,9 +140,9 @@ def test_saves_over_the_write_back_limit_are_refused_and_accepted_again_when_it_
 def test_a_saved_chunk_is_written_to_the_ssd_and_then_from_there_to_the_blob_tier():
     store = make()
     (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
-    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, True, 0.0)))
+    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, ev.Wrote.OK, 0.0)))
     assert blob.offsets == ()
-    store.handle(ev.BlobWritten(write.key, True, 0.0))
+    store.handle(ev.BlobWritten(write.key, ev.Wrote.OK, 0.0))
     assert store.saves.waiting_bytes == 0
 
 
@@ -161,9 +161,9 @@ def test_a_decoded_piece_has_the_arenas_checksum_and_its_copy_keeps_its_own():
 def test_each_tier_is_later_asked_for_the_checksums_of_its_own_copy():
     store = make()
     (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
-    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, True, 0.0, (8, 9))))
+    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, ev.Wrote.OK, 0.0, (8, 9))))
     assert blob.checksums == (8, 9)
-    store.handle(ev.BlobWritten(write.key, True, 0.0, (6, 7)))
+    store.handle(ev.BlobWritten(write.key, ev.Wrote.OK, 0.0, (6, 7)))
     chunk = store.index.chunks[write.key]
     assert (chunk.sums, chunk.ssd_sums, chunk.blob_sums) == ([1, 2], (8, 9), (6, 7))
     store.validate()
@@ -172,7 +172,7 @@ def test_each_tier_is_later_asked_for_the_checksums_of_its_own_copy():
 def test_a_full_disk_sends_the_chunk_to_the_blob_tier_from_the_arena():
     store = make()
     (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
-    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, False, 0.0)))
+    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, ev.Wrote.FAILED, 0.0)))
     assert blob.offsets == write.offsets
 
 

@@ -188,9 +188,9 @@ class StoreMachine(RuleBasedStateMachine):
             case do.Sum():
                 self.send(ev.Summed(i.key, sums(i.key, i.shape), now))
             case do.WriteSsd():
-                self.send(ev.SsdWritten(i.key, data.draw(st.booleans()), now))
+                self.send(ev.SsdWritten(i.key, data.draw(st.sampled_from(list(ev.Wrote))), now))
             case do.WriteBlob():
-                self.send(ev.BlobWritten(i.key, data.draw(st.booleans()), now))
+                self.send(ev.BlobWritten(i.key, data.draw(st.sampled_from(list(ev.Wrote))), now))
             case do.FetchManifest():
                 manifest = self.manifest(i.session, 6) if data.draw(st.booleans()) else None
                 self.send(ev.ManifestFetched(i.session, manifest, now))
@@ -303,9 +303,9 @@ class StoreMachine(RuleBasedStateMachine):
                     case do.Sum():
                         self.send(ev.Summed(i.key, sums(i.key, i.shape), self.now))
                     case do.WriteSsd():
-                        self.send(ev.SsdWritten(i.key, True, self.now))
+                        self.send(ev.SsdWritten(i.key, ev.Wrote.OK, self.now))
                     case do.WriteBlob():
-                        self.send(ev.BlobWritten(i.key, True, self.now))
+                        self.send(ev.BlobWritten(i.key, ev.Wrote.OK, self.now))
         self.store.validate()
         assert not self.store.saves.waiting_bytes
         assert not self.store.ledger._reserved and not self.store.ledger._pins

@@ -13,7 +13,7 @@ import pytest
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
-from kvstore.core.events import Fault
+from kvstore.core.events import Fault, Wrote
 from kvstore.tiers import nixl
 from kvstore.tiers.file_io import FileIo, NixlFileIo, ThreadFileIo, direct_works
 from kvstore.tiers.format import object_bytes, piece_offset
@@ -45,7 +45,7 @@ def ssd(file_io, tmp_path: Path, arena) -> Iterator[SsdTier]:
 
 def test_a_chunk_comes_back_from_the_ssd_whole_and_in_parts(ssd, arena):
     write = written(arena)
-    assert ssd.write([write]) == [True]
+    assert ssd.write([write]) == [Wrote.OK]
     for layers in (range(5), range(2), range(3, 5)):
         pieces = wanted(write, layers)
         assert ssd.read(SHAPE, pieces) == {}
@@ -54,7 +54,7 @@ def test_a_chunk_comes_back_from_the_ssd_whole_and_in_parts(ssd, arena):
 
 def test_recovery_finds_what_is_whole_and_deletes_the_rest(ssd, arena):
     good, short, flipped = written(arena), written(arena, b"s" * 32), written(arena, b"h" * 32)
-    assert ssd.write([good, short, flipped]) == [True] * 3
+    assert ssd.write([good, short, flipped]) == [Wrote.OK] * 3
     path = ssd.path(short.key, SHAPE.fingerprint)
     os.truncate(path, object_bytes(SHAPE) - 1)
     header = ssd.path(flipped.key, SHAPE.fingerprint)
@@ -89,7 +89,7 @@ def test_a_missing_file_and_a_short_one_are_faults_and_not_errors(ssd, arena):
 def test_a_chunk_that_cannot_be_written_leaves_nothing_and_does_not_harm_its_group(ssd, arena):
     good, bad = written(arena), written(arena, OTHER_KEY)
     ssd.path(OTHER_KEY, SHAPE.fingerprint).mkdir(parents=True)  # a rename onto it must fail
-    assert ssd.write([good, bad]) == [True, False]
+    assert ssd.write([good, bad]) == [Wrote.OK, Wrote.FAILED]
     assert [p.name for p in ssd.path(KEY, SHAPE.fingerprint).parent.iterdir() if p.is_file()] == [KEY.hex()]
 
 
@@ -97,13 +97,13 @@ def test_a_disk_that_fails_is_a_fault_when_read_and_a_refusal_when_written(tmp_p
     disk = FakeFileIo(arena)
     ssd = SsdTier(tmp_path / "ssd", arena, disk, disk)
     write = written(arena)
-    assert ssd.write([write]) == [True]
+    assert ssd.write([write]) == [Wrote.OK]
     disk.error = OSError(errno.EIO, "medium error")
     assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.CORRUPT}
     disk.error = OSError(errno.EAGAIN, "busy")
     assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.UNAVAILABLE}
     disk.error = OSError(errno.ENOSPC, "full")
-    assert ssd.write([written(arena, OTHER_KEY)]) == [False]
+    assert ssd.write([written(arena, OTHER_KEY)]) == [Wrote.FAILED]
     assert [p.name for p in ssd.path(KEY, SHAPE.fingerprint).parent.iterdir()] == [KEY.hex()]
     disk.error = None
     assert ssd.read(SHAPE, wanted(write, range(5))) == {}
