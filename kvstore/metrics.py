@@ -30,6 +30,7 @@ _LABELLED = {
     ),
     "hint_bytes": _counter("hint_bytes", "Bytes brought for hints: used, late (the request came first), wasted", "outcome"),
     "checksum_failures": _counter("checksum_failures", "Pieces whose bytes were not what was written, by where they came from", "source"),
+    "medium_errors": _counter("medium_errors", "Pieces that a device reported an error for", "source"),
     "missing_pieces": _counter("missing_pieces", "Pieces that were not where they were known to be", "source"),
 }
 _USED = Gauge("upbeat_kvstore_used_bytes", "Bytes that a tier of this node holds", ["tier"], registry=telemetry.REGISTRY)

@@ -235,9 +235,10 @@ class Loads:
         """Pieces did not come from `source`: a bad copy is deleted, and whoever waits tries the next source,
         unless there is no room for it from any."""
         chunks = {chunk.key: chunk for chunk, _ in pieces}
-        bad = fault in (Fault.CORRUPT, Fault.MISSING)
-        if bad:
-            what = "checksum_failures" if fault is Fault.CORRUPT else "missing_pieces"
+        # A medium error of a disk that otherwise works stays with that copy; those of a broken disk say nothing about its copies.
+        bad = fault in (Fault.CORRUPT, Fault.MISSING) or (fault is Fault.MEDIUM and self._meter.reads(source))
+        what = {Fault.CORRUPT: "checksum_failures", Fault.MISSING: "missing_pieces", Fault.MEDIUM: "medium_errors"}.get(fault)
+        if what is not None:
             self._out.append(Counted(what, len(pieces), (source.name.lower(),)))
         for chunk in chunks.values():
             if not bad or source is SourceKind.PEER:

@@ -8,6 +8,7 @@ shell (kvstore/node.py) executes instructions and reports back; the simulator do
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import assert_never
 
 from contracts.ids import SessionKey
@@ -29,6 +30,8 @@ from kvstore.core.sessions import Advice, Sessions
 from kvstore.core.state import CopyState, PieceState
 from kvstore.core.usefulness import Usefulness
 
+#: Among so many pieces the one is chosen by which a disk is tried.
+_TRIAL_CHOICES = 64
 #: Owner of the loads that advisories make.
 ADVISORY = "advisory"
 
@@ -195,9 +198,10 @@ class Store:
         if tier is ev.Tier.SSD_READ and self._has_recovered:
             on_ssd = (c for c in self.index.chunks.values() if c.ssd is CopyState.PRESENT and not c.doomed)
             lacking = ((c, i) for c in on_ssd for i in range(c.shape.layers) if c.state(i) is PieceState.ABSENT)
-            found = next(lacking, None)
-            if found is not None:
-                chunk, layer = found
+            self._numbers += 1  # another one every time: one bad file must not keep a good disk away
+            choices = list(islice(lacking, _TRIAL_CHOICES))
+            if choices:
+                chunk, layer = choices[self._numbers % len(choices)]
                 where = rank(ev.LoadKind.PEER, layer=0, priority=0, arrival=now, order=0, position=0)
                 self.fetches.plan(ev.SourceKind.SSD, chunk.shape, [(chunk, layer, 0, chunk.ssd_sums[layer])], where, ev.LoadKind.PEER)
                 return

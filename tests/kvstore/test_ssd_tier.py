@@ -99,11 +99,11 @@ def test_a_disk_that_fails_is_a_fault_when_read_and_a_refusal_when_written(tmp_p
     write = written(arena)
     assert ssd.write([write]) == [Wrote.OK]
     disk.error = OSError(errno.EIO, "medium error")
-    assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.CORRUPT}
+    assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.MEDIUM}
     disk.error = OSError(errno.EAGAIN, "busy")
     assert set(ssd.read(SHAPE, wanted(write, range(5))).values()) == {Fault.UNAVAILABLE}
     disk.error = OSError(errno.ENOSPC, "full")
-    assert ssd.write([written(arena, OTHER_KEY)]) == [Wrote.FAILED]
+    assert ssd.write([written(arena, OTHER_KEY)]) == [Wrote.FULL]
     assert [p.name for p in ssd.path(KEY, SHAPE.fingerprint).parent.iterdir()] == [KEY.hex()]
     disk.error = None
     assert ssd.read(SHAPE, wanted(write, range(5))) == {}
