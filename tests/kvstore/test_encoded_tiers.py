@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from obstore.store import MemoryStore
 
 from contracts.errors import ConfigError
-from kvstore.core.events import BlobWritten, Event, Fault
+from kvstore.core.events import BlobWritten, Event, Fault, Wrote
 from kvstore.core.instructions import FetchPiece, WriteBlob, WriteSsd
 from kvstore.tiers.blob import BlobTier
 from kvstore.tiers.codecs import Codec, Codecs
@@ -54,7 +54,7 @@ def assert_lossy(arena, write: WriteSsd, pieces: list[FetchPiece], sums: dict[in
 
 def test_an_encoded_chunk_comes_back_from_the_ssd_whole_in_parts_and_after_a_restart(tmp_path, arena):
     ssd, write = make_ssd(tmp_path, arena, Upper()), written(arena)
-    assert ssd.write([write]) == [True]
+    assert ssd.write([write]) == [Wrote.OK]
     file = ssd.path(KEY, SHAPE.fingerprint)
     assert file.stat().st_size == decode_header(file.read_bytes()).layout.object_bytes < object_bytes(SHAPE)
     again = make_ssd(tmp_path, arena, None)
@@ -91,7 +91,7 @@ def test_a_file_of_a_codec_that_is_not_here_is_a_miss_and_stays(tmp_path, arena)
     recovery = poor.recover()
     assert (recovery.copies, recovery.deleted) == ([], 0)
     assert ssd.path(KEY, SHAPE.fingerprint).exists()
-    assert poor.write([write]) == [True]  # and gives way to a new one
+    assert poor.write([write]) == [Wrote.OK]  # and gives way to a new one
     assert poor.read(SHAPE, wanted(write, range(5))) == {}
 
 
@@ -100,7 +100,7 @@ def test_a_chunk_that_the_codec_cannot_hold_is_stored_raw(tmp_path, arena):
     arena.view[write.offsets[3] : write.offsets[3] + 8] = STUBBORN
     write = written(arena)
     ssd = make_ssd(tmp_path, arena, Upper())
-    assert ssd.write([write]) == [True]
+    assert ssd.write([write]) == [Wrote.OK]
     assert ssd.encoded.header(KEY) is None
     assert ssd.read(SHAPE, wanted(write, range(5))) == {}
     assert_same(arena, write, wanted(write, range(5)))
@@ -110,7 +110,7 @@ def test_damage_in_the_arena_gets_no_good_checksum_by_being_encoded(tmp_path, ar
     write = written(arena)
     arena.view[write.offsets[2] + 5] ^= 1
     ssd = make_ssd(tmp_path, arena, Upper())
-    assert ssd.write([write]) == [True]
+    assert ssd.write([write]) == [Wrote.OK]
     assert ssd.read(SHAPE, wanted(write, range(5))) == {2: Fault.CORRUPT}
 
 
@@ -118,7 +118,7 @@ def test_damage_in_the_arena_gets_no_good_checksum_by_being_encoded(tmp_path, ar
 @given(data=st.data())
 def test_no_flipped_bit_of_an_encoded_file_is_served(tmp_path, arena, data):
     ssd, write = make_ssd(tmp_path, arena, Upper()), written(arena)
-    assert ssd.write([write]) == [True]
+    assert ssd.write([write]) == [Wrote.OK]
     path = ssd.path(KEY, SHAPE.fingerprint)
     content = bytearray(path.read_bytes())
     bit = data.draw(st.integers(0, len(content) * 8 - 1))
@@ -188,7 +188,7 @@ async def test_a_flipped_bit_of_an_encoded_object_is_that_pieces_fault_only(aren
 async def test_the_blob_copy_is_by_the_blob_tiers_codec_whatever_the_ssds_is(tmp_path, arena, ssd_codec, blob_codec):
     from_file, from_arena = written(arena), written(arena, OTHER_KEY, MIB)
     ssd, blob = make_ssd(tmp_path, arena, ssd_codec), BlobTier(MemoryStore(), arena, with_upper())
-    assert ssd.write([from_file]) == [True]
+    assert ssd.write([from_file]) == [Wrote.OK]
     header = ssd.encoded.header(KEY)
     events: asyncio.Queue[Event] = asyncio.Queue()
     write_back = WriteBack(ssd, blob, arena, RealClock(), events.put_nowait, Tasks(), blob_codec)
@@ -196,7 +196,7 @@ async def test_the_blob_copy_is_by_the_blob_tiers_codec_whatever_the_ssds_is(tmp
     write_back.blob(WriteBlob(OTHER_KEY, SHAPE, from_arena.offsets, from_arena.checksums))
     for _ in range(2):
         event = await asyncio.wait_for(events.get(), 20)
-        assert isinstance(event, BlobWritten) and event.ok
+        assert isinstance(event, BlobWritten) and event.outcome is Wrote.OK
         found = await blob.probe(event.key, SHAPE.fingerprint)
         assert found is not None and found.checksums == event.sums
         write = from_file if event.key == KEY else from_arena
@@ -226,7 +226,7 @@ async def test_a_damaged_ssd_file_is_not_converted_into_a_good_object(tmp_path, 
     write_back = WriteBack(ssd, blob, arena, RealClock(), events.put_nowait, Tasks(), None)
     write_back.blob(WriteBlob(KEY, SHAPE, (), header.checksums))
     event = await asyncio.wait_for(events.get(), 20)
-    assert isinstance(event, BlobWritten) and not event.ok
+    assert isinstance(event, BlobWritten) and event.outcome is not Wrote.OK
     assert await blob.probe(KEY, SHAPE.fingerprint) is None
     write_back.close()
 
