@@ -7,6 +7,7 @@ import os
 import time
 
 import torch
+from prometheus_client import start_http_server
 
 from contracts.errors import ConfigError
 from contracts.kv import tenant_salt
@@ -23,6 +24,7 @@ from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
+from worker.metrics import WorkerMetrics
 from worker.models.load import load_model
 from worker.reporter import Reporter
 from worker.runner import Runner
@@ -31,6 +33,8 @@ from worker.store_link import StoreLink
 from worker.text import TextCodec
 
 log = telemetry.logger("worker")
+#: Counted from the worker's own port.
+_METRICS_PORT = 2
 
 
 class WorkerProcess:
@@ -76,6 +80,7 @@ class WorkerProcess:
         self.engine.on_crash = self._engine_died
         self.loader.start()
         self.engine.start()
+        self._serve_metrics()
         self.handler = WorkerServer(self.engine, codec, max_tokens, model.config.vocab_size)
         self.server, health = rpc.server(places.worker_listen, ["upbeat.v1.Worker"])
         worker_pb2_grpc.add_WorkerServicer_to_server(self.handler, self.server)  # type: ignore[no-untyped-call]
@@ -96,6 +101,15 @@ class WorkerProcess:
         )
         self.tasks.start(self.reporter.run(), "reporter")
         log.info("serving", model=config.served_model, max_tokens=max_tokens, pages=pool.total, start_s=round(time.monotonic() - began, 2))
+
+    def _serve_metrics(self) -> None:
+        """Prometheus' text beside the worker's port; a worker without metrics still serves."""
+        telemetry.REGISTRY.register(WorkerMetrics(self.engine))
+        host, _, port = self.places.worker_listen.rpartition(":")
+        try:
+            start_http_server(int(port) + _METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+        except OSError as e:
+            log.warning("no metrics", error=str(e))
 
     def _engine_died(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self.tasks.fail, error)

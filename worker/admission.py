@@ -12,6 +12,7 @@ from worker.core.load_plan import may_start
 from worker.core.pace import Pace
 from worker.core.sequence import Event, Sequence, State
 from worker.device import Device
+from worker.prefetching import Prefetching
 
 log = telemetry.logger("worker.admission")
 #: After this many restarts for lost pieces a sequence computes everything itself.
@@ -21,14 +22,14 @@ MAX_LOSSES = 4
 class Admission:
     """Admits sequences; mutates them and the device's cache. Engine thread only."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, prefetching: Prefetching) -> None:
+        self.device, self.prefetching = device, prefetching
         self.pace = Pace()
 
     # ---- WAITING -> LOADING ------------------------------------------------------------------------------------
     def admit(self, sequence: Sequence) -> bool:
         """Give the sequence its blocks and ask for what is missing. False, with nothing changed, when there is no room."""
-        d, cache, now = self.device, self.device.cache, self.device.clock.now()
+        d, cache = self.device, self.device.cache
         size, layers = d.shape.chunk_tokens, d.shape.layers
         usable = 0
         if d.settings.cache and sequence.losses < MAX_LOSSES:
@@ -41,18 +42,21 @@ class Admission:
             if block is None or block.lost:
                 break
             matched.append(block)
-            cache.use(block, now)
+            cache.use(block)
+        self.prefetching.give_way_to(matched)
         chunks = len(sequence.tokens) // size + 1
         gaps = [[int(i) for i in np.flatnonzero(b.pages == NO_PAGE)] for b in matched]
-        if not cache.make_room(sum(map(len, gaps)) + (chunks - len(matched)) * layers, now):
+        if not self._make_room(sum(map(len, gaps)) + (chunks - len(matched)) * layers):
             for block in matched:
-                cache.release(block, now)
+                cache.release(block)
             return False
         for block, missing in zip(matched, gaps, strict=True):
+            cache.claim(block)
+            cache.want(block, sequence.request.session)
             cache.fill(block, missing)
-        fresh = [cache.new_block(i, sequence.request.session, range(layers), now) for i in range(len(matched), chunks)]
+        fresh = [cache.new_block(i, sequence.request.session, range(layers)) for i in range(len(matched), chunks)]
         for block in fresh:
-            cache.use(block, now)
+            cache.use(block)
         d.back()
         sequence.blocks = matched + fresh
         sequence.matched, sequence.found, sequence.load_id = len(matched), len(matched), 0
@@ -64,6 +68,14 @@ class Admission:
         elif first < len(matched):
             # Pieces are missing and nobody can bring them: what is whole is used, the rest is computed.
             self._restart_without(sequence, first)
+        return True
+
+    def _make_room(self, pages: int) -> bool:
+        """Purge for a request; loads of hints give way to it, one by one, before it has to wait or somebody is preempted."""
+        cache, now = self.device.cache, self.device.clock.now()
+        while not cache.make_room(pages, now):
+            if not self.prefetching.give_up_one():
+                return False
         return True
 
     def _ask(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:
@@ -143,9 +155,8 @@ class Admission:
         if sequence.load_id:
             self.device.cancel_load(sequence.load_id)
             sequence.load_id = 0
-        now = self.device.clock.now()
         for block in reversed(sequence.blocks):
-            self.device.cache.release(block, now)
+            self.device.cache.release(block)
         sequence.blocks = []
         sequence.computed, sequence.found, sequence.matched = 0, None, 0
 
@@ -155,12 +166,11 @@ class Admission:
         need = -(-upto_tokens // d.shape.chunk_tokens) - len(sequence.blocks)
         if need <= 0:
             return True
-        now = d.clock.now()
-        if not d.cache.make_room(need * d.shape.layers, now):
+        if not self._make_room(need * d.shape.layers):
             return False
         for _ in range(need):
-            block = d.cache.new_block(len(sequence.blocks), sequence.request.session, range(d.shape.layers), now)
-            d.cache.use(block, now)
+            block = d.cache.new_block(len(sequence.blocks), sequence.request.session, range(d.shape.layers))
+            d.cache.use(block)
             sequence.blocks.append(block)
         d.back()
         return True

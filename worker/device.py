@@ -66,7 +66,7 @@ class Device:
     ) -> Load:
         """Ask the store for `layers[i]` of chunk `keys[i]`, into `blocks[i]`; the pages are there already."""
         self.back()
-        load = Load(self.next_id(), session, blocks, layers)
+        load = Load(self.next_id(), session, blocks, layers, hint=load_class == kvstore_pb2.PREFETCH)
         for block in blocks:
             block.moving += 1
         self.table.open[load.load_id] = load
@@ -99,15 +99,22 @@ class Device:
             if not block.complete:
                 self.cache.lose(block)
 
-    def close_load(self, load: Load) -> list[Block]:
-        """The loader is done with it: unpin. Returns blocks that somebody needs and that miss pieces: they are lost."""
-        self.table.open.pop(load.load_id, None)
-        lost = []
+    def abort_hint(self, load: Load) -> None:
+        """Give a hint's load up; its pages that have not come are free when this returns. What has come stays."""
+        load.cancelled = True
+        self.loader.halt(load)
+        self.tell(cancel=kvstore_pb2.LoadCancel(load_id=load.load_id))
+        self.close_load(load)
+
+    def close_load(self, load: Load) -> None:
+        """The loader is done with it: unpin. Blocks that miss pieces which a sequence waits for are lost. May be told twice."""
+        if self.table.open.pop(load.load_id, None) is None:
+            return
         for block, layers in zip(load.blocks, load.layers, strict=True):
             block.moving -= 1
-            if block.key is not None and not block.lost and not block.ready[layers].all() and block.users:
-                self.cache.lose(block)
-                lost.append(block)
-            else:
+            if block.ready[layers].all() or block.key is None or block.lost:
                 self.cache.settle(block)
-        return lost
+            elif load.hint or not block.users:
+                self.cache.give_up(block, layers)
+            else:
+                self.cache.lose(block)

@@ -100,7 +100,8 @@ class Engine:
     ) -> None:
         self.device, self.runner, self.codec, self.eos_ids = device, runner, codec, eos_ids
         self.model_name, self.settings = model_name, settings
-        self.admission, self.saving, self.prefetching = Admission(device), Saving(device), Prefetching(device)
+        self.saving, self.prefetching = Saving(device), Prefetching(device)
+        self.admission = Admission(device, self.prefetching)
         self.sampler = Sampler()
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.counts = Counts(0, 0, 0, 0.0, 0.0, device.cache.pool.total, device.cache.pool.total, ())
@@ -140,7 +141,7 @@ class Engine:
             self.on_crash(error)
 
     def _turn(self) -> None:
-        self._take_events(block=not self._can_step())
+        self._take_events(block=not self._can_step() and not self.prefetching.due)
         self._admit()
         self.prefetching.pump()
         batch = self._schedule()
@@ -148,7 +149,7 @@ class Engine:
             self._step(batch)
         self._report()
         self._flush_frames()
-        self._quiet = not self._live and not self.saving.busy
+        self._quiet = not self._live and not self.saving.busy and not self.prefetching.due
 
     # ---- events ------------------------------------------------------------------------------------------------
     def _can_step(self) -> bool:
@@ -183,6 +184,7 @@ class Engine:
                         self.admission.restart(sequence, Event.LOST)
             case SaveCopied():
                 self.saving.copied(event)
+                self.prefetching.try_again()
             case StoreUp():
                 self.device.store_here = True
             case StoreDown():

@@ -42,6 +42,10 @@ class KvLoader:
     def __init__(self, kv: PagedKv, table: LoadTable, to_engine: Callable[[object], None]) -> None:
         self.kv, self.table, self._to_engine = kv, table, to_engine
         self.link: StoreLink | None = None
+        #: Pages copied, for requests and for hints, and pages copied down. Each has one writer.
+        self.loaded = {"demand": 0, "hint": 0}
+        self.saved = 0
+        self._copying = threading.Lock()
         self._loads: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._threads = [
@@ -66,6 +70,12 @@ class KvLoader:
     def cancel(self, load: Load) -> None:
         """Close the load without its remaining pieces; LoadClosed follows. Any thread."""
         self._loads.put(_Cancel(load))
+
+    def halt(self, load: Load) -> None:
+        """Close the load at once: when this returns, its pages are touched no more. No LoadClosed follows. Any thread."""
+        with self._copying, self.table.progress:
+            load.closed = True
+            self.table.progress.notify_all()
 
     def save(self, save_id: int, blocks: list[tuple[int, Block]], offsets: list[int], arena: Arena) -> None:
         """Copy the blocks to the arena; SaveCopied follows. The blocks must not move meanwhile. Any thread."""
@@ -95,10 +105,14 @@ class KvLoader:
                 log.error("unasked piece", load=load.load_id, chunk=chunk, layer=layer, offset=offset)
                 continue
             block = load.blocks[chunk]
-            page = int(block.pages[layer])
-            if page != NO_PAGE:
-                ctypes.memmove(self.kv.page_bytes_view(page).ctypes.data, base + offset, size)
-                block.ready[layer] = True
+            with self._copying:
+                if load.closed:
+                    return
+                page = int(block.pages[layer])
+                if page != NO_PAGE:
+                    ctypes.memmove(self.kv.page_bytes_view(page).ctypes.data, base + offset, size)
+                    block.ready[layer] = True
+                    self.loaded["hint" if load.hint else "demand"] += 1
         with self.table.progress:
             self.table.progress.notify_all()
         taken = kvstore_pb2.LoadTaken(load_id=load.load_id, chunks=pieces.chunks, layers=pieces.layers)
@@ -127,5 +141,6 @@ class KvLoader:
                     continue
                 for page, offset in zip(block.pages, offsets, strict=True):
                     ctypes.memmove(base + offset, self.kv.page_bytes_view(int(page)).ctypes.data, size)
+                self.saved += layers
                 ok.append(index)
             self._to_engine(SaveCopied(work.save_id, ok, failed))

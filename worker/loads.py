@@ -17,12 +17,13 @@ from worker.core.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """blocks[i] receives `layers[i]` of the request's chunk i. `sequence` is None for a prefetch."""
+    """blocks[i] receives `layers[i]` of the request's chunk i. `hint`: nobody waits for it; else `sequence` does."""
 
     load_id: int
     session: SessionKey
     blocks: list[Block]
     layers: list[list[int]]
+    hint: bool = False
     sequence: Sequence | None = None
     closed: bool = False
     cancelled: bool = False

@@ -32,6 +32,8 @@ class Saving:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._saves: dict[int, list[Block]] = {}
+        #: Saves whose store went away while their blocks were copied: nobody will know of the copies.
+        self._orphans: set[int] = set()
         self._turns: list[_Turn] = []
         #: Chunks that went down, and chunks that the store would not take.
         self.saved = self.refused = 0
@@ -64,7 +66,9 @@ class Saving:
         """The store made room for some, has some, and refuses some."""
         blocks = self._saves.get(grant.save_id)
         arena = self.device.link.arena if self.device.link else None
-        if blocks is None:
+        if blocks is None:  # asked of this store's predecessor in all but the last moment: it need not keep room for them
+            if grant.indices:
+                self.device.tell(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices))
             return
         for index in grant.held:
             self._settle(blocks[index], Save.BELOW)
@@ -84,11 +88,14 @@ class Saving:
     def copied(self, done: SaveCopied) -> None:
         """The loader's thread has copied a save's blocks."""
         blocks = self._saves.pop(done.save_id, None)
-        self.device.tell(saved=kvstore_pb2.SaveDone(save_id=done.save_id, ok=done.ok, aborted=done.failed))
+        known = done.save_id not in self._orphans
+        self._orphans.discard(done.save_id)
+        if known:
+            self.device.tell(saved=kvstore_pb2.SaveDone(save_id=done.save_id, ok=done.ok, aborted=done.failed))
         if blocks is not None:
             for index in [*done.ok, *done.failed]:
                 blocks[index].moving -= 1
-                self._settle(blocks[index], Save.BELOW if index in done.ok else Save.REFUSED)
+                self._settle(blocks[index], Save.BELOW if known and index in done.ok else Save.REFUSED)
         self._send_turns()
 
     def turn_ended(self, manifest: Manifest, blocks: list[Block]) -> None:
@@ -104,6 +111,7 @@ class Saving:
                 if block.save is Save.WAITING and not block.moving:
                     self._settle(block, Save.REFUSED)
         self._saves = {i: blocks for i, blocks in self._saves.items() if any(b.moving for b in blocks)}
+        self._orphans = set(self._saves)
         self._send_turns()
 
     def _settle(self, block: Block, save: Save) -> None:

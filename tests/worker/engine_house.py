@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from contracts.convert import layers_from_bitmap, manifest_from_wire
+from contracts.convert import layers_from_bitmap, manifest_from_wire, session_to_wire
 from contracts.frames import StepFrame
+from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, leading, tenant_salt
 from contracts.request import Failed, GenerateRequest, Output, Sampling
 from contracts.v1 import kvstore_pb2
@@ -68,6 +69,9 @@ class FakeStore:
         self.refuse: Callable[[bytes], bool] = lambda key: False
         self.delay_s = 0.0
         self.delivered = 0
+        #: Every load that was asked for, in order, and how many chunks' copies were granted.
+        self.asked: list[kvstore_pb2.LoadRequest] = []
+        self.granted = 0
         self._next = 0
         self.sent = self.handled = 0
         self._grants: dict[int, tuple[list[bytes], dict[int, list[int]]]] = {}
@@ -82,7 +86,17 @@ class FakeStore:
         self.sent += 1
         if message.WhichOneof("kind") == "cancel":
             self._cancelled.add(message.cancel.load_id)
+            self._wake.set()
         self._work.put(message)
+
+    def hurry(self) -> None:
+        """Deliver without a delay from now on, what is being delivered included."""
+        self.delay_s = 0.0
+        self._wake.set()
+
+    def cancelled(self) -> int:
+        """How many loads were given up."""
+        return len(self._cancelled)
 
     def close(self) -> None:
         self._work.put(None)
@@ -102,15 +116,31 @@ class FakeStore:
                     self.manifests.append(manifest_from_wire(message.turn.manifest))
             self.handled += 1
 
+    def hint(self, session: str, keys: list[bytes], *, priority: int = 0, expires_s: float = 60.0) -> None:
+        """This session is about to speak: its chunks are offered to the worker."""
+        wire = session_to_wire(SessionKey("t", session))
+        offer = kvstore_pb2.PrefetchOffer(
+            session=wire, fingerprint=self.shape.fingerprint, keys=keys, priority=priority, expires_s=expires_s
+        )
+        self.to_engine(FromStore(kvstore_pb2.StoreToWorker(offer=offer)))
+
+    def invalidate(self, session: str) -> None:
+        """The session is not coming after all."""
+        self.to_engine(FromStore(kvstore_pb2.StoreToWorker(invalidate=session_to_wire(SessionKey("t", session)))))
+
     def _load(self, load: kvstore_pb2.LoadRequest) -> None:
+        self.asked.append(load)
         found = leading(c.key in self.chunks for c in load.chunks)
         self.to_engine(FromStore(kvstore_pb2.StoreToWorker(found=kvstore_pb2.LoadFound(load_id=load.load_id, chunks=found))))
         whole = set(range(found))
         for layer in range(self.shape.layers):
             if load.load_id in self._cancelled:
                 return
-            if self.delay_s:
+            if self.delay_s and found:
                 self._wake.wait(self.delay_s)
+                self._wake.clear()
+                if load.load_id in self._cancelled:
+                    return
             pieces = kvstore_pb2.LoadPieces(load_id=load.load_id)
             for i in range(found):
                 if layer in layers_from_bitmap(load.chunks[i].layers, self.shape.layers):
@@ -139,6 +169,7 @@ class FakeStore:
                 slots[index] = list(range(self._next, self._next + self.shape.layers))
                 self._next += self.shape.layers
                 grant.indices.append(index)
+                self.granted += 1
                 grant.offsets.extend(slot * self.shape.piece_bytes for slot in slots[index])
         self._grants[save.save_id] = (list(save.keys), slots)
         self.to_engine(FromStore(kvstore_pb2.StoreToWorker(grant=grant)))
@@ -159,10 +190,18 @@ class House:
     """One engine. `pages` bounds HBM; `store` None: no store attached."""
 
     def __init__(
-        self, model: Path, *, pages: int = 400, store: bool = True, cache: bool = True, dtype: str = "float32", **worker: int
+        self,
+        model: Path,
+        *,
+        pages: int = 400,
+        store: bool = True,
+        cache: bool = True,
+        cooperative: bool = True,
+        dtype: str = "float32",
+        **worker: int,
     ) -> None:
         torch.set_num_threads(1)
-        settings = KvSection(cache=cache, chunk_tokens=CHUNK)
+        settings = KvSection(cache=cache, cooperative=cooperative, chunk_tokens=CHUNK)
         self.memory = HostPool(64 << 20, GRANULE)
         self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None)
         self.kv = PagedKv(self.memory, self.model.shape, pages)

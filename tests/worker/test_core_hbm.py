@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from contracts.ids import SessionKey
-from worker.core.hbm import NO_PAGE, Block, HbmCache, Rank, Save, Standing
+from worker.core.hbm import NO_PAGE, Block, HbmCache, Save
 from worker.core.pages import PagePool
+from worker.core.standings import Rank
 
 LAYERS = 4
-A, B, C = (SessionKey("t", name) for name in "abc")
+A, B, C, URGENT = (SessionKey("t", name) for name in ("a", "b", "c", "urgent"))
 
 
 def cached(cache: HbmCache, key: bytes, session: SessionKey, index: int = 0, used_s: float = 0.0, save: Save = Save.BELOW) -> Block:
-    block = cache.new_block(index, session, range(LAYERS), used_s)
+    block = cache.new_block(index, session, range(LAYERS))
+    cache.standings.used(session, used_s)
     block.ready[:] = True
     block.save = save
     assert cache.enter(block, key)
@@ -59,25 +61,23 @@ def test_the_beginning_of_a_prefix_outlives_its_end() -> None:
 
 def test_withdrawn_goes_before_unadvised_before_advised_before_urgent() -> None:
     cache = make(16)
-    cache.standings = {
-        A: Standing(priority=0, advised_until_s=100),
-        B: Standing(priority=0, advised_until_s=100, withdrawn=True),
-        SessionKey("t", "urgent"): Standing(priority=-5, advised_until_s=100),
-    }
+    for session, priority in ((A, 0), (B, 0), (URGENT, -5)):
+        cache.standings.advise(session, priority, 100, 0)
+    cache.standings.withdraw(B)
     advised, withdrawn, plain = cached(cache, b"a", A), cached(cache, b"b", B), cached(cache, b"c", C)
-    urgent = cached(cache, b"u", SessionKey("t", "urgent"))
+    urgent = cached(cache, b"u", URGENT)
     for expected in (withdrawn, plain, advised, urgent):
         assert len(here(expected)) == 4
         assert cache.make_room(cache.pool.free + 4, now=1)
         assert here(expected) == []
-    assert cache.purged == {"withdrawn": 4, "unadvised": 4, "advised": 8}
+    assert cache.purged == {Rank.WITHDRAWN: 4, Rank.UNADVISED: 4, Rank.ADVISED: 8}
 
 
 def test_an_expired_advisory_only_lowers_the_rank() -> None:
     cache = make(8)
-    cache.standings[A] = Standing(advised_until_s=10)
-    assert cache.rank(A, now=9)[0] == Rank.ADVISED
-    assert cache.rank(A, now=10)[0] == Rank.WITHDRAWN
+    cache.standings.advise(A, 0, 10, 0)
+    assert cache.standings.of(A, now=9)[0] == Rank.ADVISED
+    assert cache.standings.of(A, now=10)[0] == Rank.WITHDRAWN
 
 
 @pytest.mark.parametrize("hold", ["users", "moving", "waiting"])
@@ -85,7 +85,7 @@ def test_what_is_held_never_leaves_and_a_vain_attempt_changes_nothing(hold: str)
     cache = make(8)
     held, free = cached(cache, b"held", A), cached(cache, b"free", B)
     if hold == "users":
-        cache.use(held, 1)
+        cache.use(held)
     elif hold == "moving":
         held.moving = 1
     else:
@@ -105,7 +105,8 @@ def test_what_could_not_be_saved_is_dropped_first() -> None:
 
 def test_a_prefetch_displaces_only_what_ranks_under_it() -> None:
     cache = make(8)
-    cache.standings = {A: Standing(advised_until_s=100), B: Standing(advised_until_s=100)}
+    for session in (A, B):
+        cache.standings.advise(session, 0, 100, 0)
     block = cached(cache, b"a", A)
     cached(cache, b"c", B)
     assert not cache.make_room(1, now=1, below=(Rank.ADVISED, 0, -3)), "layer 3 may not push out another layer 3"
@@ -117,9 +118,9 @@ def test_an_incomplete_idle_block_gives_way_to_a_new_one_of_the_same_chunk() -> 
     cache = make(8)
     cached(cache, b"k", A)
     assert cache.make_room(5, now=1)
-    fresh = cache.new_block(0, B, range(LAYERS), 2)
+    fresh = cache.new_block(0, B, range(LAYERS))
     fresh.ready[:] = True
-    cache.use(fresh, 2)
+    cache.use(fresh)
     assert cache.enter(fresh, b"k") and cache.index[b"k"] is fresh
     cache.validate()
 
@@ -127,10 +128,10 @@ def test_an_incomplete_idle_block_gives_way_to_a_new_one_of_the_same_chunk() -> 
 def test_a_lost_block_is_not_matched_and_leaves_with_its_last_user() -> None:
     cache = make(8)
     block = cached(cache, b"k", A)
-    cache.use(block, 1)
+    cache.use(block)
     cache.lose(block)
     assert b"k" not in cache.index and len(here(block)) == 4
-    cache.release(block, 2)
+    cache.release(block)
     assert cache.pool.free == 8
 
 
@@ -176,8 +177,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.now += 1
         if not self.cache.make_room(LAYERS, self.now):
             return
-        block = self.cache.new_block(key, session, range(LAYERS), self.now)
-        self.cache.use(block, self.now)
+        block = self.cache.new_block(key, session, range(LAYERS))
+        self.cache.use(block)
+        self.cache.standings.used(session, self.now)
         block.ready[:] = True
         if self.cache.enter(block, bytes([key])):
             block.save = save
@@ -188,18 +190,18 @@ class CacheMachine(RuleBasedStateMachine):
         block = self.cache.index.get(bytes([key]))
         if block is not None:
             gaps = [int(layer) for layer in np.flatnonzero(block.pages == NO_PAGE)]
-            self.cache.use(block, self.now)
+            self.cache.use(block)
             if self.cache.make_room(len(gaps), self.now):
                 self.cache.fill(block, gaps)
                 block.ready[gaps] = True
                 self.used.append(block)
             else:
-                self.cache.release(block, self.now)
+                self.cache.release(block)
 
     @precondition(lambda self: self.used)
     @rule(i=st.integers(0, 99))
     def let_go(self, i: int) -> None:
-        self.cache.release(self.used.pop(i % len(self.used)), self.now)
+        self.cache.release(self.used.pop(i % len(self.used)))
 
     @rule(key=st.integers(0, 9), save=st.sampled_from([Save.BELOW, Save.REFUSED]))
     def saved(self, key: int, save: Save) -> None:

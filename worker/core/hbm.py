@@ -7,12 +7,13 @@ transfer (SYMPHONY, section 3.4, cooperative memory).
 Invariants (`validate`):
 - A keyed block in the index has that key; two blocks never share a page.
 - A block in use, with a transfer under way, or waiting to be saved is never purged.
-- `ready[l]` is only true where `pages[l]` is a page.
+- `ready[l]` and `hinted[l]` are only true where `pages[l]` is a page.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -22,8 +23,11 @@ import numpy.typing as npt
 
 from contracts.ids import SessionKey
 from worker.core.pages import PagePool, Pages
+from worker.core.standings import Rank, Standing, Standings
 
 NO_PAGE = -1
+#: Sessions that a block remembers to be wanted by; of more, those that came first are forgotten.
+MOST_OWNERS = 32
 
 
 class Save(IntEnum):
@@ -35,33 +39,25 @@ class Save(IntEnum):
     REFUSED = 3  # nobody below could take it; dropped first, recomputed when wanted
 
 
-class Rank(IntEnum):
-    """Victim classes of DESIGN section 6, first victims first."""
-
-    LOST_CAUSE = 0  # not saved below: nothing to preserve by waiting
-    WITHDRAWN = 1  # its advisory was invalidated or has expired
-    UNADVISED = 2
-    ADVISED = 3
-
-
 @dataclass(slots=True, eq=False)
 class Block:
     """One chunk in HBM.
 
     pages: `[layers]` page ids or NO_PAGE. ready: `[layers]`, the page holds the right bytes (set by the loader's thread).
-    users: sequences that need it. moving: pieces whose transfer is under way in either direction.
+    users: sequences that need it. moving: transfers under way in either direction. sessions: whose cache it is part of, the
+    latest last. hinted: `[layers]`, the page was taken for a hint, and no request has used it yet.
     """
 
     index: int
     pages: Pages
     ready: npt.NDArray[np.bool_]
+    hinted: npt.NDArray[np.bool_]
+    sessions: dict[SessionKey, None] = field(default_factory=dict)
     key: bytes | None = None
-    session: SessionKey | None = None
     users: int = 0
     moving: int = 0
     lost: bool = False
     save: Save = Save.NONE
-    last_use_s: float = 0.0
 
     @property
     def complete(self) -> bool:
@@ -74,13 +70,8 @@ class Block:
         return not self.users and not self.moving and self.save in (Save.BELOW, Save.REFUSED)
 
 
-@dataclass(slots=True)
-class Standing:
-    """A session's rank: what an advisory gave it, until `expires_s`."""
-
-    priority: int = 0
-    advised_until_s: float = 0.0
-    withdrawn: bool = False
+#: (order, tie-breaker, block, layer)
+_Victim = tuple[tuple[int, int, int, float, int, int], int, Block, int]
 
 
 @dataclass(slots=True)
@@ -90,15 +81,20 @@ class HbmCache:
     pool: PagePool
     layer_priority: bool = True
     index: dict[bytes, Block] = field(default_factory=dict)
-    standings: dict[SessionKey, Standing] = field(default_factory=dict)
-    #: Pages purged, by rank name: for metrics.
-    purged: dict[str, int] = field(default_factory=dict)
+    standings: Standings = field(default_factory=Standings)
+    #: Pages purged to make room, by the victim's class.
+    purged: Counter[Rank] = field(default_factory=Counter)
+    #: Pages filled for a hint that a request used in place, and those that left before any did.
+    hints_used: int = 0
+    hints_wasted: int = 0
+    #: Pages that requests found here, ready.
+    hits: int = 0
 
     # ---- blocks ------------------------------------------------------------------------------------------------
-    def new_block(self, index: int, session: SessionKey, layers: Iterable[int], now: float) -> Block:
+    def new_block(self, index: int, session: SessionKey, layers: Iterable[int]) -> Block:
         """A block with pages for `layers`, used by nobody yet. The caller has made room: raises MemoryError otherwise."""
         count = self.pool.layers
-        block = Block(index, np.full(count, NO_PAGE, np.int64), np.zeros(count, bool), session=session, last_use_s=now)
+        block = Block(index, np.full(count, NO_PAGE, np.int64), np.zeros(count, bool), np.zeros(count, bool), {session: None})
         self.fill(block, layers)
         return block
 
@@ -119,15 +115,26 @@ class HbmCache:
         self.index[key] = block
         return True
 
-    def use(self, block: Block, now: float) -> None:
+    def want(self, block: Block, session: SessionKey) -> None:
+        """The block is part of this session's cache too."""
+        block.sessions.pop(session, None)
+        block.sessions[session] = None
+        if len(block.sessions) > MOST_OWNERS:
+            del block.sessions[next(iter(block.sessions))]
+
+    def use(self, block: Block) -> None:
         """A sequence needs the block from now on."""
         block.users += 1
-        block.last_use_s = now
 
-    def release(self, block: Block, now: float) -> None:
+    def claim(self, block: Block) -> None:
+        """A request found the block here and will use it: what was fetched for a hint has been of use."""
+        self.hits += int(block.ready.sum())
+        self.hints_used += int((block.hinted & block.ready).sum())
+        block.hinted[:] = False
+
+    def release(self, block: Block) -> None:
         """A sequence needs it no more. A block that is nobody's and of no further use gives its pages back."""
         block.users -= 1
-        block.last_use_s = now
         self.settle(block)
 
     def settle(self, block: Block) -> None:
@@ -141,6 +148,11 @@ class HbmCache:
             self._strip(block, [int(layer) for layer in np.flatnonzero((block.pages != NO_PAGE) & ~block.ready)])
             if not block.ready.any():
                 self._drop(block)
+
+    def give_up(self, block: Block, layers: list[int]) -> None:
+        """Those of `layers` that have not come will not: their pages are free. What is there stays, if it is of further use."""
+        self._strip(block, [layer for layer in layers if not block.ready[layer]])
+        self.settle(block)
 
     def lose(self, block: Block) -> None:
         """A piece of it could not be had: nobody may match it again."""
@@ -160,8 +172,9 @@ class HbmCache:
     def _strip(self, block: Block, layers: list[int]) -> None:
         taken = [layer for layer in layers if block.pages[layer] != NO_PAGE]
         self.pool.give([int(block.pages[layer]) for layer in taken])
+        self.hints_wasted += int((block.hinted & block.ready)[taken].sum())
         block.pages[taken] = NO_PAGE
-        block.ready[taken] = False
+        block.ready[taken] = block.hinted[taken] = False
 
     def _drop(self, block: Block) -> None:
         self._strip(block, list(range(self.pool.layers)))
@@ -170,53 +183,75 @@ class HbmCache:
         block.lost = True
 
     # ---- room --------------------------------------------------------------------------------------------------
-    def rank(self, session: SessionKey | None, now: float) -> tuple[int, int]:
-        """(class, -priority): smaller leaves first."""
-        standing = self.standings.get(session) if session is not None else None
-        if standing is None:
-            return Rank.UNADVISED, 0
-        if standing.withdrawn or 0 < standing.advised_until_s <= now:
-            return Rank.WITHDRAWN, -standing.priority
-        return (Rank.ADVISED if standing.advised_until_s else Rank.UNADVISED), -standing.priority
-
-    def _victim_rank(self, block: Block, now: float) -> tuple[int, int]:
-        return (Rank.LOST_CAUSE, 0) if block.save == Save.REFUSED else self.rank(block.session, now)
-
     def make_room(self, pages: int, now: float, below: tuple[int, int, int] | None = None) -> bool:
         """Purge until `pages` pages are free. Changes nothing and returns False when that is impossible.
 
         below: only victims that rank under this (class, -priority, -layer) may go: what a prefetch is allowed.
-        Order (DESIGN section 6): class, least urgent priority, highest layer, least recently used, latest chunk.
+        Order (DESIGN section 6): what is not saved below, whole, because a part of it is worth nothing; then class, least urgent
+        priority, highest layer, least recently used session, latest chunk.
         """
         short = pages - self.pool.free
         if short <= 0:
             return True
-        victims: list[tuple[tuple[int, int, int, float, int, int], int, Block, int]] = []
-        for block in self.index.values():
-            if not block.purgeable:
-                continue
-            rank = self._victim_rank(block, now)
-            for layer in map(int, np.flatnonzero(block.pages != NO_PAGE)):
-                if below is not None and (*rank, -layer) >= below:
-                    continue
-                depth = -layer if self.layer_priority else 0
-                order = (*rank, depth, block.last_use_s, -block.index, -layer)
-                victims.append((order, id(block), block, layer))
-        if len(victims) < short:
+        unsaved, victims = self._victims(now, below)
+        if len(victims) + sum(self._held(block) for block in unsaved) < short:
             return False
+        short -= self._drop_unsaved(unsaved, short, now)
         # A few more than asked for, so that the next caller need not search again.
         spare = 0 if below is not None else min(len(victims), self.pool.total // 64)
-        for victim_order, _, block, layer in heapq.nsmallest(max(short, spare), victims):
-            name = Rank(victim_order[0]).name.lower()
-            self.purged[name] = self.purged.get(name, 0) + 1
+        for order, _, block, layer in heapq.nsmallest(max(short, spare), victims) if short > 0 else ():
+            self.purged[Rank(order[0])] += 1
             self._strip(block, [layer])
             if not block.ready.any():
                 self._drop(block)
         return True
 
+    def room(self, now: float, below: tuple[int, int, int]) -> int:
+        """Pages that `make_room` could give with this `below`."""
+        unsaved, victims = self._victims(now, below)
+        return self.pool.free + len(victims) + sum(self._held(block) for block in unsaved)
+
+    def _victims(self, now: float, below: tuple[int, int, int] | None) -> tuple[list[Block], list[_Victim]]:
+        """Blocks that were not saved, and pages of the others with their order; see make_room."""
+        unsaved: list[Block] = []
+        victims: list[_Victim] = []
+        known: dict[SessionKey, Standing] = {}
+        for block in self.index.values():
+            if not block.purgeable:
+                continue
+            if block.save is Save.REFUSED:
+                unsaved.append(block)
+                continue
+            for session in block.sessions:
+                if session not in known:
+                    known[session] = self.standings.of(session, now)
+            rank, urgency, last_use_s = max(known[session] for session in block.sessions)
+            for layer in map(int, np.flatnonzero(block.pages != NO_PAGE)):
+                if below is not None and (rank, urgency, -layer) >= below:
+                    continue
+                depth = -layer if self.layer_priority else 0
+                victims.append(((rank, urgency, depth, last_use_s, -block.index, -layer), id(block), block, layer))
+        return unsaved, victims
+
+    def _drop_unsaved(self, blocks: list[Block], short: int, now: float) -> int:
+        """Drop blocks that were not saved until `short` pages are free or none is left. Returns the number of pages."""
+        freed = 0
+        for block in sorted(blocks, key=lambda b: (self.standings.strongest(b.sessions, now)[2], -b.index)):
+            if freed >= short:
+                break
+            held = self._held(block)
+            self.purged[Rank.LOST_CAUSE] += held
+            self._drop(block)
+            freed += held
+        return freed
+
+    @staticmethod
+    def _held(block: Block) -> int:
+        return int((block.pages != NO_PAGE).sum())
+
     def available(self) -> int:
         """Pages that are free or could be made so at once."""
-        return self.pool.free + sum(int((b.pages != NO_PAGE).sum()) for b in self.index.values() if b.purgeable)
+        return self.pool.free + sum(self._held(b) for b in self.index.values() if b.purgeable)
 
     def validate(self, in_use: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. `in_use`: private blocks of sequences."""
@@ -228,5 +263,5 @@ class HbmCache:
         for key, block in self.index.items():
             assert block.key == key and not block.lost
         for block in blocks:
-            assert not (block.ready & (block.pages == NO_PAGE)).any()
+            assert not ((block.ready | block.hinted) & (block.pages == NO_PAGE)).any()
             assert block.users >= 0 and block.moving >= 0

@@ -31,7 +31,7 @@ def next_offer(offers: Iterable[Offer]) -> Offer | None:
     return min(offers, key=lambda o: (o.band, o.arrival_s, o.priority), default=None)
 
 
-def band_layers(band: int, layers: int) -> range:
-    """The layers of a band."""
-    count = min(BANDS, layers)
+def band_layers(band: int, layers: int, bands: int = BANDS) -> range:
+    """The layers of a band, of `bands` or as many as there are layers."""
+    count = min(bands, layers)
     return range(band * layers // count, (band + 1) * layers // count)

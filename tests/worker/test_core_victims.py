@@ -1,0 +1,218 @@
+"""DESIGN section 6, the order of victims in HBM, clause by clause, and then all at once against a plain sort."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.ids import SessionKey
+from tests.worker.test_core_hbm import LAYERS, A, B, C, cached, here, make
+from worker.core.hbm import MOST_OWNERS, Block, HbmCache, Save
+from worker.core.prefetch import BANDS, Offer, band_layers, next_offer
+from worker.core.standings import MOST_SESSIONS, Rank, Standings
+
+
+def advise(cache: HbmCache, session: SessionKey, priority: int = 0, now: float = 0.0) -> None:
+    cache.standings.advise(session, priority, now + 60, now)
+
+
+def test_class_comes_before_priority() -> None:
+    cache = make(8)
+    urgent, plain = cached(cache, b"u", A), cached(cache, b"p", B)
+    advise(cache, A, priority=-10)
+    cache.standings.withdraw(A)
+    assert cache.make_room(4, now=1)
+    assert here(urgent) == [] and len(here(plain)) == 4
+
+
+def test_an_expired_hint_leaves_before_what_nobody_hinted() -> None:
+    cache = make(8)
+    expired, plain = cached(cache, b"e", A, used_s=9), cached(cache, b"p", B, used_s=1)
+    cache.standings.advise(A, 0, 10, 9)
+    assert cache.make_room(4, now=11)
+    assert here(expired) == [] and len(here(plain)) == 4
+
+
+def test_the_least_urgent_priority_comes_before_the_highest_layer() -> None:
+    cache = make(8)
+    patient, urgent = cached(cache, b"p", A), cached(cache, b"u", B)
+    advise(cache, A, priority=5)
+    advise(cache, B, priority=0)
+    assert cache.make_room(4, now=1)
+    assert here(patient) == [] and len(here(urgent)) == 4
+
+
+def test_the_highest_layer_comes_before_the_least_recently_used_session() -> None:
+    cache = make(8)
+    old, new = cached(cache, b"o", A, used_s=1), cached(cache, b"n", B, used_s=2)
+    assert cache.make_room(3, now=3)
+    assert here(old) == [0, 1] and here(new) == [0, 1, 2]
+
+
+def test_the_least_recently_used_session_comes_before_the_latest_chunk() -> None:
+    cache = make(16)
+    old, new = cached(cache, b"o", A, index=0, used_s=1), cached(cache, b"n", B, index=3, used_s=2)
+    assert cache.make_room(9, now=3)
+    assert here(old) == [0, 1, 2] and len(here(new)) == 4
+
+
+def test_a_session_is_as_recent_as_its_last_use_whenever_its_chunks_came() -> None:
+    cache = make(16)
+    early = cached(cache, b"1", A, index=0, used_s=1)
+    other = cached(cache, b"o", B, index=0, used_s=2)
+    late = cached(cache, b"2", A, index=1, used_s=3)
+    assert cache.make_room(4 + 1, now=4)
+    assert (len(here(early)), len(here(other)), len(here(late))) == (4, 3, 4), "B was used before A's last use"
+    assert cache.make_room(4 + 2, now=4)
+    assert (len(here(early)), len(here(late))) == (4, 3), "of one session the latest chunk goes, not the one that came first"
+
+
+def test_what_was_not_saved_goes_first_and_whole_and_is_counted() -> None:
+    cache = make(16)
+    first, last = cached(cache, b"1", A, index=0, save=Save.REFUSED), cached(cache, b"2", A, index=1, save=Save.REFUSED)
+    dropped = cached(cache, b"d", B)
+    cache.standings.withdraw(B)
+    assert cache.make_room(4 + 1, now=1)
+    assert last.lost and here(last) == [] and len(here(first)) == 4, "half of it would be worth nothing"
+    assert len(here(dropped)) == 4
+    assert cache.make_room(8 + 1, now=1) and first.lost
+    assert cache.purged == {Rank.LOST_CAUSE: 8}
+
+
+def test_what_several_sessions_share_stands_with_the_strongest() -> None:
+    cache = make(8)
+    shared, own = cached(cache, b"s", A), cached(cache, b"o", B)
+    cache.want(shared, C)
+    advise(cache, C)
+    cache.standings.withdraw(A)
+    assert cache.make_room(4, now=1)
+    assert len(here(shared)) == 4 and here(own) == []
+    cache.standings.withdraw(C)
+    assert cache.standings.strongest(shared.sessions, 1)[0] == Rank.WITHDRAWN
+
+
+def test_of_many_owners_the_latest_are_remembered() -> None:
+    cache = make(4)
+    block = cached(cache, b"s", A)
+    for n in range(MOST_OWNERS + 5):
+        cache.want(block, SessionKey("t", str(n)))
+    cache.want(block, B)
+    assert len(block.sessions) == MOST_OWNERS and A not in block.sessions and B in block.sessions
+
+
+def test_the_oldest_unused_hint_leaves_first_layer_by_layer() -> None:
+    cache = make(16)
+    spurious = [cached(cache, bytes([n]), SessionKey("t", str(n))) for n in range(3)]
+    for n in range(3):
+        advise(cache, SessionKey("t", str(n)), now=n)
+    left = []
+    while any(here(b) for b in spurious):
+        before = [len(here(b)) for b in spurious]
+        assert cache.make_room(cache.pool.free + 1, now=5)
+        left.append(next(n for n in range(3) if len(here(spurious[n])) < before[n]))
+    assert left == [0, 1, 2] * LAYERS
+
+
+def test_a_standing_holds_from_the_request_to_the_end_of_its_turn() -> None:
+    standings = Standings()
+    standings.advise(A, -2, 10, 0)
+    standings.came(A, 9)
+    assert standings.of(A, 1000)[:2] == (Rank.ADVISED, 2), "a request that waits for room keeps what was fetched for it"
+    standings.ended(A, 1001)
+    assert standings.of(A, 1001) == (Rank.UNADVISED, 0, 1001)
+    standings.withdraw(A)
+    standings.came(A, 1002)
+    assert standings.of(A, 1003)[0] == Rank.ADVISED, "it came after all"
+    standings.advise(A, 0, 2000, 1004)
+    standings.ended(A, 1005)
+    assert standings.of(A, 1006)[0] == Rank.ADVISED, "the hint that came during the turn is for the next one"
+    assert standings.of(A, 2000)[0] == Rank.WITHDRAWN
+
+
+def test_of_very_many_sessions_the_oldest_are_forgotten() -> None:
+    standings = Standings()
+    for n in range(MOST_SESSIONS + 1):
+        standings.advise(SessionKey("t", str(n)), 0, math.inf, n)
+    assert standings.of(SessionKey("t", "0"), 0) == (Rank.UNADVISED, 0, 0.0)
+    assert standings.of(SessionKey("t", str(MOST_SESSIONS)), 0)[0] == Rank.ADVISED
+    assert len(standings.advice) <= MOST_SESSIONS
+
+
+def test_hinted_pages_are_used_or_wasted_once() -> None:
+    cache = make(8)
+    used, wasted = cached(cache, b"u", A, used_s=2), cached(cache, b"w", B, used_s=1)
+    for block in (used, wasted):
+        block.hinted[:] = True
+    cache.claim(used)
+    cache.claim(used)
+    assert cache.make_room(8, now=1)
+    assert (cache.hints_used, cache.hints_wasted, cache.hits) == (4, 4, 8)
+
+
+def test_the_lowest_layers_of_all_sessions_come_first_then_the_soonest_then_the_most_urgent() -> None:
+    offers = [Offer(A, [], 0, 5.0, 9.0), Offer(B, [], 1, 3.0, 9.0), Offer(C, [], 0, 3.0, 9.0)]
+    order = []
+    while (offer := next_offer(o for o in offers if o.band < BANDS)) is not None:
+        order.append((offer.band, offer.session))
+        offer.band += 1
+    assert order == [(band, session) for band in range(BANDS) for session in (C, B, A)]
+    for layers in (1, 3, 4, 7, 32):
+        assert [x for band in range(min(BANDS, layers)) for x in band_layers(band, layers)] == list(range(layers))
+    assert list(band_layers(0, 7, 1)) == list(range(7))
+
+
+SESSIONS = [SessionKey("t", name) for name in "uvwxyz"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
+    cache, now = make(64), 50.0
+    for session in SESSIONS:
+        cache.standings.used(session, data.draw(st.integers(0, 40)))
+        fate = data.draw(st.sampled_from(["plain", "advised", "expired", "withdrawn"]))
+        if fate != "plain":
+            cache.standings.advise(session, data.draw(st.integers(-2, 2)), 45 if fate == "expired" else 100, data.draw(st.integers(0, 40)))
+        if fate == "withdrawn":
+            cache.standings.withdraw(session)
+    blocks: list[Block] = []
+    for n in range(data.draw(st.integers(1, 16))):
+        block = cache.new_block(data.draw(st.integers(0, 5)), data.draw(st.sampled_from(SESSIONS)), range(LAYERS))
+        block.ready[:] = True
+        block.save = data.draw(st.sampled_from([Save.BELOW, Save.BELOW, Save.BELOW, Save.WAITING, Save.REFUSED]))
+        cache.enter(block, bytes([n]))
+        if data.draw(st.integers(0, 3)) == 0:
+            cache.want(block, data.draw(st.sampled_from(SESSIONS)))
+        if data.draw(st.integers(0, 4)) == 0:
+            cache.use(block)
+        if data.draw(st.integers(0, 6)) == 0:
+            block.moving = 1
+        blocks.append(block)
+    free_to_go = [b for b in blocks if not b.users and not b.moving and b.save is not Save.WAITING]
+    unsaved = [b for b in free_to_go if b.save is Save.REFUSED]
+    saved = [(b, layer) for b in free_to_go if b.save is Save.BELOW for layer in range(LAYERS)]
+
+    def standing(block: Block) -> tuple[int, int, float]:
+        return cache.standings.strongest(block.sessions, now)
+
+    order = sorted(saved, key=lambda v: (*standing(v[0])[:2], -v[1], standing(v[0])[2], -v[0].index))
+    places = {(id(b), layer): (*standing(b)[:2], -layer, standing(b)[2], -b.index) for b, layer in order}
+    short = data.draw(st.integers(1, 64))
+    possible = short <= len(saved) + LAYERS * len(unsaved)
+    assert cache.make_room(cache.pool.free + short, now) == possible
+    gone = {(id(b), int(layer)) for b in blocks for layer in np.flatnonzero(b.pages < 0)}
+    if not possible:
+        assert not gone
+        return
+    whole = [b for b in unsaved if b.lost]
+    assert len(whole) == min(len(unsaved), -(-short // LAYERS)), "unsaved blocks go whole, and no more of them than needed"
+    assert all(b in free_to_go for b in blocks if (id(b), 3) in gone or (id(b), 0) in gone)
+    left = [places[v] for v in gone if v in places]
+    stayed = [place for v, place in places.items() if v not in gone]
+    assert not left or not stayed or max(left) <= min(stayed), "nothing stays that ranks under what left"
+    spare = cache.pool.total // 64
+    assert len(left) in (max(0, short - LAYERS * len(whole)), spare), "no more leaves than was asked for, or a few in advance"
+    cache.validate(blocks)

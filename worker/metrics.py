@@ -1,0 +1,68 @@
+"""The worker's metrics: read off the engine when they are asked for, so that nothing is counted twice.
+
+Names and labels are those of the stores' metrics where both count the same thing; bytes, not pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from worker.core.standings import Rank
+from worker.engine import Engine
+
+_REASONS = {Rank.LOST_CAUSE: "unsaved", Rank.WITHDRAWN: "dropped", Rank.UNADVISED: "unadvised", Rank.ADVISED: "advised"}
+
+
+class WorkerMetrics(Collector):
+    """Samples of one engine. Collected on other threads: each figure is one read of one integer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        engine = self._engine
+        cache, loader, prefetching = engine.device.cache, engine.device.loader, engine.prefetching
+        page = engine.device.shape.piece_bytes
+
+        def by(family: Metric, amounts: dict[tuple[str, ...], int]) -> Metric:
+            for labels, pages in amounts.items():
+                family.add_metric(labels, pages * page)  # type: ignore[attr-defined]
+            return family
+
+        yield by(
+            GaugeMetricFamily("upbeat_worker_used_bytes", "Bytes that a tier of this worker holds", labels=["tier"]),
+            {("hbm",): cache.pool.total - cache.pool.free},
+        )
+        yield by(
+            CounterMetricFamily("upbeat_worker_hit_bytes", "Bytes that requests found where they are used", labels=["tier"]),
+            {("hbm",): cache.hits},
+        )
+        yield by(
+            CounterMetricFamily(
+                "upbeat_worker_evicted_bytes", "Bytes that left a tier to make room, by the reason that they ranked first",
+                labels=["tier", "reason"],
+            ),
+            {("hbm", name): cache.purged[rank] for rank, name in _REASONS.items()},
+        )  # fmt: skip
+        yield by(
+            CounterMetricFamily(
+                "upbeat_worker_hint_bytes",
+                "Bytes taken into HBM for hints: used, wasted; and not taken before the request came: late, no_room",
+                labels=["outcome"],
+            ),
+            {
+                ("used",): cache.hints_used,
+                ("wasted",): cache.hints_wasted,
+                ("late",): prefetching.late,
+                ("no_room",): prefetching.no_room,
+            },
+        )
+        yield by(
+            CounterMetricFamily("upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for a demand or a hint", labels=["for"]),
+            {(what,): pages for what, pages in loader.loaded.items()},
+        )
+        yield by(CounterMetricFamily("upbeat_worker_saved_bytes", "Bytes copied from HBM to DRAM", labels=[]), {(): loader.saved})
