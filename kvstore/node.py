@@ -22,9 +22,9 @@ from kvstore.core import instructions as do
 from kvstore.core.index import Residency
 from kvstore.core.store import Store
 from kvstore.failpoints import reach
-from kvstore.mailbox import Mailbox
-from kvstore.metrics import BYTES_READ, count, log
+from kvstore.metrics import count, log
 from kvstore.peers import Peers
+from kvstore.reading import Reading
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier, Listing, open_store
@@ -85,7 +85,6 @@ class Node:
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
         self.arena = Arena(self.places.arena, int(config.kv.dram_gib * GIB), config.kv.hugepages)
         arena_bytes = self.arena.size_bytes
-        self._ended = Mailbox(self.fail)
         self.store = Store(
             self.name,
             arena_bytes,
@@ -101,6 +100,7 @@ class Node:
             EncodedFiles(self.arena, codecs, ssd_codec),
         )
         self.blob = BlobTier(blob_store, self.arena, codecs)
+        self.reading = Reading(self.ssd, self.blob, clock, self.handle, self.fail)
         self.leased = LeasedRanges()
         self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks, blob_codec)
         self.owners: dict[str, Owner] = {}
@@ -188,6 +188,7 @@ class Node:
         card = self.transport.fill(Card(self.name, self.instance, b"", self.arena.address, self.arena.size_bytes, ""))
         others = {self._config.node(n).name: self._config.node(n).store_address for n in range(self._config.nodes.count)}
         self.peers = Peers(others, card, self.arena, self.transport, self.clock, self.handle, self._tasks)
+        self.reading.peers = self.peers
         self.ready.set()
         log.info("peers can read", transport=self.transport.name)
 
@@ -272,9 +273,11 @@ class Node:
                     if not isinstance(instruction, do.Offer) or instruction.fingerprint in worker.fingerprints:
                         worker.tell(instruction)
             case do.Fetch(kind=ev.SourceKind.SSD):
-                self._read_ssd(instruction)
+                self.reading.from_ssd(instruction)
             case do.Fetch():
-                start(self._fetch(instruction), "fetch")
+                start(self.reading.fetch(instruction), "fetch")
+            case do.CancelFetch():
+                self.reading.cancel(instruction.fetch)
             case do.Probe():
                 start(self._probe(instruction), "probe")
             case do.AskPeer():
@@ -302,40 +305,6 @@ class Node:
                 count(instruction.what, instruction.amount, instruction.labels)
 
     # ---- bytes
-
-    async def _fetch(self, fetch: do.Fetch) -> None:
-        """Read from a peer or the blob tier."""
-        stall = self._watch(fetch)
-        faults: dict[int, ev.Fault] = {}
-        sums: dict[int, int] = {}
-        try:
-            if fetch.kind is ev.SourceKind.BLOB:
-                faults = await self.blob.read(fetch.shape, fetch.pieces, sums)
-            else:
-                faults = await self.peers.read(fetch)
-        except BaseException:
-            stall.cancel()
-            raise
-        self._fetched(fetch, stall, sums, faults)
-
-    def _read_ssd(self, fetch: do.Fetch) -> None:
-        """Read from the SSD: no task, and one wake-up of the loop for all that ended together."""
-        stall = self._watch(fetch)
-        sums: dict[int, int] = {}
-        self.ssd.begin_read(
-            fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(self._fetched, fetch, stall, sums, faults)), sums
-        )
-
-    def _watch(self, fetch: do.Fetch) -> asyncio.TimerHandle:
-        """Say so when it takes too long; `_fetched` says again when it really ended."""
-        loop = asyncio.get_running_loop()
-        return loop.call_later(fetch.give_up_s, lambda: self.handle(ev.FetchStalled(fetch.fetch, self.clock.now())))
-
-    def _fetched(self, fetch: do.Fetch, stall: asyncio.TimerHandle, sums: dict[int, int], faults: dict[int, ev.Fault]) -> None:
-        stall.cancel()
-        good = len(fetch.pieces) - len(faults)
-        BYTES_READ.labels(fetch.kind.name.lower()).inc(good * fetch.shape.piece_bytes)
-        self.handle(ev.FetchDone(fetch.fetch, faults, self.clock.now(), sums))
 
     async def _sum(self, work: do.Sum) -> None:
         def compute() -> tuple[int, ...]:

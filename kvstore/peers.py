@@ -16,7 +16,7 @@ from kvstore.core.instructions import AskPeer, Fetch, ReleasePeer
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.ssd import verify
-from kvstore.tiers.transport import Card, PeerRange, Transport
+from kvstore.tiers.transport import Card, GivenUp, PeerRange, Transport, never
 from runtime import rpc
 from runtime.clock import Clock
 from runtime.service import Tasks
@@ -129,15 +129,17 @@ class Peers:
             request = pb.PeerReleaseRequest(lease_id=self._wire_name(instruction.lease))
             await self._stub(instruction.peer).PeerRelease(request, timeout=_INTRODUCE_S)
 
-    async def read(self, fetch: Fetch) -> dict[int, Fault]:
-        """Bring a fetch's pieces and verify them. On return nothing writes to its slots any more."""
+    async def read(self, fetch: Fetch, given_up: GivenUp = never) -> dict[int, Fault]:
+        """Bring a fetch's pieces and verify them. On return nothing writes to its slots any more. `given_up`: see Transport.read."""
         every = dict.fromkeys(range(len(fetch.pieces)), Fault.UNAVAILABLE)
         card = self._cards.get(fetch.lease)
         size = fetch.shape.piece_bytes
         if card is None or any(p.remote_offset + size > card.arena_bytes for p in fetch.pieces):
             return every
         ranges = [PeerRange(p.remote_offset, p.offset, size) for p in fetch.pieces]
-        if not await self._transport.read(card, self._wire_name(fetch.lease), ranges):
+        if not await self._transport.read(card, self._wire_name(fetch.lease), ranges, given_up):
+            if given_up():
+                return dict.fromkeys(every, Fault.CANCELLED)
             await self._transport.forget(card)
             return every
         reach("peer.read")

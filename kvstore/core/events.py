@@ -39,6 +39,7 @@ class Fault(IntEnum):
     UNAVAILABLE = 2  #: the source did not answer; the copy may be good
     NO_ROOM = 3  #: the arena is full of what may not be displaced for this
     MEDIUM = 4  #: the device reported an error: the copy is bad, or all of the device is
+    CANCELLED = 5  #: the core took the fetch back (CancelFetch) before the piece came; nothing is wrong with the source
 
 
 class Tier(IntEnum):

@@ -1,8 +1,9 @@
 """Which read starts next: a queue per source, ordered by `prefetch.rank`, a few running at a time.
 
 A piece is in at most one fetch, however many loads want it; a more urgent load that joins lifts the fetch. Slots are
-reserved when a fetch starts, not when it is queued. A demand fetch that finds no room waits for leases to end; any other
-is given up.
+reserved when a fetch starts, not when it is queued. A demand fetch that finds no room waits; any other is given up. What running
+prefetches have reserved is taken back for it, lowest rank first (`make_way`): the shell ends them early where it can, and their
+slots stay reserved until they have ended. A piece of theirs that a request has come to want by then is read again.
 
 Invariants (`validate`): `_by_piece` names exactly the pieces that are QUEUED or LOADING; a running fetch's pieces all have slots.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contracts.kv import KvShape
 from kvstore.core.events import Fault, LoadKind, SourceKind
 from kvstore.core.index import Chunk, Index
-from kvstore.core.instructions import Counted, Fetch, FetchPiece, Instruction
+from kvstore.core.instructions import CancelFetch, Counted, Fetch, FetchPiece, Instruction
 from kvstore.core.ledger import Ledger
 from kvstore.core.meter import Meter
 from kvstore.core.prefetch import FetchRank
@@ -28,6 +29,9 @@ from kvstore.core.usefulness import Usefulness
 #: How many fetches of a source run at a time.
 RUNNING_LIMIT = {SourceKind.SSD: 6, SourceKind.PEER: 4, SourceKind.BLOB: 16}
 
+#: Reads that nobody waits for yet.
+_OPTIONAL = (LoadKind.PREFETCH, LoadKind.ADVISED)
+
 PieceRef = tuple[Chunk, int]
 #: (chunk, layer, offset at the peer, checksum)
 Planned = tuple[Chunk, int, int, int]
@@ -36,6 +40,7 @@ Planned = tuple[Chunk, int, int, int]
 class _Fetch:
     __slots__ = (
         "began",
+        "cancelled",
         "kind",
         "lease",
         "load_kind",
@@ -71,6 +76,7 @@ class _Fetch:
         self.peer = peer
         self.running = False
         self.stalled = False
+        self.cancelled = False
         self.offsets: list[int] = []
         self.began = 0.0
         self.moved_before = 0
@@ -87,7 +93,7 @@ class _Fetch:
 
 class Fetches:
     """See the module. `arrived(pieces)` and `lost(pieces, source, fault)` are called as fetches end, `read(lease, n)` when n pieces of a
-    peer's lease are no longer being read."""
+    peer's lease are no longer being read; `awaited(key, layer)` says whether a load still waits for a piece."""
 
     def __init__(
         self,
@@ -100,6 +106,7 @@ class Fetches:
         arrived: Callable[[Sequence[PieceRef], float], None],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
         read: Callable[[str, int], None],
+        awaited: Callable[[bytes, int], bool],
     ) -> None:
         self._index = index
         self._ledger = ledger
@@ -110,6 +117,7 @@ class Fetches:
         self._arrived = arrived
         self._lost = lost
         self._read = read
+        self._awaited = awaited
         self._by_piece: dict[tuple[bytes, int], _Fetch] = {}
         self._heaps: dict[SourceKind, list[tuple[FetchRank, int, _Fetch]]] = {kind: [] for kind in SourceKind}
         self._running: dict[int, _Fetch] = {}
@@ -127,7 +135,7 @@ class Fetches:
         lease: str = "",
         peer: str = "",
     ) -> None:
-        """Queue one read of pieces that are ABSENT or EXPECTED; they become QUEUED."""
+        """Queue one read of pieces that are ABSENT or EXPECTED; they become QUEUED. A lease counts them already."""
         self._numbers += 1
         fetch = _Fetch(self._numbers, kind, shape, list(pieces), rank, load_kind, lease, peer)
         for chunk, layer, _, _ in fetch.pieces:
@@ -143,9 +151,10 @@ class Fetches:
             for chunk, _, _, _ in fetch.pieces:
                 self._usefulness.overtaken(chunk)
         fetch.load_kind = min(fetch.load_kind, load_kind)
-        if not fetch.running and rank < fetch.rank:
+        if rank < fetch.rank:
             fetch.rank = rank
-            self._push(fetch)
+            if not fetch.running:
+                self._push(fetch)
 
     def drop(self, chunk: Chunk, layer: int) -> bool:
         """Nobody wants the piece any more: take it out when its fetch has not started. True when it was."""
@@ -169,6 +178,7 @@ class Fetches:
                 below = None if fetch.load_kind is LoadKind.DEMAND else Rank.ADVISED
                 offsets = self._room.reserve([(chunk, layer) for chunk, layer, _, _ in fetch.pieces], now, below=below)
                 if offsets is None and fetch.load_kind is LoadKind.DEMAND:
+                    self.make_way(fetch.shape.piece_bytes * len(fetch.pieces))
                     break
                 heapq.heappop(heap)
                 if offsets is None:
@@ -201,6 +211,18 @@ class Fetches:
         self._leave(fetch, len(gone))
         self._lost(gone, fetch.kind, Fault.NO_ROOM, now)
 
+    def make_way(self, wanted_bytes: int) -> None:
+        """Take back running prefetches, lowest rank first, until so many bytes are on their way back. Best effort: which slabs
+        they lie in is not looked at; whoever still finds no room when they have ended asks again."""
+        optional = [f for f in self._running.values() if f.load_kind in _OPTIONAL and not f.stalled]
+        coming = sum(f.shape.piece_bytes * len(f.pieces) for f in optional if f.cancelled)
+        for fetch in sorted((f for f in optional if not f.cancelled), key=lambda f: f.rank, reverse=True):
+            if coming >= wanted_bytes:
+                return
+            fetch.cancelled = True
+            coming += fetch.shape.piece_bytes * len(fetch.pieces)
+            self._out.extend((CancelFetch(fetch.number), Counted("prefetches_cancelled")))
+
     def stalled(self, number: int, now: float) -> None:
         """The pieces are looked for elsewhere; the slots stay reserved until `done`."""
         fetch = self._running.get(number)
@@ -230,19 +252,25 @@ class Fetches:
         self._meter.fetched(fetch.source, fetch.bytes_of(len(fetch.pieces)), fetch.began, fetch.moved_before, faults.values())
         good: list[PieceRef] = []
         bad: dict[Fault, list[PieceRef]] = {}
+        again: list[Planned] = []
         for i, (chunk, layer, _, _) in enumerate(fetch.pieces):
             del self._by_piece[chunk.key, layer]
             if i in faults:
                 self._ledger.abort(fetch.offsets[i])
                 self._index.set_piece(chunk, layer, PieceState.ABSENT)
-                bad.setdefault(faults[i], []).append((chunk, layer))
+                if faults[i] is Fault.CANCELLED and fetch.load_kind not in _OPTIONAL and self._awaited(chunk.key, layer):
+                    again.append(fetch.pieces[i])
+                else:
+                    bad.setdefault(faults[i], []).append((chunk, layer))
             else:
                 self._ledger.finish(fetch.offsets[i])
                 chunk.sums[layer] = sums.get(i, chunk.sums[layer])
                 self._index.set_piece(chunk, layer, PieceState.READY, fetch.offsets[i])
                 self._usefulness.read(chunk, layer, fetch.kind, fetch.load_kind)
                 good.append((chunk, layer))
-        self._leave(fetch, len(fetch.pieces))
+        if again:
+            self.plan(fetch.kind, fetch.shape, again, fetch.rank, fetch.load_kind, lease=fetch.lease, peer=fetch.peer)
+        self._leave(fetch, len(fetch.pieces) - len(again))
         if good:
             self._arrived(good, now)
         for fault in sorted(bad):

@@ -87,6 +87,14 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelFetch:
+    """End this fetch early if that can be done: its slots are wanted. FetchDone follows as always, once nothing writes to them any more;
+    what did not come has Fault.CANCELLED."""
+
+    fetch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """Answer to SaveWanted; `offsets` are chunk-major."""
 
@@ -211,6 +219,7 @@ Instruction = (
     | AskPeer
     | ReleasePeer
     | Fetch
+    | CancelFetch
     | Grant
     | Sum
     | WriteSsd

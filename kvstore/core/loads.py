@@ -252,12 +252,13 @@ class Loads:
         for chunk, layer in pieces:
             for ident in self._waiting.of(chunk.key, layer):
                 load = self._loads[ident]
-                load.tried.add((chunk.key, source))
+                if fault is not Fault.CANCELLED:
+                    load.tried.add((chunk.key, source))
                 again[ident, load.places[chunk.key]] = None
         for ident, i in again:
             found = self._loads.get(ident)
             if found is not None and i in found.missing:
-                if fault is Fault.NO_ROOM:
+                if fault in (Fault.NO_ROOM, Fault.CANCELLED):
                     self._void(found, i)
                 else:
                     self._acquire(found, i, now)
@@ -340,6 +341,10 @@ class Loads:
         """The worker or reader is gone."""
         for ident in [i for i in self._loads if i[0] == owner]:
             self.cancel(ident)
+
+    def awaited(self, key: bytes, layer: int) -> bool:
+        """Whether some load waits for the piece."""
+        return bool(self._waiting.of(key, layer))
 
     def of_session(self, session: SessionKey, kind: LoadKind) -> list[LoadId]:
         """The session's loads of one kind."""

@@ -26,7 +26,8 @@ _LACKING = (CopyState.ABSENT, CopyState.SKIPPED)
 
 
 class Saves:
-    """See the module. `arrived(pieces)` and `lost(...)` tell loads that wait for a chunk that was being saved."""
+    """See the module. `arrived(pieces)` and `lost(...)` tell loads that wait for a chunk that was being saved;
+    `make_way(bytes)` takes room back from prefetches when a save found none."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Saves:
         limit_bytes: int,
         arrived: Callable[[Sequence[PieceRef], float], None],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
+        make_way: Callable[[int], None],
     ) -> None:
         self._index = index
         self._ledger = ledger
@@ -49,6 +51,7 @@ class Saves:
         self._limit_bytes = limit_bytes
         self._arrived = arrived
         self._lost = lost
+        self._make_way = make_way
         self._open: dict[SaveId, dict[int, Chunk]] = {}
         self._summing: dict[bytes, Chunk] = {}
         self._owed_ssd: dict[bytes, None] = {}  #: chunks to be written when there is nothing else to write, oldest first
@@ -103,6 +106,7 @@ class Saves:
                 self._room.drop(chunk, layer)
         slots = self._room.reserve([(chunk, layer) for layer in range(shape.layers)], now, below=None)
         if slots is None:
+            self._make_way(shape.chunk_bytes)
             return None
         self.ssd_waiting_bytes += shape.chunk_bytes
         for layer, offset in enumerate(slots):

@@ -61,7 +61,16 @@ class Store:
         self.room = Room(self.index, self.ledger, self.sessions, self.usefulness, self._out, layer_priority=layer_priority)
         self.loads = Loads(self.index, self.ledger, self.sessions, self.usefulness, self.meter, self._out)
         self.fetches = Fetches(
-            self.index, self.ledger, self.room, self.usefulness, self.meter, self._out, self._arrived, self.loads.lost, self._read
+            self.index,
+            self.ledger,
+            self.room,
+            self.usefulness,
+            self.meter,
+            self._out,
+            self._arrived,
+            self.loads.lost,
+            self._read,
+            self.loads.awaited,
         )
         self.leases = Leases(self.index, self.fetches, self.meter, self._out, self.loads.lost)
         self.loads.connect(self.fetches, self.leases)
@@ -76,6 +85,7 @@ class Store:
             write_back_limit_bytes,
             self.loads.arrived,
             self.loads.lost,
+            self.fetches.make_way,
         )
         self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self._out)
         self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -157,14 +157,22 @@ class BlobTier:
         count_unreadable()
         return False
 
-    async def read(self, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int] | None = None) -> dict[int, Fault]:
+    async def read(
+        self,
+        shape: KvShape,
+        pieces: Sequence[FetchPiece],
+        sums: dict[int, int] | None = None,
+        entering: Callable[[], None] = lambda: None,
+    ) -> dict[int, Fault]:
         """Consecutive layers of one chunk into the arena, verified. Returns the faults by index.
 
         Mutates `sums`: by index, the arena's checksums of pieces where they are not those of the FetchPiece.
+        entering: called before the arena is written to. Until then the call may be cancelled; after that it must not be, as a thread
+        goes on writing.
         """
         key, sums = pieces[0].key, {} if sums is None else sums
         assumed = self._encoded.get(key) or raw_layout(shape)
-        faults = await self._read(shape, assumed, pieces, sums)
+        faults = await self._read(shape, assumed, pieces, sums, entering)
         if Fault.CORRUPT not in faults.values():
             return faults
         # Perhaps it is not damaged: another node, whose codec is another, has replaced it since.
@@ -176,9 +184,11 @@ class BlobTier:
             return faults
         pieces = [replace(p, checksum=header.checksums[p.layer]) for p in pieces]
         sums.update({i: p.checksum for i, p in enumerate(pieces)})
-        return await self._read(shape, header.layout, pieces, sums)
+        return await self._read(shape, header.layout, pieces, sums, entering)
 
-    async def _read(self, shape: KvShape, layout: Layout, pieces: Sequence[FetchPiece], sums: dict[int, int]) -> dict[int, Fault]:
+    async def _read(
+        self, shape: KvShape, layout: Layout, pieces: Sequence[FetchPiece], sums: dict[int, int], entering: Callable[[], None]
+    ) -> dict[int, Fault]:
         start, last = layout.offsets[pieces[0].layer], pieces[-1].layer
         end = layout.offsets[last] + layout.lengths[last]
         path = chunk_path(pieces[0].key, shape.fingerprint)
@@ -192,6 +202,7 @@ class BlobTier:
         if size != layout.object_bytes:
             fault = Fault.CORRUPT if await self._wrong_size(path, layout.object_bytes) else Fault.UNAVAILABLE
             return dict.fromkeys(range(len(pieces)), fault)
+        entering()
         reach("blob.after_read")
         if layout.codec == RAW:
             return await asyncio.to_thread(self._enter, shape, pieces, data, start)

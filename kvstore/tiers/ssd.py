@@ -16,7 +16,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +64,13 @@ class Recovery:
 class _Read:
     """One fetch on its way. `done` is told the faults once, when nothing writes to its slots any more."""
 
-    __slots__ = ("done", "fd", "moving", "pieces", "shape")
+    __slots__ = ("done", "fd", "given_up", "moving", "pieces", "shape")
 
-    def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done) -> None:
+    def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done, given_up: Callable[[], bool]) -> None:
         self.shape = shape
         self.pieces = pieces
         self.done = done
+        self.given_up = given_up
         self.fd = -1
         self.moving: Moving
 
@@ -174,13 +175,20 @@ class SsdTier:
         self.begin_read(shape, pieces, answer.put, sums)
         return answer.get()
 
-    def begin_read(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done, sums: dict[int, int] | None = None) -> None:
-        """As `read`, and does not block: `done` is called on a reading thread."""
+    def begin_read(
+        self,
+        shape: KvShape,
+        pieces: Sequence[FetchPiece],
+        done: Done,
+        sums: dict[int, int] | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """As `read`, and does not block: `done` is called on a reading thread. A read that is `given_up` before it begins is left out."""
         header = self.encoded.header(pieces[0].key)
         if header is not None:
             self.encoded.begin_read(self.path(header.key, shape.fingerprint), header, pieces, {} if sums is None else sums, done)
             return
-        self._reads.put(_Read(shape, pieces, done))
+        self._reads.put(_Read(shape, pieces, done, given_up))
 
     def _run_reads(self) -> None:
         """One reading thread: begins what is asked for as long as it has not too much under way, and ends what has come."""
@@ -204,6 +212,9 @@ class SsdTier:
     def _begin(self, read: _Read) -> bool:
         """Whether it is on its way; else its faults are told."""
         shape = read.shape
+        if read.given_up():
+            read.done(read.all(Fault.CANCELLED))
+            return False
         try:
             read.fd = os.open(self.path(read.pieces[0].key, shape.fingerprint), os.O_RDONLY | self._flags(shape))
             parts = [Part(piece_offset(shape, p.layer), p.offset, shape.piece_bytes) for p in read.pieces]

@@ -19,6 +19,14 @@ class PeerRange(NamedTuple):
     length: int
 
 
+GivenUp = Callable[[], bool]
+
+
+def never() -> bool:
+    """Of reads that nobody gives up."""
+    return False
+
+
 class Card(NamedTuple):
     """How one store's arena can be read (proto: PeerCard)."""
 
@@ -46,8 +54,11 @@ class Transport(Protocol):
         """`card` with what a peer needs to read here."""
         ...
 
-    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
-        """Bring the ranges; false when they did not come. On return nothing writes to our arena any more."""
+    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
+        """Bring the ranges; false when they did not come. On return nothing writes to our arena any more.
+
+        given_up: asked now and then, from any thread; once it is true the read ends as soon as the transport can let go of it.
+        """
         ...
 
     async def forget(self, peer: Card) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.tiers.transport import Card, PeerRange, Transport
+from kvstore.tiers.transport import Card, GivenUp, PeerRange, Transport, never
 from runtime import telemetry
 
 log = telemetry.logger("kvstore.transport")
@@ -48,11 +48,13 @@ class AutoTransport:
             card = transport.fill(card) if transport is not None else card
         return card
 
-    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
+    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
         by_nixl = self._nixl is not None and peer.nixl_metadata and peer.instance not in self._unreachable
-        if by_nixl and self._nixl is not None and await self._nixl.read(peer, lease, ranges):
+        if by_nixl and self._nixl is not None and await self._nixl.read(peer, lease, ranges, given_up):
             return True
-        if self._sockets is None or not peer.socket_address or not await self._sockets.read(peer, lease, ranges):
+        if given_up():
+            return False
+        if self._sockets is None or not peer.socket_address or not await self._sockets.read(peer, lease, ranges, given_up):
             return False
         if by_nixl:
             log.warning("NIXL does not reach a peer; it is read over sockets", node=peer.node)

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
+from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
 
 #: A read that takes longer is cancelled.
 _READ_S = 4.0
@@ -30,11 +30,11 @@ _START_S = 20.0
 class _Transfer:
     __slots__ = ("deadline", "done", "given_up", "handle")
 
-    def __init__(self, handle: Any, done: Callable[[bool], None]) -> None:
+    def __init__(self, handle: Any, done: Callable[[bool], None], given_up: GivenUp) -> None:
         self.handle = handle
         self.done = done
         self.deadline = time.monotonic() + _READ_S
-        self.given_up = False
+        self.given_up = given_up
 
 
 class NixlTransport:
@@ -66,12 +66,12 @@ class NixlTransport:
     def fill(self, card: Card) -> Card:
         return card._replace(nixl_metadata=self._metadata)
 
-    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
+    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
         if self._stopped:
             return False
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
-        self._work.put(lambda: self._begin(peer, ranges, _resolver(loop, future)))
+        self._work.put(lambda: self._begin(peer, ranges, _resolver(loop, future), given_up))
         return await asyncio.shield(future)
 
     async def forget(self, peer: Card) -> None:
@@ -112,8 +112,8 @@ class NixlTransport:
         self._metadata = agent.get_agent_metadata()
         self._agent = agent
 
-    def _begin(self, peer: Card, ranges: Sequence[PeerRange], done: Callable[[bool], None]) -> None:
-        if self._stopped:
+    def _begin(self, peer: Card, ranges: Sequence[PeerRange], done: Callable[[bool], None], given_up: GivenUp) -> None:
+        if self._stopped or given_up():
             done(False)
             return
         try:
@@ -131,7 +131,7 @@ class NixlTransport:
         except Exception:
             state = "ERR"
         if state == "PROC":
-            self._running.append(_Transfer(handle, done))
+            self._running.append(_Transfer(handle, done, given_up))
         else:
             self._end(handle)
             if state != "DONE":
@@ -146,7 +146,7 @@ class NixlTransport:
                 state = self._agent.check_xfer_state(transfer.handle)
             except Exception:
                 state = "ERR"
-            if state == "PROC" and time.monotonic() < transfer.deadline and not self._stopped:
+            if state == "PROC" and time.monotonic() < transfer.deadline and not self._stopped and not transfer.given_up():
                 going.append(transfer)
             elif self._end(transfer.handle):
                 transfer.done(state == "DONE")

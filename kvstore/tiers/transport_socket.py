@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
+from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
 
 _MAGIC = b"UPBT"
 _HEAD = struct.Struct("<4sHI")
@@ -97,12 +97,14 @@ class SocketTransport:
 
     # ---- the reader's side
 
-    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
+    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
         if self._stopped:
             return False
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, peer.socket_address, lease, ranges)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, peer.socket_address, lease, ranges, given_up)
 
-    def _read(self, address: str, lease: str, ranges: Sequence[PeerRange]) -> bool:
+    def _read(self, address: str, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp) -> bool:
+        if given_up():
+            return False
         deadline = time.monotonic() + self._read_s
         name = lease.encode()
         question = _HEAD.pack(_MAGIC, len(name), len(ranges)) + name + b"".join(_RANGE.pack(r.remote_offset, r.length) for r in ranges)
@@ -124,6 +126,8 @@ class SocketTransport:
                     return False
                 try:
                     for r in ranges if answer == b"\1" else ():
+                        if given_up():
+                            raise InterruptedError("the read was given up; what the peer still sends is of no use")
                         _receive_into(connection, self._arena.view[r.local_offset : r.local_offset + r.length], deadline)
                 except OSError:
                     connection.close()

@@ -14,7 +14,7 @@ from typing import ClassVar
 from contracts.errors import PieceLost
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.file_io import FileIo, Moving, Operation, Part
-from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
+from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
 
 
 class _Moved:
@@ -76,7 +76,7 @@ class FakeTransport:
     def fill(self, card: Card) -> Card:
         return card._replace(socket_address=self._address)
 
-    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange]) -> bool:
+    async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
         waits = [asyncio.ensure_future(self.hold.wait()), asyncio.ensure_future(self._stopped.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -84,7 +84,7 @@ class FakeTransport:
             for wait in waits:
                 wait.cancel()
         owner = self._owners.get(peer.socket_address)
-        if self.cut or self._stopped.is_set() or owner is None:
+        if self.cut or self._stopped.is_set() or owner is None or given_up():
             return False
         if not all(owner._leases.allowed(lease, r.remote_offset, r.length) for r in ranges):
             return False

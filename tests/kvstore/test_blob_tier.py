@@ -85,6 +85,17 @@ async def test_a_chunk_comes_back_whole_and_in_parts_from_memory_and_from_a_file
             assert_same(arena, w, pieces)
 
 
+async def test_a_read_says_when_it_can_no_longer_be_taken_back_and_not_when_nothing_came(blob, arena):
+    write = written(arena)
+    await put(blob, arena, write)
+    entered: list[str] = []
+    assert await blob.read(SHAPE, wanted(write, range(5)), {}, lambda: entered.append("came")) == {}
+    assert set((await blob.read(SHAPE, wanted(written(arena, OTHER_KEY), range(5)), {}, lambda: entered.append("nothing"))).values()) == {
+        Fault.MISSING
+    }
+    assert entered == ["came"]
+
+
 async def test_an_object_of_many_megabytes_that_is_sent_in_parts(store, big_arena, tmp_path):
     blob, write = BlobTier(store, big_arena), written(big_arena, shape=BIG)
     data = object_of(big_arena, write)

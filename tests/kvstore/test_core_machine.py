@@ -47,6 +47,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.ended: dict[ev.LoadId, int] = {}
         self.delivered: dict[ev.LoadId, set[tuple[int, int]]] = {}
         self.cancelled: set[ev.LoadId] = set()
+        self.taken_back: set[int] = set()
+        self.reading: dict[tuple[bytes, int], int] = {}  # piece -> the fetch that reads it, unless it stalled
 
     # ---- the world
 
@@ -93,6 +95,13 @@ class StoreMachine(RuleBasedStateMachine):
                 offsets = [p.offset for p in i.pieces]
                 assert len(offsets) == len(set(offsets)) and not self.busy_slots() & set(offsets), "fetched into a slot in use"
                 self.outstanding.append(i)
+                for p in i.pieces:
+                    assert (p.key, p.layer) not in self.reading, "two reads of one piece"
+                    self.reading[p.key, p.layer] = i.fetch
+            case do.CancelFetch():
+                assert any(isinstance(x, do.Fetch) and x.fetch == i.fetch for x in self.outstanding), "taken back, but not running"
+                assert i.fetch not in self.taken_back
+                self.taken_back.add(i.fetch)
             case do.Probe() | do.AskPeer() | do.Sum() | do.WriteSsd() | do.WriteBlob() | do.FetchManifest():
                 self.outstanding.append(i)
             case _:
@@ -175,7 +184,12 @@ class StoreMachine(RuleBasedStateMachine):
     def finish(self, i: do.Instruction, data: st.DataObject) -> None:
         now = self.later(0.01)
         match i:
+            case do.Fetch() if i.fetch in self.taken_back and data.draw(st.booleans()):
+                self.forget(i.fetch)
+                came = data.draw(st.integers(0, len(i.pieces)))
+                self.send(ev.FetchDone(i.fetch, dict.fromkeys(range(came, len(i.pieces)), ev.Fault.CANCELLED), now))
             case do.Fetch():
+                self.forget(i.fetch)
                 bad = data.draw(st.lists(st.integers(0, len(i.pieces) - 1), max_size=2)) if data.draw(st.integers(0, 3)) == 0 else []
                 self.send(ev.FetchDone(i.fetch, {b: data.draw(st.sampled_from(list(ev.Fault))) for b in bad}, now))
             case do.Probe():
@@ -195,6 +209,9 @@ class StoreMachine(RuleBasedStateMachine):
                 manifest = self.manifest(i.session, 6) if data.draw(st.booleans()) else None
                 self.send(ev.ManifestFetched(i.session, manifest, now))
 
+    def forget(self, fetch: int) -> None:
+        self.reading = {piece: by for piece, by in self.reading.items() if by != fetch}
+
     def peer_answers(self, ask: do.AskPeer, data: st.DataObject) -> None:
         held = [i for i in range(len(ask.wants)) if data.draw(st.booleans())]
         if data.draw(st.booleans()):
@@ -207,6 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_fetch_stalls(self, data: st.DataObject) -> None:
         fetch = data.draw(st.sampled_from([i.fetch for i in self.outstanding if isinstance(i, do.Fetch)]))
+        self.forget(fetch)
         self.send(ev.FetchStalled(fetch, self.later(5)))
 
     @precondition(lambda self: any(self.leased.values()))
@@ -299,6 +317,7 @@ class StoreMachine(RuleBasedStateMachine):
             for i in [self.outstanding.pop() for _ in range(len(self.outstanding))]:
                 match i:
                     case do.Fetch():
+                        self.forget(i.fetch)
                         self.send(ev.FetchDone(i.fetch, {}, self.now))
                     case do.Sum():
                         self.send(ev.Summed(i.key, sums(i.key, i.shape), self.now))
@@ -308,7 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
                         self.send(ev.BlobWritten(i.key, ev.Wrote.OK, self.now))
         self.store.validate()
         assert not self.store.saves.waiting_bytes
-        assert not self.store.ledger._reserved and not self.store.ledger._pins
+        assert self.store.ledger.idle
         for session in SESSIONS:
             self.send(ev.SessionErased(session, self.now))
         self.store.validate()

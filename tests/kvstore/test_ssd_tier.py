@@ -138,6 +138,17 @@ def test_many_reads_under_way_each_answer_once(ssd, arena):
     assert answered == {turn: {0: Fault.MISSING} if turn % 10 == 3 else {} for turn in range(50)}
 
 
+def test_a_read_that_is_given_up_before_it_begins_is_left_out(ssd, arena):
+    write = written(arena)
+    assert ssd.write([write]) == [True]
+    answers: queue.SimpleQueue[dict[int, Fault]] = queue.SimpleQueue()
+    pieces = wanted(write, range(5), 2 * MIB)
+    before = bytes(arena.view[pieces[0].offset : pieces[0].offset + SHAPE.piece_bytes])
+    ssd.begin_read(SHAPE, pieces, answers.put, {}, lambda: True)
+    assert answers.get(timeout=30) == dict.fromkeys(range(5), Fault.CANCELLED)
+    assert arena.view[pieces[0].offset : pieces[0].offset + SHAPE.piece_bytes] == before
+
+
 def test_direct_io_that_the_file_system_refuses_falls_back_or_stops_the_start(tmp_path, arena, monkeypatch):
     disk = FakeFileIo(arena)
     monkeypatch.setattr(os, "O_DIRECT", os.O_DIRECTORY)  # as a file system without it does, open() answers with an error

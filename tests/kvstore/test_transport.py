@@ -92,6 +92,14 @@ def some_ranges(count: int = 40, length: int = 65_000) -> list[PeerRange]:
     return [PeerRange(i * 70_000, ((i * 7) % 40) * 70_000, length) for i in range(count)]
 
 
+async def test_a_read_that_was_given_up_answers_no_and_the_next_one_works(pair):
+    ranges = [PeerRange(i * 4096, i * 4096, 4096) for i in range(4)]
+    pair.lease("lease", ranges)
+    assert not await asyncio.wait_for(pair.reader.read(pair.card, "lease", ranges, lambda: True), LIMIT_S)
+    assert await pair.read(ranges)
+    pair.assert_arrived(ranges)
+
+
 async def test_leased_ranges_arrive_byte_for_byte(pair):
     ranges = some_ranges()
     pair.lease("lease", ranges)

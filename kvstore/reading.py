@@ -1,0 +1,99 @@
+"""Reads into the arena: from the SSD, the blob tier and peers, each told to the core when it stalls and when it has ended.
+
+A read can be taken back (`cancel`) while that is of use: one of the SSD until it begins, one of the blob tier until its bytes enter
+the arena, one of a peer as far as the transport can let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.mailbox import Mailbox
+from kvstore.metrics import BYTES_READ
+from kvstore.peers import Peers
+from kvstore.tiers.blob import BlobTier
+from kvstore.tiers.ssd import SsdTier
+from runtime.clock import Clock
+
+
+class Reading:
+    """See the module. `report` takes events to the core, `failed` an error that leaves it in doubt. `peers` are known later."""
+
+    peers: Peers
+
+    def __init__(
+        self, ssd: SsdTier, blob: BlobTier, clock: Clock, report: Callable[[ev.Event], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self._ssd = ssd
+        self._blob = blob
+        self._clock = clock
+        self._report = report
+        self._ended = Mailbox(failed)
+        self._cancels: dict[int, Callable[[], object]] = {}  #: by fetch, while it can be taken back
+
+    def cancel(self, fetch: int) -> None:
+        """End the read early if that can be done; FetchDone is reported either way."""
+        cancel = self._cancels.get(fetch)
+        if cancel is not None:
+            cancel()
+
+    async def fetch(self, fetch: do.Fetch) -> None:
+        """Read from a peer or the blob tier."""
+        stall = self._watch(fetch)
+        faults: dict[int, ev.Fault] = {}
+        sums: dict[int, int] = {}
+        try:
+            if fetch.kind is ev.SourceKind.BLOB:
+                faults = await self._read_blob(fetch, sums)
+            else:
+                faults = await self.peers.read(fetch, self._given_up(fetch))
+        except BaseException:
+            stall.cancel()
+            raise
+        self._fetched(fetch, stall, sums, faults)
+
+    def from_ssd(self, fetch: do.Fetch) -> None:
+        """Read from the SSD: no task, and one wake-up of the loop for all that ended together."""
+        stall = self._watch(fetch)
+        sums: dict[int, int] = {}
+        ended = partial(self._fetched, fetch, stall, sums)
+        given_up = self._given_up(fetch)
+        self._ssd.begin_read(fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(ended, faults)), sums, given_up)
+
+    async def _read_blob(self, fetch: do.Fetch, sums: dict[int, int]) -> dict[int, ev.Fault]:
+        """Read, unless it is taken back before its bytes enter the arena."""
+
+        def entering() -> None:
+            self._cancels.pop(fetch.fetch, None)
+
+        work = asyncio.ensure_future(self._blob.read(fetch.shape, fetch.pieces, sums, entering))
+        self._cancels[fetch.fetch] = work.cancel
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        return dict.fromkeys(range(len(fetch.pieces)), ev.Fault.CANCELLED) if work.cancelled() else work.result()
+
+    def _given_up(self, fetch: do.Fetch) -> Callable[[], bool]:
+        """Whether the fetch has been taken back; asked from any thread."""
+        event = threading.Event()
+        self._cancels[fetch.fetch] = event.set
+        return event.is_set
+
+    def _watch(self, fetch: do.Fetch) -> asyncio.TimerHandle:
+        """Say so when it takes too long; `_fetched` says again when it really ended."""
+        loop = asyncio.get_running_loop()
+        return loop.call_later(fetch.give_up_s, lambda: self._report(ev.FetchStalled(fetch.fetch, self._clock.now())))
+
+    def _fetched(self, fetch: do.Fetch, stall: asyncio.TimerHandle, sums: dict[int, int], faults: dict[int, ev.Fault]) -> None:
+        stall.cancel()
+        self._cancels.pop(fetch.fetch, None)
+        good = len(fetch.pieces) - len(faults)
+        BYTES_READ.labels(fetch.kind.name.lower()).inc(good * fetch.shape.piece_bytes)
+        self._report(ev.FetchDone(fetch.fetch, faults, self._clock.now(), sums))
