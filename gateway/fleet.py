@@ -118,10 +118,10 @@ class Fleet:
         metrics.PLACED.labels("direct").inc()
         return route
 
-    async def call(self, method: str, message: Any) -> Any:
+    async def call(self, method: str, message: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """A scheduler call that a caller waits for. Raises RequestError; Unavailable when the scheduler does not answer."""
         try:
-            return await getattr(self.scheduler, method)(message, timeout=CALL_TIMEOUT_S)
+            return await getattr(self.scheduler, method)(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as e:
             error: RequestError = refusal(e.details() or "") or Unavailable("the scheduler does not answer at the moment; try again")
             raise error from None

@@ -16,6 +16,7 @@ from contracts.convert import session_from_wire, session_to_wire
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerStub
+from kvstore import erasing
 from kvstore.core import events as ev
 from kvstore.metrics import log
 from kvstore.node import Node
@@ -34,6 +35,7 @@ class Directory:
         self._address = scheduler_address
         self._tasks = tasks
         self._reported: set[SessionKey] = set()
+        self._answers: list[pb.StoreReport] = []  #: to erasures, not yet sent
 
     async def run(self) -> None:
         """Report for as long as the process lives."""
@@ -46,6 +48,7 @@ class Directory:
                     if not connected:
                         log.info("scheduler answers", address=self._address)
                         connected = True
+                        self._tasks.start(self._node.heed_tombstones(), "heed-tombstones")
                     self._obey(command)
             except grpc.aio.AioRpcError as e:
                 if connected:
@@ -73,6 +76,9 @@ class Directory:
                 yield pb.StoreReport(metrics=pb.ProcessMetrics(samples=telemetry.samples()))
             turn += 1
             await node.clock.sleep(_DELTA_S)
+            answers, self._answers = self._answers, []
+            for answer in answers:
+                yield answer
             dirty = node.store.index.dirty.copy()
             node.store.index.dirty.clear()
             for held in self._held(dirty, skip_absent=False):
@@ -122,9 +128,16 @@ class Directory:
         elif kind == "invalidate":
             node.handle(ev.Invalidated(session_from_wire(command.invalidate), now))
         elif kind == "erase":
-            self._tasks.start(node.erase(session_from_wire(command.erase)), "erase")
+            self._tasks.start(self._erase(session_from_wire(command.erase)), "erase")
         elif kind == "peers":
             self._tasks.start(self._meet(dict(command.peers.addresses)), "peers")
+
+    async def _erase(self, session: SessionKey) -> None:
+        """Answers when it is gone, or when the time is up."""
+        async for a in erasing.erase(self._node, session):
+            left = [pb.TierLeft(tier=tier, chunks=chunks) for tier, chunks in a.left.items() if chunks]
+            erased = pb.Erased(session=session_to_wire(session), verified=a.verified, known=a.known, left=left)
+            self._answers.append(pb.StoreReport(erased=erased))
 
     async def _meet(self, addresses: dict[str, str]) -> None:
         await self._node.ready.wait()

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
+from contracts.v1 import common_pb2
 from kvstore import metrics
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
@@ -45,7 +46,10 @@ _TICK_S = 0.25
 _MANIFESTS_LIMIT = 100_000
 _PROBE_CONCURRENCY = 32
 _PATIENT_S = 1.0
-_ERASE_LIST_S = 3.0
+#: How long the start may wait for the blob tier's tombstones.
+_HEED_S = 0.5
+#: For how long an erasure is remembered in the blob tier: longer than a node may be cut off and live.
+_TOMBSTONE_LIFE_S = 30 * 86_400.0
 #: Of the disk's free space, for the SSD tiers of the nodes on this machine together; the default blob tier needs the most of it.
 _SSD_SHARE = 0.4
 
@@ -65,6 +69,10 @@ class Attached(Owner, Protocol):
 
     def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
         """Pass it on; never blocks."""
+        ...
+
+    async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
+        """What the worker holds of these chunks; None when it does not answer in time."""
         ...
 
 
@@ -129,6 +137,10 @@ class Node:
         if not await self._recover():
             for tier in (ev.Tier.SSD_READ, ev.Tier.SSD_WRITE):
                 self.handle(ev.TierFailed(tier, f"{self.ssd.root} cannot be used", self.clock.now()))
+        with contextlib.suppress(TimeoutError):
+            # What was erased while this node was away is not served again; a blob tier that does not answer is asked later.
+            async with asyncio.timeout(_HEED_S):
+                await self.heed_tombstones()
         self.write_back.start()
         self._tasks.start(self._join(), "join")
         log.info(
@@ -293,6 +305,8 @@ class Node:
                 self.write_back.blob(instruction)
             case do.PutManifest():
                 self.write_back.put_manifest(instruction.manifest)
+            case do.PutTombstone():
+                self.write_back.put_tombstone(instruction.tombstone)
             case do.DeleteManifest():
                 self.write_back.delete_manifest(instruction.session)
             case do.FetchManifest():
@@ -374,14 +388,10 @@ class Node:
         self.handle(ev.ManifestsListed(listing.manifests, self.clock.now(), listing.complete, self.clock.wall()))
         return listing
 
-    async def erase(self, session: SessionKey) -> None:
-        """Erase a session, after learning which other sessions exist by now, so that shared chunks stay."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ERASE_LIST_S):
-                await self.learn_sessions()
-        reach("erase.before")
-        self.handle(ev.SessionErased(session, self.clock.now()))
-        reach("erase.queued")
+    async def heed_tombstones(self) -> None:
+        """Learn of erasures that this node may not have been told of."""
+        tombstones = await self.blob.list_tombstones(self.clock.wall() - _TOMBSTONE_LIFE_S)
+        self.handle(ev.TombstonesListed(tombstones, self.clock.now()))
 
     async def manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest from memory, else from the blob tier."""

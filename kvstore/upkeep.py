@@ -1,4 +1,9 @@
-"""What a store does about its blob tier when nobody asks: learns its sessions, pays what it owes it, and lets idle sessions expire."""
+"""What a store does about its tiers when nobody asks: learns its sessions and what was erased, pays the blob tier what it owes it,
+lets idle sessions expire, and removes chunks that nobody names.
+
+Whatever deletes for want of a name or a use does so only after a complete list of sessions. Every node does all of it: deleting
+twice does no harm, and the grace time keeps the chunks of other nodes' running turns.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,9 @@ async def learn(node: Node, tasks: Tasks) -> None:
 
 
 async def _learn(node: Node) -> None:
+    await node.heed_tombstones()
     listing = await node.learn_sessions()
+    await node.heed_tombstones()
     log.info("sessions listed", sessions=len(listing.manifests), complete=listing.complete)
     for fingerprint in list(node.store.index.shapes):
         keys = await node.blob.list_chunks(fingerprint, _CHUNKS_LIMIT)
@@ -28,10 +35,47 @@ async def _learn(node: Node) -> None:
 
 
 async def expire(node: Node, idle_s: float) -> None:
-    """For ever: sessions that nobody has used for `idle_s` are erased. Every node does so; erasing twice does no harm."""
+    """For ever: sessions that nobody has used for `idle_s` are erased."""
     while True:
         await node.clock.sleep(max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, idle_s / 4)))
-        for manifest in (await node.learn_sessions()).manifests:
-            if manifest.last_use_s < node.clock.wall() - idle_s:
-                count("sessions_expired")
-                node.handle(ev.SessionErased(manifest.session, node.clock.now()))
+        await expire_once(node, idle_s)
+
+
+async def expire_once(node: Node, idle_s: float) -> int:
+    """How many sessions expired. None when the list of sessions is not complete: one that another node uses may look idle here.
+
+    A session whose manifest another node's expiry has deleted already is known from memory, and leaves this node's tiers too. A
+    `last_use_s` in the future, of a node whose clock is ahead, only makes a session live longer.
+    """
+    await node.heed_tombstones()
+    if not (await node.learn_sessions()).complete:
+        return 0
+    limit = node.clock.wall() - idle_s
+    idle = [m.session for m in node.store.index.manifests.values() if m.last_use_s < limit]
+    for session in idle:
+        node.handle(ev.SessionErased(session, node.clock.now(), node.clock.wall(), expired=True))
+    if idle:
+        count("sessions_expired", len(idle))
+    return len(idle)
+
+
+async def sweep(node: Node, grace_s: float) -> None:
+    """For ever: chunks that nobody has named for the grace time are removed from the SSD and the blob tier."""
+    while True:
+        await node.clock.sleep(max(_SHORTEST_PAUSE_S, grace_s))
+        await sweep_once(node, grace_s)
+
+
+async def sweep_once(node: Node, grace_s: float) -> None:
+    """One round. What was nobody's in the last round already leaves the SSD; what is older than the grace time, the blob tier."""
+    began = node.clock.wall()
+    await node.heed_tombstones()
+    if not (await node.learn_sessions()).complete:
+        log.warning("not all sessions could be listed; chunks that nobody names stay for now")
+        return
+    node.handle(ev.OrphansSought(node.clock.now()))
+    try:
+        async for fingerprint, keys in node.blob.old_chunks(began - grace_s):
+            node.handle(ev.OldChunksListed(fingerprint, keys, node.clock.now()))
+    except Exception as e:
+        log.warning("not all of the blob tier's chunks could be listed", error=repr(e))

@@ -15,7 +15,7 @@ from typing import TypeVar
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
-from kvstore.core.events import BlobWritten, Event, SsdWritten, Tier, Wrote
+from kvstore.core.events import BlobWritten, Event, SsdWritten, Tier, Tombstone, Wrote
 from kvstore.core.instructions import DeleteBlob, DeleteSsd, WriteBlob, WriteSsd
 from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_WRITTEN
@@ -206,11 +206,27 @@ class WriteBack:
             elif len(self._owed_manifests) < _MANIFESTS_OWED:
                 self._owed_manifests[session] = manifest
 
+    def put_tombstone(self, tombstone: Tombstone) -> None:
+        """Queue it: it is written before what is deleted after it."""
+        self._chain(tombstone.session, partial(self._put_tombstone, tombstone))
+
+    async def _put_tombstone(self, tombstone: Tombstone) -> None:
+        for pause in (*_RETRY_S, 0.0):
+            if await self._blob.put_tombstone(tombstone):
+                return
+            await self._clock.sleep(pause)
+
     def delete_manifest(self, session: SessionKey) -> None:
         """Queue the deletion; a write that has not begun is dropped."""
         self._manifests.pop(session, None)
         self._owed_manifests.pop(session, None)
         self._chain(session, partial(self._blob.delete_manifest, session))
+
+    def erase_again(self, tombstone: Tombstone, keys: list[bytes]) -> None:
+        """Queue the deletion of the manifest and of these chunks once more: the blob tier may not have answered the first time."""
+        self.delete_manifest(tombstone.session)
+        for key in keys:
+            self.blob(DeleteBlob(key, tombstone.fingerprint))
 
     # ---- order
 

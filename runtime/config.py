@@ -75,6 +75,8 @@ class KvSection(BaseModel):
     ssd_gib: float = Field(default=0.0, ge=0)
     #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
     blob_expiry_s: float = Field(default=0.0, ge=0)
+    #: Chunks that no session has named for this time leave the slow tiers; longer than any turn takes, in seconds.
+    orphan_grace_s: float = Field(default=3600.0, ge=1)
     #: Empty: DATA/blob. Else an obstore URL: s3://bucket/prefix, gs://..., az://..., file:///...
     blob_url: str = ""
     #: Options of the blob store (`endpoint`, `access_key_id`, ...), as obstore names them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,6 +21,7 @@ from runtime.service import Tasks
 from scheduler.core import snapshot
 from scheduler.core.advisories import Advisories, Pending
 from scheduler.core.directory import Directory, Held
+from scheduler.core.erasures import Erasure, Erasures, Word
 from scheduler.core.fleet import Fleet, Load, Model, Node
 from scheduler.core.placement import Choice, place
 
@@ -28,6 +30,8 @@ _STATUS = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND
 #: How often watchers hear of changes at most, in seconds.
 WATCH_EVERY_S = 0.1
 RESIDENCY_TIMEOUT_S = 1.5
+#: How long an erasure waits for every node to confirm.
+ERASE_S = 10.0
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -36,6 +40,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None) -> None:
         self.config, self.tasks, self.clock = config, tasks, clock or RealClock()
         self.fleet, self.directory, self.advisories = Fleet(), Directory(), Advisories()
+        self.erasures = Erasures()
+        self._erasure_heard = asyncio.Condition()
         self._stores: dict[str, asyncio.Queue[scheduler_pb2.StoreCommand]] = {}
         self._workers: dict[str, str] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -200,6 +206,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 self.fleet.store_joined(name, report.hello.address)
                 log.info("store joined", node=name, address=report.hello.address)
                 self._tell_peers()
+                for session in self.erasures.owed_by(name):
+                    self._command(name, scheduler_pb2.StoreCommand(erase=session_to_wire(session)))
             elif not name or self._stores.get(name) is not commands:
                 continue
             elif kind == "held":
@@ -212,6 +220,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 node = self.fleet.node(name)
                 node.dram_bytes_total, node.dram_bytes_used = report.load.dram_bytes_total, report.load.dram_bytes_used
                 node.ssd_bytes_used = report.load.ssd_bytes_used
+            elif kind == "erased":
+                e = report.erased
+                word = Word(e.verified, e.known, {left.tier: left.chunks for left in e.left})
+                async with self._erasure_heard:
+                    self.erasures.heard(name, session_from_wire(e.session), word)
+                    self._erasure_heard.notify_all()
             elif kind == "metrics":
                 self.fleet.node(name).store_metrics = dict(report.metrics.samples)
 
@@ -300,13 +314,30 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return reply
 
     async def EraseSession(self, request: scheduler_pb2.EraseSessionRequest, context: Any) -> scheduler_pb2.EraseSessionReply:
-        """Forget the session here, and tell every store to erase it from every tier."""
+        """Forget the session here, tell every store to erase it from every tier, and wait for their word, for a while."""
         key = session_from_wire(request.session)
         known = self.directory.erase(key)
         self.advisories.invalidate(key, key.tenant, "")
-        for node in self._stores:
+        told = sorted(self._stores)
+        expected = {self.config.node(n).name for n in range(self.config.nodes.count)}
+        erasure = self.erasures.begin(key, expected | set(told))
+        for node in told:
             self._command(node, scheduler_pb2.StoreCommand(erase=request.session))
-        return scheduler_pb2.EraseSessionReply(known=known, nodes=sorted(self._stores))
+        with contextlib.suppress(TimeoutError):
+            # A node that is away is waited for only as long as one that is here has not answered.
+            async with asyncio.timeout(ERASE_S), self._erasure_heard:
+                await self._erasure_heard.wait_for(lambda: all(n in erasure.words for n in told if n in self._stores))
+        return _erased(known, told, expected, erasure)
+
+
+def _erased(known: bool, told: list[str], expected: set[str], erasure: Erasure) -> scheduler_pb2.EraseSessionReply:
+    nodes = []
+    for name in sorted({*told, *expected}):
+        word = erasure.words.get(name)
+        left = [scheduler_pb2.TierLeft(tier=tier, chunks=chunks) for tier, chunks in word.left.items()] if word else []
+        nodes.append(scheduler_pb2.NodeErasure(node=name, answered=word is not None, verified=bool(word and word.verified), left=left))
+    known = known or any(word.known for word in erasure.words.values())
+    return scheduler_pb2.EraseSessionReply(known=known, nodes=told, verified=not erasure.owing, erasures=nodes)
 
 
 def _model_to_wire(m: Model) -> scheduler_pb2.ModelInfo:

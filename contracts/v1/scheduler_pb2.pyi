@@ -202,16 +202,18 @@ class WorkerCommand(_message.Message):
     def __init__(self, drain: _Optional[bool] = ...) -> None: ...
 
 class StoreReport(_message.Message):
-    __slots__ = ("hello", "held", "load", "metrics")
+    __slots__ = ("hello", "held", "load", "metrics", "erased")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    ERASED_FIELD_NUMBER: _ClassVar[int]
     hello: StoreHello
     held: HeldSessions
     load: StoreLoad
     metrics: ProcessMetrics
-    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
+    erased: Erased
+    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., erased: _Optional[_Union[Erased, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
     __slots__ = ("node", "address", "instance")
@@ -258,6 +260,26 @@ class StoreLoad(_message.Message):
     dram_bytes_used: int
     ssd_bytes_used: int
     def __init__(self, dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ...) -> None: ...
+
+class Erased(_message.Message):
+    __slots__ = ("session", "verified", "known", "left")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    verified: bool
+    known: bool
+    left: _containers.RepeatedCompositeFieldContainer[TierLeft]
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., verified: _Optional[bool] = ..., known: _Optional[bool] = ..., left: _Optional[_Iterable[_Union[TierLeft, _Mapping]]] = ...) -> None: ...
+
+class TierLeft(_message.Message):
+    __slots__ = ("tier", "chunks")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    chunks: int
+    def __init__(self, tier: _Optional[str] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class StoreCommand(_message.Message):
     __slots__ = ("prefetch", "invalidate", "erase", "peers")
@@ -353,9 +375,25 @@ class EraseSessionRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ...) -> None: ...
 
 class EraseSessionReply(_message.Message):
-    __slots__ = ("known", "nodes")
+    __slots__ = ("known", "nodes", "verified", "erasures")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ERASURES_FIELD_NUMBER: _ClassVar[int]
     known: bool
     nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, known: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    verified: bool
+    erasures: _containers.RepeatedCompositeFieldContainer[NodeErasure]
+    def __init__(self, known: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ..., verified: _Optional[bool] = ..., erasures: _Optional[_Iterable[_Union[NodeErasure, _Mapping]]] = ...) -> None: ...
+
+class NodeErasure(_message.Message):
+    __slots__ = ("node", "answered", "verified", "left")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    answered: bool
+    verified: bool
+    left: _containers.RepeatedCompositeFieldContainer[TierLeft]
+    def __init__(self, node: _Optional[str] = ..., answered: _Optional[bool] = ..., verified: _Optional[bool] = ..., left: _Optional[_Iterable[_Union[TierLeft, _Mapping]]] = ...) -> None: ...

@@ -15,6 +15,8 @@ from gateway.parts import PARTS
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
+#: The scheduler waits ten seconds for the nodes.
+ERASE_TIMEOUT_S = 15.0
 
 
 async def index(request: web.Request) -> web.Response:
@@ -39,13 +41,17 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def erase(request: web.Request) -> web.Response:
-    """Erase it from every tier."""
+    """Erase it from every tier of every node, and say whether every node has confirmed that nothing is left."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
-    reply = await request.app[PARTS].fleet.call("EraseSession", pb.EraseSessionRequest(session=session))
+    reply = await request.app[PARTS].fleet.call("EraseSession", pb.EraseSessionRequest(session=session), ERASE_TIMEOUT_S)
     if not reply.known:
         raise _unknown(session.session_id)
-    return web.json_response({"id": session.session_id, "object": "session.deleted", "deleted": True, "nodes": list(reply.nodes)})
+    nodes = [
+        {"node": n.node, "answered": n.answered, "verified": n.verified, "left": {t.tier: t.chunks for t in n.left}} for n in reply.erasures
+    ]
+    deleted = {"id": session.session_id, "object": "session.deleted", "deleted": True}
+    return web.json_response(deleted | {"verified": reply.verified, "nodes": nodes})
 
 
 def _session(request: web.Request, tenant: str) -> Any:

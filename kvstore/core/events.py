@@ -315,8 +315,50 @@ class Invalidated:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionErased:
+class Tombstone:
+    """A session that was erased at `erased_s` (wall clock), and the chunks of one model that only it named."""
+
     session: SessionKey
+    fingerprint: bytes
+    keys: tuple[bytes, ...]
+    erased_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionErased:
+    """Erase a session. wall: the wall clock's time; told: what another node's tombstone says of it already.
+
+    expired: it was idle for too long, which every node finds out by itself: no tombstone is left.
+    """
+
+    session: SessionKey
+    now: float
+    wall: float = 0.0
+    told: Tombstone | None = None
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TombstonesListed:
+    """Erasures that the blob tier remembers."""
+
+    tombstones: Sequence[Tombstone]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class OrphansSought:
+    """Some time has passed since the last one, and a complete list of sessions has just been seen."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class OldChunksListed:
+    """Chunks in the blob tier that have been there for some time; sent after OrphansSought. fingerprint: at least its first half."""
+
+    fingerprint: bytes
+    keys: Sequence[bytes]
     now: float
 
 
@@ -355,5 +397,8 @@ Event = (
     | Advised
     | Invalidated
     | SessionErased
+    | TombstonesListed
+    | OrphansSought
+    | OldChunksListed
     | Tick
 )

@@ -183,6 +183,12 @@ class Index:
         self._alone.pop(session, None)
         return orphans
 
+    def drop_claims(self, session: SessionKey) -> None:
+        """The session's running turn will not end: only its manifest names chunks."""
+        manifest = self.manifests.get(session)
+        kept = set(manifest.keys) if manifest else set()
+        self._unname(session, {k: f for k, f in self.claims.pop(session, {}).items() if k not in kept})
+
     def claim(self, session: SessionKey, keys: Iterable[bytes], fingerprint: bytes) -> None:
         """The session's running turn uses these chunks; its manifest will name them."""
         claims = self.claims.setdefault(session, {})

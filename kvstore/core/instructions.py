@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.events import LoadId, SaveId, SourceKind, Tier, Want
+from kvstore.core.events import LoadId, SaveId, SourceKind, Tier, Tombstone, Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,13 @@ class PutManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class PutTombstone:
+    """Let every node know, whenever it comes back, that the session was erased. Comes before its DeleteManifest."""
+
+    tombstone: Tombstone
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteManifest:
     session: SessionKey
 
@@ -227,6 +234,7 @@ Instruction = (
     | DeleteSsd
     | DeleteBlob
     | PutManifest
+    | PutTombstone
     | DeleteManifest
     | FetchManifest
     | Offer

@@ -87,7 +87,7 @@ class Store:
             self.loads.lost,
             self.fetches.make_way,
         )
-        self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self._out)
+        self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self.sessions, self._out)
         self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
         self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
         self._has_recovered = False  #: the SSD's files are known
@@ -175,7 +175,13 @@ class Store:
             case ev.SessionErased():
                 self._invalidate(event.session, tell=False)
                 self.sessions.forget(event.session)
-                self.erasure.erase(event.session, event.now)
+                self.erasure.erase(event)
+            case ev.TombstonesListed():
+                self.erasure.heed(event.tombstones)
+            case ev.OrphansSought():
+                self.erasure.sweep_orphans(event.now)
+            case ev.OldChunksListed():
+                self.erasure.sweep_blob(event.fingerprint, event.keys)
             case ev.Tick():
                 self._tick(event.now)
             case _:
@@ -237,6 +243,9 @@ class Store:
 
     def _learn(self, manifest: Manifest, now: float) -> None:
         """Keep the manifest when it is newer than what is known and not one of an erased session."""
+        if self.erasure.void(manifest):
+            self._out.append(do.DeleteManifest(manifest.session))
+            return
         known = self.index.manifests.get(manifest.session)
         newer = known is None or known.last_use_s < manifest.last_use_s
         if newer and not self.erasure.late(manifest.session, manifest.keys, now):
@@ -270,6 +279,8 @@ class Store:
         """A worker is here: what was advised before it came is offered to it now."""
         for shape in event.shapes:
             self.index.shapes[shape.fingerprint] = shape
+        if erased := self.erasure.erased_keys():
+            self._out.append(do.TellErase(erased))
         for session, hint in list(self._hints.items()):
             if session not in self._fetching and self.sessions.live(session, event.now):
                 self._begin_advised(hint)

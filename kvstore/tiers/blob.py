@@ -21,14 +21,23 @@ from obstore.store import LocalStore, from_url
 from contracts.errors import ConfigError, PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.events import Fault, FoundCopy
+from kvstore.core.events import Fault, FoundCopy, Tombstone
 from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.codecs import Codecs, count_unreadable
 from kvstore.tiers.encoded import decode_pieces
 from kvstore.tiers.format import BLOCK, RAW, Header, Layout, decode_header, header_length, piece_offset, raw_layout
-from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
+from kvstore.tiers.manifests import (
+    ERASED_PREFIX,
+    PREFIX,
+    decode_manifest,
+    decode_tombstone,
+    encode_manifest,
+    encode_tombstone,
+    manifest_path,
+    tombstone_path,
+)
 from kvstore.tiers.ssd import folder_name, verify
 from runtime import telemetry
 
@@ -42,6 +51,7 @@ _NO_RANGES = "non-partial response"
 #: Objects whose layout is remembered; that of any other costs a read which fails and one of its header.
 _LAYOUTS_LIMIT = 1 << 16
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
+_FOLDER_NAME = re.compile("[0-9a-f]{16}")
 
 log = telemetry.logger("kvstore.blob")
 
@@ -85,6 +95,7 @@ class BlobTier:
         self._codecs = codecs or Codecs()
         self._encoded: dict[bytes, Layout] = {}  #: of objects that were last seen encoded; any other is taken for raw
         self._ranges = True
+        self._tombstones: dict[str, tuple[float, Tombstone]] = {}  #: by path, as they were read
 
     # ---- chunks
 
@@ -272,6 +283,72 @@ class BlobTier:
         """Remove the session's manifest."""
         await self._delete(manifest_path(session))
 
+    # ---- tombstones
+
+    async def put_tombstone(self, tombstone: Tombstone) -> bool:
+        """Store the tombstone in place of an older one."""
+        return await self._put("manifest", tombstone_path(tombstone.session), encode_tombstone(tombstone))
+
+    async def get_tombstone(self, session: SessionKey) -> Tombstone | None:
+        """The session's tombstone; None when there is none or no answer came in time."""
+        try:
+            return decode_tombstone(await self._small(tombstone_path(session)))
+        except Exception:
+            return None
+
+    async def list_tombstones(self, forget_s: float) -> list[Tombstone]:
+        """Those that can be read. Those written before `forget_s` (wall clock) are deleted instead; known ones are not read again."""
+        seen: dict[str, tuple[float, Tombstone]] = {}
+        gate = asyncio.Semaphore(_LIST_CONCURRENCY)
+
+        async def one(path: str, written: float) -> None:
+            async with gate:
+                if written < forget_s:
+                    await self._delete(path)
+                    return
+                seen[path] = (written, decode_tombstone(await self._small(path)))
+
+        try:
+            async for batch in self._objects(ERASED_PREFIX + "/"):
+                known = {path for path, written in batch if self._tombstones.get(path, (0.0,))[0] == written >= forget_s}
+                seen |= {path: self._tombstones[path] for path in known}
+                await asyncio.gather(*(one(*item) for item in batch if item[0] not in known), return_exceptions=True)
+        except Exception:
+            seen = self._tombstones | seen
+        self._tombstones = seen
+        return [tombstone for _, tombstone in seen.values()]
+
+    # ---- what is there
+
+    async def has_chunk(self, key: bytes, fingerprint: bytes) -> bool:
+        """Whether the chunk's object is there, or may be, as the store does not answer."""
+        return await self._may_have(chunk_path(key, fingerprint))
+
+    async def has_manifest(self, session: SessionKey) -> bool:
+        """Likewise, the session's manifest."""
+        return await self._may_have(manifest_path(session))
+
+    async def _may_have(self, path: str) -> bool:
+        try:
+            async with asyncio.timeout(_READ_S):
+                await obstore.head_async(self._store, path)
+        except FileNotFoundError:
+            return False
+        except Exception:
+            return True
+        return True
+
+    async def old_chunks(self, before_s: float) -> AsyncIterator[tuple[bytes, list[bytes]]]:
+        """(first half of a fingerprint, keys) of chunks written before that time, by the store's clock. Raises when the store fails."""
+        async for batch in self._objects("chunks/"):
+            found: dict[bytes, list[bytes]] = {}
+            for path, written in batch:
+                _, folder, name = path.split("/", 2) if path.count("/") == 2 else ("", "", "")
+                if written < before_s and _CHUNK_NAME.fullmatch(name) and _FOLDER_NAME.fullmatch(folder):
+                    found.setdefault(bytes.fromhex(folder), []).append(bytes.fromhex(name))
+            for fingerprint, keys in found.items():
+                yield fingerprint, keys
+
     async def list_manifests(self, limit: int) -> Listing:
         """All sessions' manifests, `limit` of them at most. Damaged ones and those deleted meanwhile are left out."""
         paths: list[str] = []
@@ -296,21 +373,28 @@ class BlobTier:
 
     async def _names(self, prefix: str) -> AsyncIterator[list[str]]:
         """Paths below `prefix`, in batches. Raises when the store fails, or is silent for too long."""
+        async for batch in self._objects(prefix):
+            yield [path for path, _ in batch]
+
+    async def _objects(self, prefix: str) -> AsyncIterator[list[tuple[str, float]]]:
+        """(path, when it was written by the store's clock), as `_names`."""
         batches = aiter(obstore.list(self._store, prefix))
         while True:
             async with asyncio.timeout(_LIST_S):
                 batch = await anext(batches, None)
             if batch is None:
                 return
-            yield [item["path"] for item in batch]
+            yield [(item["path"], item["last_modified"].timestamp()) for item in batch]
+
+    async def _small(self, path: str) -> bytes:
+        async with asyncio.timeout(_READ_S):
+            result = await obstore.get_async(self._store, path)
+            return bytes(await result.bytes_async())
 
     async def _manifest_at(self, path: str) -> Manifest | None:
         """None when there is none or it is damaged. Raises when the store does not answer."""
         try:
-            async with asyncio.timeout(_READ_S):
-                result = await obstore.get_async(self._store, path)
-                data = bytes(await result.bytes_async())
-            manifest = decode_manifest(data)
+            manifest = decode_manifest(await self._small(path))
             return manifest if manifest_path(manifest.session) == path else None
         except (FileNotFoundError, PieceLost):
             return None

@@ -23,6 +23,7 @@ class FakeScheduler(SchedulerServicer):
         self._streams: dict[str, asyncio.Queue[pb.StoreCommand]] = {}
         self.held: dict[str, dict[str, pb.Held]] = {}
         self.loads: dict[str, pb.StoreLoad] = {}
+        self.erased: dict[str, list[pb.Erased]] = {}
         self.full_reports = 0
 
     async def __aenter__(self) -> FakeScheduler:
@@ -57,7 +58,9 @@ class FakeScheduler(SchedulerServicer):
                     self.held[node] = {}
                 for held in report.held.sessions:
                     self.held[node][held.session.session_id] = held
-            else:
+            elif kind == "erased":
+                self.erased.setdefault(node, []).append(report.erased)
+            elif kind == "load":
                 self.loads[node] = report.load
             async with self._changed:
                 self._changed.notify_all()

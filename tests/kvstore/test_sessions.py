@@ -142,7 +142,8 @@ async def test_late_saves_of_an_erased_session_do_not_bring_it_back(make_stack):
             worker.turn(make_manifest(session("s"), SHAPE, list(chunks)))
             assert (await worker.flush()).complete
             assert (await worker.load(SHAPE, list(chunks))).usable == 0
-            assert not chunk_files(stack.config.node(0).ssd) and not chunk_files(stack.config.data / "blob")
+            assert not chunk_files(stack.config.node(0).ssd)
+            assert not chunk_files(stack.config.data / "blob" / "chunks") and not chunk_files(stack.config.data / "blob" / "manifests")
 
 
 async def test_residency_tells_every_tier(make_stack):
