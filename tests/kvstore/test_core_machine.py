@@ -270,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS))
     def a_session_is_erased(self, session: SessionKey) -> None:
-        self.send(ev.SessionErased(session, self.later(0.01)))
+        self.send(ev.SessionErased(session, self.later(0.01), self.now))
 
     @rule(sessions=st.sets(st.sampled_from(SESSIONS)), complete=st.booleans())
     def sessions_are_listed(self, sessions: set[SessionKey], complete: bool) -> None:
@@ -281,6 +281,17 @@ class StoreMachine(RuleBasedStateMachine):
     def chunks_are_listed(self, session: SessionKey, there: set[int]) -> None:
         listed = {CHAINS[session][i] for i in there}
         self.send(ev.BlobListed(shape_of(session).fingerprint, listed, self.later(0.01)))
+
+    @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)))
+    def a_tombstone_is_read(self, session: SessionKey, there: set[int]) -> None:
+        keys = tuple(CHAINS[session][i] for i in sorted(there))
+        self.send(ev.TombstonesListed([ev.Tombstone(session, shape_of(session).fingerprint, keys, self.now)], self.later(0.01)))
+
+    @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)))
+    def orphans_are_sought(self, session: SessionKey, there: set[int]) -> None:
+        self.send(ev.OrphansSought(self.later(0.01)))
+        old = [CHAINS[session][i] for i in sorted(there)]
+        self.send(ev.OldChunksListed(shape_of(session).fingerprint[:8], old, self.later(0.01)))
 
     @rule(seconds=st.sampled_from([0.25, 3.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
@@ -329,8 +340,12 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.store.saves.waiting_bytes
         assert self.store.ledger.idle
         for session in SESSIONS:
-            self.send(ev.SessionErased(session, self.now))
+            self.send(ev.SessionErased(session, self.now, self.now))
         self.store.validate()
+        for _ in range(2):
+            self.send(ev.OrphansSought(self.now))
+        self.store.validate()
+        assert not self.store.index.ssd_stored_bytes, "nothing that nobody names stays on the SSD"
 
 
 TestStoreMachine = StoreMachine.TestCase

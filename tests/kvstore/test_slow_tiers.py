@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from contracts.ids import SessionKey
+from tests.kvstore.fake_scheduler import FakeScheduler, wire_session
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape, until
 
 SHAPE = make_shape()
@@ -61,3 +62,85 @@ async def test_a_restart_with_a_smaller_size_brings_the_ssd_under_it(make_stack)
         await until(lambda: 0 < sum(files(ssd).values()) <= 1 << 20)
         assert set(files(ssd)) == {key.hex() for key in list(chunks)[:5]}, "a session's beginning outlives its end"
         assert_pieces(await worker.load(SHAPE, list(chunks), session=session("s")), SHAPE, chunks)
+
+
+async def test_an_erasure_is_confirmed_when_no_tier_has_anything_left(make_stack):
+    stack = make_stack()
+    chunks, shared = make_chunks(SHAPE, 3, 1), make_chunks(SHAPE, 1, 2)
+    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+        stack.start(0)
+        async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+            for name, named in (("gone", {**shared, **chunks}), ("stays", shared)):
+                await worker.save(session(name), SHAPE, named)
+                worker.turn(make_manifest(session(name), SHAPE, list(named)))
+            await worker.flush()
+            await scheduler.tell("node-0", erase=wire_session("gone"))
+            await scheduler.wait(lambda s: s.erased.get("node-0"))
+            (answer,) = scheduler.erased["node-0"]
+            assert answer.verified and answer.known and not answer.left
+            kept = {key.hex() for key in shared}
+            assert set(files(stack.config.node(0).ssd)) == kept
+            assert set(files(stack.config.data / "blob" / "chunks")) == kept
+
+
+async def test_what_the_worker_still_has_is_waited_for_and_named(make_stack):
+    stack = make_stack()
+    chunks = make_chunks(SHAPE, 2)
+    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+        stack.start(0)
+        async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+            await worker.save(session("s"), SHAPE, chunks)
+            worker.turn(make_manifest(session("s"), SHAPE, list(chunks)))
+            await worker.flush()
+            worker.hbm_answer.layer_chunks.extend([2, 1])
+            await scheduler.tell("node-0", erase=wire_session("s"))
+            await scheduler.wait(lambda s: s.erased.get("node-0"))
+            first = scheduler.erased["node-0"][0]
+            assert not first.verified and {t.tier: t.chunks for t in first.left} == {"hbm": 2}
+            del worker.hbm_answer.layer_chunks[:]
+            await scheduler.wait(lambda s: s.erased["node-0"][-1].verified)
+
+
+async def test_a_node_that_was_down_during_an_erasure_serves_and_keeps_nothing_of_it(make_stack):
+    stack = make_stack()
+    chunks, other = make_chunks(SHAPE, 3, 1), make_chunks(SHAPE, 2, 2)
+    ssd, blob = [stack.config.node(n).ssd for n in (0, 1)], stack.config.data / "blob"
+    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+        for node in (0, 1):
+            stack.start(node)
+        async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+            for name, named in (("gone", chunks), ("stays", other)):
+                await worker.save(session(name), SHAPE, named)
+                worker.turn(make_manifest(session(name), SHAPE, list(named)))
+            await worker.flush()
+        stack.signal(0, signal.SIGKILL)
+        assert len(files(ssd[0])) == 5
+        await scheduler.tell("node-1", erase=wire_session("gone"))
+        await scheduler.wait(lambda s: s.erased.get("node-1"))
+        assert scheduler.erased["node-1"][0].verified
+        stack.start(0)
+        async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+            assert (await worker.load(SHAPE, list(chunks), session=session("gone"))).usable == 0
+            assert not (await worker.residency(session("gone"))).known
+            assert_pieces(await worker.load(SHAPE, list(other), session=session("stays")), SHAPE, other)
+            kept = {key.hex() for key in other}
+            await until(lambda: set(files(ssd[0])) == kept)
+            assert set(files(blob / "chunks")) == kept
+
+
+async def test_chunks_of_a_turn_that_never_ended_leave_after_the_grace_time(make_stack):
+    stack = make_stack(orphan_grace_s=1)
+    lost, kept = make_chunks(SHAPE, 2, 1), make_chunks(SHAPE, 2, 2)
+    stack.start(0)
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        await worker.save(session("kept"), SHAPE, kept)
+        worker.turn(make_manifest(session("kept"), SHAPE, list(kept)))
+        await worker.save(session("lost"), SHAPE, lost)
+        await worker.flush()
+    stack.signal(0, signal.SIGKILL)
+    stack.start(0)
+    names = {key.hex() for key in kept}
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        await until(lambda: set(files(stack.config.node(0).ssd)) == names)
+        await until(lambda: set(files(stack.config.data / "blob" / "chunks")) == names)
+        assert_pieces(await worker.load(SHAPE, list(kept), session=session("kept")), SHAPE, kept)

@@ -55,6 +55,11 @@ class FakeNode:
         )
         self.store.put_nowait(scheduler_pb2.StoreReport(held=scheduler_pb2.HeldSessions(sessions=[held])))
 
+    def erased(self, session: str, **left: int) -> None:
+        word = scheduler_pb2.Erased(session=key(session), verified=not left, known=True)
+        word.left.extend(scheduler_pb2.TierLeft(tier=tier, chunks=chunks) for tier, chunks in left.items())
+        self.store.put_nowait(scheduler_pb2.StoreReport(erased=word))
+
     def die(self) -> None:
         self._worker_call.cancel()
         self._store_call.cancel()
@@ -188,11 +193,32 @@ async def test_the_samples_of_both_processes_of_a_node_are_kept_until_the_next_o
     assert not reply.nodes["node-1"].samples
 
 
-async def test_an_erased_session_is_unknown_and_every_store_is_told(world: World) -> None:
+async def test_an_erased_session_is_unknown_and_every_store_is_told_and_confirms(world: World) -> None:
     world.nodes[0].hold("s", 64)
     await world.until(lambda: len(world.service.directory) == 1)
-    reply = await world.stub.EraseSession(scheduler_pb2.EraseSessionRequest(session=key("s")))
-    assert reply.known and list(reply.nodes) == ["node-0", "node-1"]
+    call = world.stub.EraseSession(scheduler_pb2.EraseSessionRequest(session=key("s")))
     for node in world.nodes:
         assert (await node.command("erase")).session_id == "s"
+        node.erased("s")
+    reply = await call
+    assert reply.known and reply.verified and list(reply.nodes) == ["node-0", "node-1"]
+    assert [(n.node, n.answered, n.verified) for n in reply.erasures] == [("node-0", True, True), ("node-1", True, True)]
     assert not (await world.stub.ListSessions(scheduler_pb2.ListSessionsRequest(tenant="t"))).sessions
+
+
+async def test_an_erasure_that_a_node_cannot_confirm_is_not_verified_and_is_repeated_when_the_node_is_back(world: World) -> None:
+    world.nodes[1].die()
+    await world.until(lambda: "node-1" not in world.service._stores)
+    call = world.stub.EraseSession(scheduler_pb2.EraseSessionRequest(session=key("s")))
+    await world.nodes[0].command("erase")
+    world.nodes[0].erased("s", dram=3)
+    reply = await call
+    assert reply.known and not reply.verified
+    first, second = reply.erasures
+    assert first.answered and not first.verified and [(t.tier, t.chunks) for t in first.left] == [("dram", 3)]
+    assert (second.node, second.answered, second.verified) == ("node-1", False, False)
+    world.nodes[1] = FakeNode(world.stub, "node-1")
+    assert (await world.nodes[1].command("erase")).session_id == "s"
+    world.nodes[1].erased("s")
+    world.nodes[0].erased("s")
+    await world.until(lambda: not world.service.erasures.owed_by("node-0") + world.service.erasures.owed_by("node-1"))

@@ -1,0 +1,126 @@
+"""Erasures that outlive the node that was told of them, and chunks that nobody names, as sentences."""
+
+from __future__ import annotations
+
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.core.state import CopyState
+from kvstore.core.store import Store
+
+SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+SESSION, OTHER = SessionKey("t", "s"), SessionKey("t", "o")
+KEYS = [bytes([i]) * 32 for i in range(8)]
+DAY = 86_400.0
+
+
+def make(sessions: dict[SessionKey, list[bytes]], on_ssd: list[bytes], used: float = DAY) -> Store:
+    store = Store("node-0", 64 * 4096, write_back_limit_bytes=1 << 20)
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    store.handle(ev.Recovered([ev.FoundCopy(k, SHAPE, (1, 2)) for k in on_ssd]))
+    manifests = [Manifest(s, "m", SHAPE.fingerprint, keys, 16 * len(keys), used) for s, keys in sessions.items()]
+    store.handle(ev.ManifestsListed(manifests, 1.0, True, used))
+    return store
+
+
+def of(kind: type, instructions: list) -> list:
+    return [i for i in instructions if isinstance(i, kind)]
+
+
+def tombstone(keys: list[bytes], erased_s: float) -> ev.Tombstone:
+    return ev.Tombstone(SESSION, SHAPE.fingerprint, tuple(keys), erased_s)
+
+
+def test_an_erasure_leaves_a_tombstone_of_what_only_it_named_before_the_manifest_goes():
+    store = make({SESSION: KEYS[:3], OTHER: KEYS[:1]}, KEYS[:3])
+    out = store.handle(ev.SessionErased(SESSION, 2.0, DAY + 5))
+    assert [type(i) for i in out if isinstance(i, do.PutTombstone | do.DeleteManifest)] == [do.PutTombstone, do.DeleteManifest]
+    assert of(do.PutTombstone, out)[0].tombstone == tombstone(KEYS[1:3], DAY + 5)
+    assert [d.key for d in of(do.DeleteSsd, out)] == KEYS[1:3]
+    assert store.erasure.left(KEYS[:3]) == {"dram": 0, "ssd": 0, "blob": 0}
+    store.validate()
+
+
+def test_a_node_that_knows_nothing_of_the_session_does_not_write_over_the_tombstone_of_one_that_does():
+    store = make({}, [])
+    told = tombstone(KEYS[:2], DAY)
+    out = store.handle(ev.SessionErased(SESSION, 2.0, DAY + 1, told))
+    assert of(do.PutTombstone, out)[0].tombstone.keys == tuple(KEYS[:2])
+    assert not of(do.PutTombstone, store.handle(ev.SessionErased(SESSION, 3.0, DAY + 2, tombstone([], DAY))))
+
+
+def test_a_node_that_was_cut_off_forgets_the_session_when_it_reads_the_tombstone():
+    store = make({SESSION: KEYS[:3], OTHER: KEYS[:1]}, KEYS[:3])
+    out = store.handle(ev.TombstonesListed([tombstone(KEYS[1:3], DAY + 100)], 2.0))
+    assert SESSION not in store.index.manifests and OTHER in store.index.manifests
+    assert [d.key for d in of(do.DeleteSsd, out)] == KEYS[1:3]
+    assert sorted(of(do.TellErase, out)[0].keys) == KEYS[1:3]
+    assert of(do.DeleteManifest, out), "what it may have written since is deleted"
+    assert not of(do.DeleteBlob, out), "the same content may have been saved anew by another node"
+    store.validate()
+
+
+def test_a_node_that_was_down_removes_the_erased_chunks_that_its_ssd_still_has():
+    store = make({OTHER: KEYS[:1]}, KEYS[:3])
+    out = store.handle(ev.TombstonesListed([tombstone(KEYS[:3], DAY)], 2.0))
+    assert [d.key for d in of(do.DeleteSsd, out)] == KEYS[1:3]
+    assert store.index.chunks[KEYS[0]].ssd is CopyState.PRESENT
+
+
+def test_a_session_that_was_used_after_its_erasure_lives():
+    store = make({SESSION: KEYS[:2]}, KEYS[:2], used=2 * DAY)
+    assert not of(do.DeleteSsd, store.handle(ev.TombstonesListed([tombstone(KEYS[:2], DAY)], 2.0)))
+    assert SESSION in store.index.manifests
+
+
+def test_a_manifest_from_before_the_erasure_is_refused_and_deleted_wherever_it_turns_up():
+    store = make({}, [])
+    store.handle(ev.TombstonesListed([tombstone(KEYS[:2], DAY)], 2.0))
+    old = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, DAY - 1)
+    assert of(do.DeleteManifest, store.handle(ev.ManifestsListed([old], 3.0, True, DAY + 10)))
+    assert of(do.DeleteManifest, store.handle(ev.ManifestFetched(SESSION, old, 4.0)))
+    assert SESSION not in store.index.manifests
+
+
+def test_a_worker_that_attaches_later_is_told_what_was_erased():
+    store = make({SESSION: KEYS[:2]}, [])
+    store.handle(ev.SessionErased(SESSION, 2.0, DAY + 5))
+    (told,) = of(do.TellErase, store.handle(ev.ShapesDeclared("w2", [SHAPE], 3.0)))
+    assert sorted(told.keys) == KEYS[:2]
+
+
+def test_an_expired_session_leaves_no_tombstone():
+    store = make({SESSION: KEYS[:2]}, KEYS[:2])
+    out = store.handle(ev.SessionErased(SESSION, 2.0, DAY + 5, expired=True))
+    assert not of(do.PutTombstone, out) and len(of(do.DeleteSsd, out)) == 2
+
+
+def test_what_nobody_names_leaves_the_ssd_when_it_was_seen_so_twice():
+    store = make({SESSION: KEYS[:2]}, KEYS[:4])
+    assert not of(do.DeleteSsd, store.handle(ev.OrphansSought(10.0)))
+    store.handle(ev.TurnEnded(Manifest(OTHER, "m", SHAPE.fingerprint, KEYS[3:4], 16, DAY), 11.0))
+    assert [d.key for d in of(do.DeleteSsd, store.handle(ev.OrphansSought(20.0)))] == KEYS[2:3]
+    assert not of(do.DeleteSsd, store.handle(ev.OrphansSought(30.0)))
+    store.validate()
+
+
+def test_a_running_turns_chunks_are_not_orphans_until_it_has_been_silent_for_long():
+    store = make({}, [])
+    grant = of(do.Grant, store.handle(ev.SaveWanted(("w", 1), SESSION, SHAPE.fingerprint, KEYS[:1], 5.0)))[0]
+    for s in of(do.Sum, store.handle(ev.SaveEnded(("w", 1), grant.indices, (), 5.0))):
+        store.handle(ev.Summed(s.key, (1, 2), 5.0))
+    store.handle(ev.SsdWritten(KEYS[0], True, 5.0))
+    store.handle(ev.BlobWritten(KEYS[0], True, 5.0))
+    for now in (10.0, 20.0, 3000.0):
+        assert not of(do.DeleteSsd, store.handle(ev.OrphansSought(now)))
+    store.handle(ev.OrphansSought(4000.0))
+    assert [d.key for d in of(do.DeleteSsd, store.handle(ev.OrphansSought(5000.0)))] == KEYS[:1]
+    store.validate()
+
+
+def test_what_nobody_names_leaves_the_blob_tier_and_what_somebody_names_is_known_to_be_there():
+    store = make({SESSION: KEYS[:1]}, KEYS[:2])
+    out = store.handle(ev.OldChunksListed(SHAPE.fingerprint[:8], KEYS[:3], 10.0))
+    assert [d.key for d in of(do.DeleteBlob, out)] == KEYS[1:3]
+    assert store.index.chunks[KEYS[0]].backed
