@@ -86,7 +86,7 @@ async def look(node: Node, tombstone: ev.Tombstone) -> dict[str, int]:
         left["blob"] = sum(await asyncio.gather(*(there(key) for key in keys)))
     if tombstone.session not in index.manifests and await node.blob.has_manifest(tombstone.session):
         left["blob"] += 1
-    for worker in list(node.workers.values()) if keys else []:
-        hbm = await worker.hbm(tombstone.fingerprint, keys)
+    asked = [w.hbm(tombstone.fingerprint, keys) for w in node.workers.values() if keys and tombstone.fingerprint in w.fingerprints]
+    for hbm in await asyncio.gather(*asked):
         left["hbm"] += len(keys) if hbm is None else max(hbm.layer_chunks, default=0)
     return left

@@ -42,7 +42,7 @@ async def expire(node: Node, idle_s: float) -> None:
 
 
 async def expire_once(node: Node, idle_s: float) -> int:
-    """How many sessions expired. None when the list of sessions is not complete: one that another node uses may look idle here.
+    """How many sessions expired; none when the list of sessions is not complete: one that another node uses may look idle here.
 
     A session whose manifest another node's expiry has deleted already is known from memory, and leaves this node's tiers too. A
     `last_use_s` in the future, of a node whose clock is ahead, only makes a session live longer.
