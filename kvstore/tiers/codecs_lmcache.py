@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from contracts.errors import PieceLost
@@ -30,12 +31,13 @@ def load_lmcache(module: str, needs: str) -> Any:
         raise Unavailable(f"{module} cannot be imported ({type(e).__name__}: {e}); {needs}") from e
 
 
-try:
-    import torch
-except ImportError as missing:
-    raise Unavailable(f"torch is not installed; install torch, and LMCache: {INSTALL}") from missing
+# torch takes seconds to import: what is missing is said before.
+for package in ("lmcache", "torch"):
+    if find_spec(package) is None:
+        raise Unavailable(f"the package {package} is not installed; install torch, and LMCache by `{INSTALL}`")
+import torch  # noqa: E402
 
-_kv_codec = load_lmcache("lmcache.v1.kv_codec", f"install it: {INSTALL}")
+_kv_codec = load_lmcache("lmcache.v1.kv_codec", f"install it by `{INSTALL}`")
 
 #: The bit pattern of NaN in e4m3, sign aside.
 _NAN = 0x7F
