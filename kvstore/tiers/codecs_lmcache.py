@@ -39,6 +39,9 @@ import torch  # noqa: E402
 
 _kv_codec = load_lmcache("lmcache.v1.kv_codec", f"install it by `{INSTALL}`")
 
+# Several threads code pieces at a time, and the worker needs the cores too.
+torch.set_num_threads(1)
+
 #: The bit pattern of NaN in e4m3, sign aside.
 _NAN = 0x7F
 _SCALES = torch.int8
