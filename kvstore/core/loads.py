@@ -246,8 +246,9 @@ class Loads:
             tier = "ssd" if source is SourceKind.SSD else "blob"
             if getattr(chunk, tier) is CopyState.PRESENT:
                 self._index.set_copy(chunk, tier, CopyState.ABSENT)
-                delete = DeleteSsd if source is SourceKind.SSD else DeleteBlob
-                self._out.append(delete(chunk.key, chunk.shape.fingerprint))
+                if fault is not Fault.MISSING:  # one answer that lacked it is no reason to delete what another may have
+                    delete = DeleteSsd if source is SourceKind.SSD else DeleteBlob
+                    self._out.append(delete(chunk.key, chunk.shape.fingerprint))
         again: dict[tuple[LoadId, int], None] = {}
         for chunk, layer in pieces:
             for ident in self._waiting.of(chunk.key, layer):
