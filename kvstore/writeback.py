@@ -22,9 +22,10 @@ from kvstore.metrics import BYTES_WRITTEN
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
 from kvstore.tiers.codecs import Codec
+from kvstore.tiers.durability import write_outcome
 from kvstore.tiers.encoded import encode_chunk, views
 from kvstore.tiers.format import RAW, Header, raw_layout
-from kvstore.tiers.ssd import SsdTier, write_outcome
+from kvstore.tiers.ssd import SsdTier
 from runtime.clock import Clock
 from runtime.service import Tasks
 

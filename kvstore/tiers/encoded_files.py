@@ -95,7 +95,7 @@ class EncodedFiles:
         try:
             stored = read_range(fd, start, length)
         except OSError as e:
-            return dict.fromkeys(range(len(pieces)), Fault.CORRUPT if e.errno == errno.EIO else Fault.UNAVAILABLE)
+            return dict.fromkeys(range(len(pieces)), Fault.MEDIUM if e.errno == errno.EIO else Fault.UNAVAILABLE)
         finally:
             os.close(fd)
         codec = self._codecs.find(header.layout.codec)
@@ -103,13 +103,15 @@ class EncodedFiles:
             return dict.fromkeys(range(len(pieces)), Fault.UNAVAILABLE)
         return decode_pieces(self._arena, codec, header.shape, header.layout, pieces, stored, start, sums)
 
-    def begin_read(self, path: Path, header: Header, pieces: Sequence[FetchPiece], sums: dict[int, int], done: Done) -> None:
-        """As `read`, and does not block: `done` is called on another thread, always."""
+    def begin_read(
+        self, path: Path, header: Header, pieces: Sequence[FetchPiece], sums: dict[int, int], done: Done, given_up: Callable[[], bool]
+    ) -> None:
+        """As `read`, and does not block: `done` is called on another thread, always. A read that is `given_up` by then is left out."""
 
         def work() -> None:
             faults = dict.fromkeys(range(len(pieces)), Fault.UNAVAILABLE)
             try:
-                faults = self.read(path, header, pieces, sums)
+                faults = dict.fromkeys(faults, Fault.CANCELLED) if given_up() else self.read(path, header, pieces, sums)
             except Exception as e:
                 log.error("a read of an encoded file failed in a way that is not known", exc_info=e)
             finally:

@@ -30,6 +30,7 @@ from kvstore.failpoints import reach
 from kvstore.metrics import log
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.codecs import Codecs
+from kvstore.tiers.durability import sync_file, sync_folder, write_outcome
 from kvstore.tiers.encoded import write_object
 from kvstore.tiers.encoded_files import Done, EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
@@ -186,7 +187,8 @@ class SsdTier:
         """As `read`, and does not block: `done` is called on a reading thread. A read that is `given_up` before it begins is left out."""
         header = self.encoded.header(pieces[0].key)
         if header is not None:
-            self.encoded.begin_read(self.path(header.key, shape.fingerprint), header, pieces, {} if sums is None else sums, done)
+            path = self.path(header.key, shape.fingerprint)
+            self.encoded.begin_read(path, header, pieces, {} if sums is None else sums, done, given_up)
             return
         self._reads.put(_Read(shape, pieces, done, given_up))
 
@@ -288,7 +290,7 @@ class SsdTier:
         try:
             self._write_all(chunks, temporary, descriptors, done)
             reach("ssd.before_sync")
-            synced = dict(zip(descriptors, self._sync.map(_sync, descriptors.values()), strict=True))
+            synced = dict(zip(descriptors, self._sync.map(sync_file, descriptors.values()), strict=True))
             reach("ssd.before_rename")
             folders: set[Path] = set()
             for i, error in synced.items():
@@ -309,7 +311,7 @@ class SsdTier:
             reach("ssd.before_folder_sync")
             for folder in folders:
                 try:
-                    _sync_folder(folder)
+                    sync_folder(folder)
                 except OSError as e:
                     done = [write_outcome(e) if outcome is Wrote.OK else outcome for outcome in done]
         finally:
@@ -370,7 +372,7 @@ class SsdTier:
         folder = self.root / folder_name(shape.fingerprint)
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _sync_folder(self.root)
+            sync_folder(self.root)
         return folder
 
     def delete(self, key: bytes, fingerprint: bytes) -> None:
@@ -391,38 +393,3 @@ class SsdTier:
 def verify(arena: Arena, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
     """Which of the pieces that were just brought are not what they should be."""
     return {i: Fault.CORRUPT for i, p in enumerate(pieces) if arena.checksum(p.offset, shape.piece_bytes) != p.checksum}
-
-
-_OUTCOMES = {
-    errno.ENOSPC: Wrote.FULL,
-    errno.EDQUOT: Wrote.FULL,
-    errno.EROFS: Wrote.READ_ONLY,
-    errno.EACCES: Wrote.READ_ONLY,
-    errno.EPERM: Wrote.READ_ONLY,
-    errno.EIO: Wrote.BROKEN,
-    errno.ENODEV: Wrote.BROKEN,
-    errno.ENXIO: Wrote.BROKEN,
-    errno.ENOTDIR: Wrote.BROKEN,
-    errno.ESTALE: Wrote.BROKEN,
-}
-
-
-def write_outcome(error: OSError) -> Wrote:
-    """What an error of a write says about the next one."""
-    return _OUTCOMES.get(error.errno or 0, Wrote.FAILED)
-
-
-def _sync(fd: int) -> OSError | None:
-    try:
-        os.fdatasync(fd)
-    except OSError as e:
-        return e
-    return None
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

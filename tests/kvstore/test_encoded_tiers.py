@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -239,3 +240,14 @@ def test_raw_needs_nothing_and_a_codec_that_does_not_work_stops_the_start_with_t
     assert with_upper().configured("kv.ssd_codec", "upper") is not None
     with pytest.raises(ConfigError, match=r"kv\.blob_codec = 'missing'.*install it; or set kv\.blob_codec: raw"):
         with_upper().configured("kv.blob_codec", "missing")
+
+
+def test_a_read_that_was_taken_back_before_it_began_is_left_out(tmp_path, arena):
+    ssd, write = make_ssd(tmp_path, arena, Upper()), written(arena)
+    ssd.write([write])
+    answer: queue.SimpleQueue[dict[int, Fault]] = queue.SimpleQueue()
+    pieces = stored_wanted(ssd, write, range(5))
+    before = bytes(arena.view[pieces[0].offset :][: SHAPE.piece_bytes])
+    ssd.begin_read(SHAPE, pieces, answer.put, {}, lambda: True)
+    assert answer.get(timeout=20) == dict.fromkeys(range(5), Fault.CANCELLED)
+    assert bytes(arena.view[pieces[0].offset :][: SHAPE.piece_bytes]) == before
