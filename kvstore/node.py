@@ -12,11 +12,9 @@ import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
-from contracts.v1 import common_pb2
 from kvstore import metrics
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
@@ -24,6 +22,7 @@ from kvstore.core.index import Residency
 from kvstore.core.store import Store
 from kvstore.failpoints import reach
 from kvstore.metrics import count, log
+from kvstore.owners import Attached, Owner
 from kvstore.peers import Peers
 from kvstore.reading import Reading
 from kvstore.tiers import nixl
@@ -52,28 +51,6 @@ _HEED_S = 0.5
 _TOMBSTONE_LIFE_S = 30 * 86_400.0
 #: Of the disk's free space, for the SSD tiers of the nodes on this machine together; the default blob tier needs the most of it.
 _SSD_SHARE = 0.4
-
-
-class Owner(Protocol):
-    """Who a load or save answers to."""
-
-    def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
-        """Pass it on; never blocks."""
-        ...
-
-
-class Attached(Owner, Protocol):
-    """A worker, and the models that it serves."""
-
-    fingerprints: frozenset[bytes]
-
-    def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
-        """Pass it on; never blocks."""
-        ...
-
-    async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
-        """What the worker holds of these chunks; None when it does not answer in time."""
-        ...
 
 
 class Node:

@@ -1,0 +1,30 @@
+"""Who loads, saves and what the store has to tell are answered to: attached workers, and peers that read this node."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from contracts.v1 import common_pb2
+from kvstore.core import instructions as do
+
+
+class Owner(Protocol):
+    """Who a load or save answers to."""
+
+    def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
+        """Pass it on; never blocks."""
+        ...
+
+
+class Attached(Owner, Protocol):
+    """A worker, and the models that it serves."""
+
+    fingerprints: frozenset[bytes]
+
+    def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
+        """Pass it on; never blocks."""
+        ...
+
+    async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
+        """What the worker holds of these chunks; None when it does not answer in time."""
+        ...
