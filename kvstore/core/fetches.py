@@ -27,7 +27,7 @@ from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
 
 #: How many fetches of a source run at a time.
-RUNNING_LIMIT = {SourceKind.SSD: 6, SourceKind.PEER: 4, SourceKind.BLOB: 16}
+RUNNING_LIMIT = {SourceKind.SSD: 16, SourceKind.PEER: 4, SourceKind.BLOB: 16}
 
 #: Reads that nobody waits for yet.
 _OPTIONAL = (LoadKind.PREFETCH, LoadKind.ADVISED)

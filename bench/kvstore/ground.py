@@ -1,0 +1,73 @@
+"""What the measurements stand on: the shape of a model, an arena filled with bytes nobody can compress, chunks in it, bare NIXL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts.kv import KvShape
+from kvstore.core.instructions import FetchPiece, WriteSsd
+from kvstore.tiers import nixl
+from kvstore.tiers.arena import Arena
+
+#: The 131 M parameter model of the other benchmarks: 12 layers, pieces of 64 KiB, chunks of 768 KiB.
+SHAPE = KvShape(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
+GB = 1e9
+
+
+@contextmanager
+def arena(size_bytes: int, name: str = "arena") -> Iterator[Arena]:
+    """An arena of random bytes on the tmpfs."""
+    made = Arena(Path("/dev/shm") / f"upbeat-bench-{os.getpid()}-{name}.arena", size_bytes)
+    block = np.random.default_rng(1).bytes(min(size_bytes, 64 << 20))
+    for start in range(0, size_bytes, len(block)):
+        end = min(size_bytes, start + len(block))
+        made.view[start:end] = block[: end - start]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def chunks(of: Arena, shape: KvShape, count: int, tag: int = 0) -> list[WriteSsd]:
+    """The first `count` chunks that fit the arena side by side, with keys of their own."""
+    size, made = shape.piece_bytes, []
+    for i in range(count):
+        offsets = tuple(i * shape.chunk_bytes + layer * size for layer in range(shape.layers))
+        key = np.random.default_rng([tag, i]).bytes(32)
+        made.append(WriteSsd(key, shape, offsets, tuple(of.checksum(o, size) for o in offsets)))
+    return made
+
+
+def bands(writes: Sequence[WriteSsd], layers: int, base: int = 0) -> list[tuple[FetchPiece, ...]]:
+    """Reads of so many neighbouring layers each: layers 0 to n of all chunks first, as the store orders them."""
+    return [
+        tuple(FetchPiece(w.key, layer, base + w.offsets[layer], 0, w.checksums[layer]) for layer in range(first, first + layers))
+        for first in range(0, writes[0].shape.layers, layers)
+        for w in writes
+    ]
+
+
+def bare_agent(name: str, backend: str, memory: Arena) -> Any:
+    """A NIXL agent with one backend and the arena registered: nothing of ours around it."""
+    nixl.set_environment("lo")
+    api = nixl.load()
+    agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[backend]))
+    agent.register_memory([(memory.address, memory.size_bytes, 0, "")], "DRAM", backends=[backend])
+    return agent
+
+
+def forget_page_cache(paths: Sequence[Path]) -> None:
+    """Have the system drop its copies of the files."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
