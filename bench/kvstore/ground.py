@@ -17,6 +17,8 @@ from kvstore.tiers.arena import Arena
 
 #: The 131 M parameter model of the other benchmarks: 12 layers, pieces of 64 KiB, chunks of 768 KiB.
 SHAPE = KvShape(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
+#: An 8 B parameter model of the Llama family: 32 layers, pieces of 256 KiB, chunks of 8 MiB.
+SHAPE_8B = KvShape(b"8b".ljust(32, b"."), 32, 8, 128, 64, "bfloat16")
 GB = 1e9
 
 

@@ -190,9 +190,7 @@ class BareFiles:
 
     def _begin(self, operation: str, local: list[Any], remote: list[Any]) -> Any:
         agent = self.agent
-        handle = agent.initialize_xfer(
-            operation, agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "FILE"), self.name
-        )
+        handle = agent.initialize_xfer(operation, agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "FILE"), self.name)
         if agent.transfer(handle) == "ERR":
             raise OSError("bare NIXL failed")
         return handle
