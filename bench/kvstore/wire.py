@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import mmap
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -29,9 +30,20 @@ _LIMIT_S = 60.0
 
 
 class Stores:
-    """Processes of `python -m kvstore`, one a node. A context manager; their data lie under `folder`. `environments`: of single nodes."""
+    """Processes of `python -m kvstore`, one a node. A context manager; their data lie under `folder`.
 
-    def __init__(self, folder: Path, nodes: int, environments: dict[int, dict[str, str]] | None = None, **kv: Any) -> None:
+    environments: of single nodes, by number. command: what starts one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        environments: dict[int, dict[str, str]] | None = None,
+        command: Sequence[str] = (sys.executable, "-m", "kvstore"),
+        **kv: Any,
+    ) -> None:
+        self._command = list(command)
         self._environments = environments or {}
         folder.mkdir(parents=True, exist_ok=True)
         first = free_ports(10 * nodes + 2)
@@ -52,10 +64,23 @@ class Stores:
     def __enter__(self) -> Stores:
         for node in range(self.config.nodes.count):
             log = (self._folder / f"kvstore-{node}.log").open("ab")
-            command = [sys.executable, "-m", "kvstore", "--config", str(self._file), "--node", str(node)]
+            command = [*self._command, "--config", str(self._file), "--node", str(node)]
             environment = os.environ | {"PYTHONPATH": str(ROOT)} | self._environments.get(node, {})
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment))
+        for node in range(self.config.nodes.count):
+            self._wait(node)
         return self
+
+    def _wait(self, node: int) -> None:
+        """Until it listens; then its ports are nobody else's."""
+        host, port = self.address(node).rsplit(":", 1)
+        deadline = time.monotonic() + _LIMIT_S
+        while time.monotonic() < deadline and self._processes[node].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+                return
+            time.sleep(0.05)
+        self.__exit__()
+        raise RuntimeError(f"a store did not start; see {self._folder}/kvstore-{node}.log")
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
