@@ -26,6 +26,8 @@ from kvstore.core.vacating import Vacating
 
 #: So many chunks are looked at for the slab that is best emptied, and more only while there is none.
 _LOOK = 64
+#: Room is made for so much at once: this share of the arena, and no more than these bytes.
+_HEADROOM, _HEADROOM_BYTES = 128, 16 << 20
 
 #: What to free next: one slot, or slabs.
 _Step = int | list[Slab]
@@ -52,7 +54,7 @@ class Room:
         if not good:
             return None
         needs = Counter(kinds)
-        if not self._ledger.has_room(needs, good) and not self._evict(needs, good, now, below):
+        if not self._ledger.has_room(needs, good) and not self._evict_ahead(needs, good, now, below):
             if fewest == good or not (self._ledger.has_room(needs, fewest) or self._evict(needs, fewest, now, below)):
                 return None
             self._out.append(Counted("slabs_with_waste"))
@@ -69,6 +71,14 @@ class Room:
         """Bring the order of victims up to date. Called now and then, so that what has changed does not pile up."""
         if self._victims.refresh(now):
             self._futile.clear()
+
+    def _evict_ahead(self, needs: Counter[SlotKind], granules: int, now: float, below: Rank | None) -> bool:
+        """As `_evict`, for more than is needed where that can be had: what comes next wants as much, and choosing is dear."""
+        size = sum(kind.size * count for kind, count in needs.items())
+        ahead = min(self._ledger.arena_bytes // _HEADROOM, _HEADROOM_BYTES) // size
+        if ahead > 1 and self._evict(Counter({kind: count * ahead for kind, count in needs.items()}), granules, now, below):
+            return True
+        return self._evict(needs, granules, now, below)
 
     def _evict(self, needs: Counter[SlotKind], granules: int, now: float, below: Rank | None) -> bool:
         """Free what makes `begin` succeed; false, and nothing changed, when nothing does."""
