@@ -42,6 +42,8 @@ from runtime.config import GIB, Config
 from runtime.service import Tasks
 
 _TICK_S = 0.25
+#: A paced prefetch goes on after this time at least: fewer wake-ups, each with a little more to do.
+_RESUME_S = 0.005
 _MANIFESTS_LIMIT = 100_000
 _PROBE_CONCURRENCY = 32
 _PATIENT_S = 1.0
@@ -75,6 +77,7 @@ class Node:
             arena_bytes,
             write_back_limit_bytes=config.kv.write_back_limit_bytes,
             layer_priority=config.kv.layer_priority,
+            prefetch_bytes_per_s=config.kv.prefetch_mb_s * 1e6,
         )
         self.ssd = SsdTier(
             self.places.ssd,
@@ -96,6 +99,7 @@ class Node:
         #: What is done when the blob tier can be read again (upkeep.py).
         self.blob_is_back: Callable[[], object] = lambda: None
         self._ticking = False
+        self._resuming = False
         self.ready = asyncio.Event()
         self.heard_from_worker = clock.now()
         saves, index, ledger = self.store.saves, self.store.index, self.store.ledger
@@ -239,6 +243,15 @@ class Node:
         if self.store.busy and not self._ticking:
             self._ticking = True
             self._tasks.start(self._ticks(), "ticks")
+        if self.store.fetches.resume_at is not None and not self._resuming:
+            self._resuming = True
+            wait_s = self.store.fetches.resume_at - self.clock.now()
+            asyncio.get_running_loop().call_later(max(_RESUME_S, wait_s), self._resume)
+
+    def _resume(self) -> None:
+        """A prefetch waited for its pace."""
+        self._resuming = False
+        self.handle(ev.Tick(self.clock.now()))
 
     async def _ticks(self) -> None:
         while self.store.busy:

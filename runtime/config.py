@@ -87,6 +87,9 @@ class KvSection(BaseModel):
     transport: Literal["auto", "nixl", "socket"] = "auto"
     #: How the arena and the SSD exchange bytes: NIXL's POSIX backend where it can be imported, its GDS backend, or plain calls.
     file_io: Literal["auto", "nixl", "gds", "threads"] = "auto"
+    #: Bytes that prefetch brings into the arena, in 10^6 a second at most, so that decoding beside it keeps its pace; 0: no limit.
+    #: What requests wait for is never paced.
+    prefetch_mb_s: float = Field(default=0.0, ge=0)
     #: Whether the SSD is read and written past the page cache (O_DIRECT). auto: where the file system allows it.
     direct_io: Literal["auto", "on", "off"] = "auto"
     #: Faults to order, for tests: an action by the name of its point (kvstore/failpoints.py).

@@ -19,6 +19,7 @@ from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import CancelFetch, Counted, Fetch, FetchPiece, Instruction
 from kvstore.core.ledger import Ledger
 from kvstore.core.meter import Meter
+from kvstore.core.pacing import Pace
 from kvstore.core.prefetch import FetchRank
 from kvstore.core.rates import Source
 from kvstore.core.room import Room
@@ -102,6 +103,7 @@ class Fetches:
         room: Room,
         usefulness: Usefulness,
         meter: Meter,
+        pace: Pace,
         out: list[Instruction],
         arrived: Callable[[Sequence[PieceRef], float], None],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
@@ -113,6 +115,7 @@ class Fetches:
         self._room = room
         self._usefulness = usefulness
         self._meter = meter
+        self._pace = pace
         self._out = out
         self._arrived = arrived
         self._lost = lost
@@ -123,6 +126,8 @@ class Fetches:
         self._running: dict[int, _Fetch] = {}
         self._count = dict.fromkeys(SourceKind, 0)
         self._numbers = 0
+        #: When a prefetch that waits for its pace may start; None: none waits.
+        self.resume_at: float | None = None
 
     def plan(
         self,
@@ -169,12 +174,18 @@ class Fetches:
 
     def pump(self, now: float) -> None:
         """Start what may start."""
+        self.resume_at = None
         for kind, heap in self._heaps.items():
             while heap and self._count[kind] < RUNNING_LIMIT[kind]:
                 rank, _, fetch = heap[0]
                 if fetch.running or not fetch.pieces or rank != fetch.rank:
                     heapq.heappop(heap)
                     continue
+                paced = fetch.load_kind in (LoadKind.PREFETCH, LoadKind.ADVISED)
+                if paced and (wait_s := self._pace.wait_s(now)):
+                    # What is behind it is prefetch too: everything else ranks before.
+                    self.resume_at = now + wait_s
+                    break
                 below = None if fetch.load_kind is LoadKind.DEMAND else Rank.ADVISED
                 offsets = self._room.reserve([(chunk, layer) for chunk, layer, _, _ in fetch.pieces], now, below=below)
                 if offsets is None and fetch.load_kind is LoadKind.DEMAND:
@@ -184,6 +195,8 @@ class Fetches:
                 if offsets is None:
                     self._give_up(fetch, now)
                 else:
+                    if paced:
+                        self._pace.started(fetch.bytes_of(len(fetch.pieces)), now)
                     self._start(fetch, offsets)
 
     def _start(self, fetch: _Fetch, offsets: list[int]) -> None:

@@ -23,6 +23,7 @@ from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
 from kvstore.core.loads import Loads
 from kvstore.core.meter import READ_TIER, Meter
+from kvstore.core.pacing import Pace
 from kvstore.core.prefetch import rank
 from kvstore.core.room import Room
 from kvstore.core.saves import Saves
@@ -40,6 +41,7 @@ class Store:
     """See the module.
 
     node: this node's name. arena_bytes: size of the arena. granule_bytes: see `Ledger`.
+    prefetch_bytes_per_s: see `Pace`.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Store:
         write_back_limit_bytes: int,
         layer_priority: bool = True,
         granule_bytes: int | None = None,
+        prefetch_bytes_per_s: float = 0.0,
     ) -> None:
         self.node = node
         self._out: list[do.Instruction] = []
@@ -66,6 +69,7 @@ class Store:
             self.room,
             self.usefulness,
             self.meter,
+            Pace(prefetch_bytes_per_s),
             self._out,
             self._arrived,
             self.loads.lost,

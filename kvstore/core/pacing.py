@@ -1,0 +1,26 @@
+"""How fast prefetch may read: so many bytes a second, evenly, so that what runs beside it is not held up. Demand is never paced.
+
+A read may start when those before it have had their time at the rate. After a pause nothing is caught up but `_CATCH_UP_S`,
+which covers how late a wake-up comes.
+"""
+
+from __future__ import annotations
+
+_CATCH_UP_S = 0.02
+
+
+class Pace:
+    """bytes_per_s: 0 is no limit."""
+
+    def __init__(self, bytes_per_s: float = 0.0) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_at = float("-inf")
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until the next read may start; 0: now."""
+        return max(0.0, self._free_at - now)
+
+    def started(self, size_bytes: int, now: float) -> None:
+        """A read of so many bytes starts now."""
+        if self.bytes_per_s:
+            self._free_at = max(self._free_at, now - _CATCH_UP_S) + size_bytes / self.bytes_per_s
