@@ -27,10 +27,11 @@ from kvstore.peers import Peers
 from kvstore.reading import Reading
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import BlobTier, Listing, open_store
+from kvstore.tiers.blob import BlobTier, Listing
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
+from kvstore.tiers.objects import open_store
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_auto import AutoTransport

@@ -10,15 +10,10 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import obstore
-from obstore.exceptions import GenericError
-from obstore.store import LocalStore, from_url
-
-from contracts.errors import ConfigError, PieceLost
+from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core.events import Fault, FoundCopy, Tombstone
@@ -38,40 +33,16 @@ from kvstore.tiers.manifests import (
     manifest_path,
     tombstone_path,
 )
+from kvstore.tiers.objects import Objects
 from kvstore.tiers.ssd import folder_name, verify
-from runtime import telemetry
 
-_READ_S, _WRITE_S = 5.0, 30.0
-#: A listing comes in pages; each has this long.
-_LIST_S, _LIST_CONCURRENCY = 10.0, 32
+_LIST_CONCURRENCY = 32
 #: Where trials look, and write what they remove at once.
 _TRIAL_PATH = "trials"
-#: obstore's words for a server that ignores `Range`.
-_NO_RANGES = "non-partial response"
 #: Objects whose layout is remembered; that of any other costs a read which fails and one of its header.
 _LAYOUTS_LIMIT = 1 << 16
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
 _FOLDER_NAME = re.compile("[0-9a-f]{16}")
-
-log = telemetry.logger("kvstore.blob")
-
-
-def open_store(url: str, options: dict[str, str], default: Path) -> Any:
-    """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy."""
-    if not url:
-        return LocalStore(default, mkdir=True)
-    retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=4)}
-    client: Any = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=2), "allow_http": True}
-    try:
-        if url.startswith("file://"):
-            return LocalStore(Path(url.removeprefix("file://")), mkdir=True)
-        config: Any = options
-        return from_url(url, config=config, client_options=client, retry_config=retry)
-    except Exception as e:
-        why = str(e).partition("\n")[0]  # what follows is a dump of obstore's own
-        raise ConfigError(
-            f"kv.blob_url = {url!r}: {why}; give s3://bucket/prefix, gs://…, az://… or file:///path, and kv.blob_options"
-        ) from e
 
 
 def chunk_path(key: bytes, fingerprint: bytes) -> str:
@@ -90,11 +61,10 @@ class BlobTier:
     """See the module. Used from one event loop."""
 
     def __init__(self, store: Any, arena: Arena, codecs: Codecs | None = None) -> None:
-        self._store = store
+        self._objects = Objects(store)
         self._arena = arena
         self._codecs = codecs or Codecs()
         self._encoded: dict[bytes, Layout] = {}  #: of objects that were last seen encoded; any other is taken for raw
-        self._ranges = True
         self._tombstones: dict[str, tuple[float, Tombstone]] = {}  #: by path, as they were read
 
     # ---- chunks
@@ -122,9 +92,9 @@ class BlobTier:
         return Fault.CORRUPT
 
     async def _header(self, path: str, key: bytes, fingerprint: bytes) -> Header:
-        start, size = await self._range(path, 0, BLOCK)
+        start, size = await self._objects.range(path, 0, BLOCK)
         length = header_length(start)
-        header = start if length == BLOCK else (await self._range(path, 0, length))[0]
+        header = start if length == BLOCK else (await self._objects.range(path, 0, length))[0]
         found = decode_header(header)
         if found.key != key or found.shape.fingerprint != fingerprint:
             raise PieceLost("the header names another chunk")
@@ -137,21 +107,14 @@ class BlobTier:
 
     async def answers(self) -> bool:
         """Whether the store answers a question at all."""
-        try:
-            async with asyncio.timeout(_READ_S):
-                await obstore.head_async(self._store, _TRIAL_PATH)
-        except FileNotFoundError:
-            return True
-        except Exception:
-            return False
-        return True
+        return await self._objects.has(_TRIAL_PATH) is not None
 
     async def try_write(self, node: str) -> bool:
         """Store an empty object and remove it: would a chunk be taken?"""
         path = f"{_TRIAL_PATH}/{node}"
-        if not await self._put("blob", path, b""):
+        if not await self._objects.put("blob", path, b""):
             return False
-        await self._delete(path)
+        await self._objects.delete(path)
         return True
 
     def _remember(self, header: Header) -> None:
@@ -204,7 +167,7 @@ class BlobTier:
         end = layout.offsets[last] + layout.lengths[last]
         path = chunk_path(pieces[0].key, shape.fingerprint)
         try:
-            data, size = await self._range(path, start, end - start)
+            data, size = await self._objects.range(path, start, end - start)
         except FileNotFoundError:
             return dict.fromkeys(range(len(pieces)), Fault.MISSING)
         except Exception:
@@ -230,11 +193,9 @@ class BlobTier:
     async def _wrong_size(self, path: str, expected: int) -> bool:
         """Whether the object itself has another size, which never heals; an answer may be short for other reasons."""
         try:
-            async with asyncio.timeout(_READ_S):
-                meta = await obstore.head_async(self._store, path)
+            return await self._objects.size(path) != expected
         except Exception:
             return False
-        return bool(meta["size"] != expected)
 
     def _enter(self, shape: KvShape, pieces: Sequence[FetchPiece], data: memoryview, start: int) -> dict[int, Fault]:
         for piece in pieces:
@@ -244,20 +205,20 @@ class BlobTier:
 
     async def write(self, key: bytes, fingerprint: bytes, data: Path | bytes, header: Header | None = None) -> bool:
         """Store the object, whole or not at all. `data`: its bytes, or the SSD's file of it; `header`: its header when it is known."""
-        ok = await self._put("blob", chunk_path(key, fingerprint), data)
+        ok = await self._objects.put("blob", chunk_path(key, fingerprint), data)
         if ok and header is not None:
             self._remember(header)
         return ok
 
     async def delete_chunk(self, key: bytes, fingerprint: bytes) -> None:
         """Remove the object; nothing when there is none or the store does not answer."""
-        await self._delete(chunk_path(key, fingerprint))
+        await self._objects.delete(chunk_path(key, fingerprint))
 
     async def list_chunks(self, fingerprint: bytes, limit: int) -> set[bytes] | None:
         """Keys of the model's chunks; None when the store does not answer or has more than `limit`."""
         keys: set[bytes] = set()
         try:
-            async for names in self._names(f"chunks/{folder_name(fingerprint)}/"):
+            async for names in self._objects.names(f"chunks/{folder_name(fingerprint)}/"):
                 keys |= {bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name)}
                 if len(keys) > limit:
                     return None
@@ -269,7 +230,7 @@ class BlobTier:
 
     async def put_manifest(self, manifest: Manifest) -> bool:
         """Store the session's manifest in place of the older one."""
-        return await self._put("manifest", manifest_path(manifest.session), encode_manifest(manifest))
+        return await self._objects.put("manifest", manifest_path(manifest.session), encode_manifest(manifest))
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest; None when there is none, it is damaged, or no answer came in time."""
@@ -281,18 +242,18 @@ class BlobTier:
 
     async def delete_manifest(self, session: SessionKey) -> None:
         """Remove the session's manifest."""
-        await self._delete(manifest_path(session))
+        await self._objects.delete(manifest_path(session))
 
     # ---- tombstones
 
     async def put_tombstone(self, tombstone: Tombstone) -> bool:
         """Store the tombstone in place of an older one."""
-        return await self._put("manifest", tombstone_path(tombstone.session), encode_tombstone(tombstone))
+        return await self._objects.put("manifest", tombstone_path(tombstone.session), encode_tombstone(tombstone))
 
     async def get_tombstone(self, session: SessionKey) -> Tombstone | None:
         """The session's tombstone; None when there is none or no answer came in time."""
         try:
-            return decode_tombstone(await self._small(tombstone_path(session)))
+            return decode_tombstone(await self._objects.get(tombstone_path(session)))
         except Exception:
             return None
 
@@ -304,12 +265,12 @@ class BlobTier:
         async def one(path: str, written: float) -> None:
             async with gate:
                 if written < forget_s:
-                    await self._delete(path)
+                    await self._objects.delete(path)
                     return
-                seen[path] = (written, decode_tombstone(await self._small(path)))
+                seen[path] = (written, decode_tombstone(await self._objects.get(path)))
 
         try:
-            async for batch in self._objects(ERASED_PREFIX + "/"):
+            async for batch in self._objects.listed(ERASED_PREFIX + "/"):
                 known = {path for path, written in batch if self._tombstones.get(path, (0.0,))[0] == written >= forget_s}
                 seen |= {path: self._tombstones[path] for path in known}
                 await asyncio.gather(*(one(*item) for item in batch if item[0] not in known), return_exceptions=True)
@@ -322,25 +283,15 @@ class BlobTier:
 
     async def has_chunk(self, key: bytes, fingerprint: bytes) -> bool:
         """Whether the chunk's object is there, or may be, as the store does not answer."""
-        return await self._may_have(chunk_path(key, fingerprint))
+        return await self._objects.has(chunk_path(key, fingerprint)) is not False
 
     async def has_manifest(self, session: SessionKey) -> bool:
         """Likewise, the session's manifest."""
-        return await self._may_have(manifest_path(session))
-
-    async def _may_have(self, path: str) -> bool:
-        try:
-            async with asyncio.timeout(_READ_S):
-                await obstore.head_async(self._store, path)
-        except FileNotFoundError:
-            return False
-        except Exception:
-            return True
-        return True
+        return await self._objects.has(manifest_path(session)) is not False
 
     async def old_chunks(self, before_s: float) -> AsyncIterator[tuple[bytes, list[bytes]]]:
         """(first half of a fingerprint, keys) of chunks written before that time, by the store's clock. Raises when the store fails."""
-        async for batch in self._objects("chunks/"):
+        async for batch in self._objects.listed("chunks/"):
             found: dict[bytes, list[bytes]] = {}
             for path, written in batch:
                 _, folder, name = path.split("/", 2) if path.count("/") == 2 else ("", "", "")
@@ -354,7 +305,7 @@ class BlobTier:
         paths: list[str] = []
         complete = True
         try:
-            async for names in self._names(PREFIX + "/"):
+            async for names in self._objects.names(PREFIX + "/"):
                 paths += names
                 if len(paths) > limit:
                     complete = False
@@ -371,76 +322,10 @@ class BlobTier:
         complete = complete and not any(isinstance(m, BaseException) for m in read)
         return Listing([m for m in read if isinstance(m, Manifest)], complete)
 
-    async def _names(self, prefix: str) -> AsyncIterator[list[str]]:
-        """Paths below `prefix`, in batches. Raises when the store fails, or is silent for too long."""
-        async for batch in self._objects(prefix):
-            yield [path for path, _ in batch]
-
-    async def _objects(self, prefix: str) -> AsyncIterator[list[tuple[str, float]]]:
-        """(path, when it was written by the store's clock), as `_names`."""
-        batches = aiter(obstore.list(self._store, prefix))
-        while True:
-            async with asyncio.timeout(_LIST_S):
-                batch = await anext(batches, None)
-            if batch is None:
-                return
-            yield [(item["path"], item["last_modified"].timestamp()) for item in batch]
-
-    async def _small(self, path: str) -> bytes:
-        async with asyncio.timeout(_READ_S):
-            result = await obstore.get_async(self._store, path)
-            return bytes(await result.bytes_async())
-
     async def _manifest_at(self, path: str) -> Manifest | None:
         """None when there is none or it is damaged. Raises when the store does not answer."""
         try:
-            manifest = decode_manifest(await self._small(path))
+            manifest = decode_manifest(await self._objects.get(path))
             return manifest if manifest_path(manifest.session) == path else None
         except (FileNotFoundError, PieceLost):
             return None
-
-    # ---- objects
-
-    async def _range(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
-        """A range and the whole object's size, in one request."""
-        data, size = await self._whole_or_partial(path, start, length)
-        if len(data) != max(0, min(length, size - start)):
-            raise OSError(f"{len(data)} of {length} bytes came")
-        return data, size
-
-    async def _whole_or_partial(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
-        async with asyncio.timeout(_READ_S):
-            if self._ranges:
-                try:
-                    return await self._partial(path, start, length)
-                except GenericError as e:
-                    if _NO_RANGES not in str(e):
-                        raise
-                    log.warning("this blob store answers range requests with whole objects; every read will be of a whole chunk")
-                    self._ranges = False
-            result = await obstore.get_async(self._store, path)
-            data = memoryview(await result.bytes_async())
-            return data[start : start + length], len(data)
-
-    async def _partial(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
-        result = await obstore.get_async(self._store, path, options={"range": (start, start + length)})
-        return memoryview(await result.bytes_async()), result.meta["size"]
-
-    async def _put(self, kind: str, path: str, data: Path | bytes) -> bool:
-        try:
-            reach(f"{kind}.before_put")
-            async with asyncio.timeout(_WRITE_S):
-                await obstore.put_async(self._store, path, data)
-            reach(f"{kind}.after_put")
-        except Exception:
-            return False
-        return True
-
-    async def _delete(self, path: str) -> None:
-        try:
-            reach("blob.before_delete")
-            async with asyncio.timeout(_READ_S):
-                await obstore.delete_async(self._store, path)
-            reach("blob.after_delete")
-        except Exception:
-            return

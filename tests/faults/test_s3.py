@@ -17,7 +17,7 @@ import obstore
 import pytest
 
 from contracts.ids import SessionKey
-from kvstore.tiers.blob import open_store
+from kvstore.tiers.objects import open_store
 from tests.blob_servers import BlobServer, moto_s3, rclone_s3
 from tests.faults.s3_proxy import S3Proxy, proxied
 from tests.kvstore.conftest import make_stack

@@ -18,9 +18,10 @@ from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core.events import Fault
 from kvstore.core.instructions import WriteSsd
-from kvstore.tiers.blob import BlobTier, chunk_path, open_store
+from kvstore.tiers.blob import BlobTier, chunk_path
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.manifests import manifest_path
+from kvstore.tiers.objects import open_store
 from tests.blob_servers import BlobServer, azurite, azurite_command, gcs, moto_s3, rclone_s3
 from tests.kvstore.tier_house import BIG, KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, big_arena, object_of, wanted, written
 

@@ -1,0 +1,137 @@
+"""An object store as obstore reaches it: opened by its URL, every call bounded in time, ranges where the server has them.
+
+Names and meanings of objects are blob.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import GenericError
+from obstore.store import LocalStore, from_url
+
+from contracts.errors import ConfigError
+from kvstore.failpoints import reach
+from runtime import telemetry
+
+_READ_S, _WRITE_S = 5.0, 30.0
+#: A listing comes in pages; each has this long.
+_LIST_S = 10.0
+#: obstore's words for a server that ignores `Range`.
+_NO_RANGES = "non-partial response"
+
+log = telemetry.logger("kvstore.blob")
+
+
+def open_store(url: str, options: dict[str, str], default: Path) -> Any:
+    """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy."""
+    if not url:
+        return LocalStore(default, mkdir=True)
+    retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=4)}
+    client: Any = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=2), "allow_http": True}
+    try:
+        if url.startswith("file://"):
+            return LocalStore(Path(url.removeprefix("file://")), mkdir=True)
+        config: Any = options
+        return from_url(url, config=config, client_options=client, retry_config=retry)
+    except Exception as e:
+        why = str(e).partition("\n")[0]  # what follows is a dump of obstore's own
+        raise ConfigError(
+            f"kv.blob_url = {url!r}: {why}; give s3://bucket/prefix, gs://…, az://… or file:///path, and kv.blob_options"
+        ) from e
+
+
+class Objects:
+    """See the module. What fails raises, except where a method says otherwise; FileNotFoundError: there is no such object."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._ranges = True
+
+    async def range(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
+        """A range and the whole object's size, in one request. The range is shorter only where the object ends."""
+        data, size = await self._whole_or_partial(path, start, length)
+        if len(data) != max(0, min(length, size - start)):
+            raise OSError(f"{len(data)} of {length} bytes came")
+        return data, size
+
+    async def _whole_or_partial(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
+        async with asyncio.timeout(_READ_S):
+            if self._ranges:
+                try:
+                    return await self._partial(path, start, length)
+                except GenericError as e:
+                    if _NO_RANGES not in str(e):
+                        raise
+                    log.warning("this blob store answers range requests with whole objects; every read will be of a whole chunk")
+                    self._ranges = False
+            result = await obstore.get_async(self._store, path)
+            data = memoryview(await result.bytes_async())
+            return data[start : start + length], len(data)
+
+    async def _partial(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
+        result = await obstore.get_async(self._store, path, options={"range": (start, start + length)})
+        return memoryview(await result.bytes_async()), result.meta["size"]
+
+    async def get(self, path: str) -> bytes:
+        """The whole of a small object."""
+        async with asyncio.timeout(_READ_S):
+            result = await obstore.get_async(self._store, path)
+            return bytes(await result.bytes_async())
+
+    async def size(self, path: str) -> int:
+        """The object's size, as the store itself says."""
+        async with asyncio.timeout(_READ_S):
+            meta = await obstore.head_async(self._store, path)
+        return int(meta["size"])
+
+    async def has(self, path: str) -> bool | None:
+        """Whether the object is there; None when the store does not answer."""
+        try:
+            await self.size(path)
+        except FileNotFoundError:
+            return False
+        except Exception:
+            return None
+        return True
+
+    async def names(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Paths below `prefix`, in batches. Raises when the store fails, or is silent for too long."""
+        async for batch in self.listed(prefix):
+            yield [path for path, _ in batch]
+
+    async def listed(self, prefix: str) -> AsyncIterator[list[tuple[str, float]]]:
+        """(path, when it was written by the store's clock), as `names`."""
+        batches = aiter(obstore.list(self._store, prefix))
+        while True:
+            async with asyncio.timeout(_LIST_S):
+                batch = await anext(batches, None)
+            if batch is None:
+                return
+            yield [(item["path"], item["last_modified"].timestamp()) for item in batch]
+
+    async def put(self, kind: str, path: str, data: Path | bytes) -> bool:
+        """Store the object, whole or not at all; false when that failed. `kind`: for failpoints."""
+        try:
+            reach(f"{kind}.before_put")
+            async with asyncio.timeout(_WRITE_S):
+                await obstore.put_async(self._store, path, data)
+            reach(f"{kind}.after_put")
+        except Exception:
+            return False
+        return True
+
+    async def delete(self, path: str) -> None:
+        """Remove the object; nothing when there is none or the store does not answer."""
+        try:
+            reach("blob.before_delete")
+            async with asyncio.timeout(_READ_S):
+                await obstore.delete_async(self._store, path)
+            reach("blob.after_delete")
+        except Exception:
+            return
