@@ -158,7 +158,7 @@ class Node:
         outcome, size = ev.Wrote.FAILED, 0
         match trial.tier:
             case ev.Tier.SSD_READ:
-                works = await self._recover() if not self._recovered else await self.write_back.on_thread(self.ssd.readable)
+                works = await self._recover() if not self._recovered else await asyncio.to_thread(self.ssd.try_read, trial.size)
                 outcome = ev.Wrote.OK if works else ev.Wrote.FAILED
             case ev.Tier.SSD_WRITE:
                 outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size

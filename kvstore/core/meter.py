@@ -3,7 +3,7 @@
 Everyone who starts or ends a transfer says so here. Peers have rates but no health: a peer that fails is another's tier.
 
 Slow is: many times longer than usual for that source, and longer than a busy machine explains. Usual drifts with what is
-measured, trials included; so a disk that stays slow is the usual one after some hours, and is then chosen by its estimate.
+measured, trials included; so a disk that stays slow is the usual one after some twenty minutes, and is then chosen by its estimate.
 
 Invariant (`validate`): `_writes` are the writes that slower tiers have not answered.
 """
@@ -27,7 +27,7 @@ _GIVE_UP = 20.0
 _GIVE_UP_S = {SourceKind.SSD: (2.0, 6.0), SourceKind.PEER: (1.5, 2.5), SourceKind.BLOB: (3.0, 6.0)}
 #: A disk's write-back as one believes it before the first: the gathering and syncing of a group, then its bytes.
 _WRITE_COST = {Tier.SSD_WRITE: Cost(0.1, 5e-9), Tier.BLOB_WRITE: Cost(0.2, 2e-8)}
-_WRITE_USUAL_WEIGHT = 0.05
+_WRITE_USUAL_WEIGHT = 0.02
 
 READ_TIER = {SourceKind.SSD: Tier.SSD_READ, SourceKind.BLOB: Tier.BLOB_READ}
 _SOURCE_OF = {Tier.SSD_READ: SSD, Tier.BLOB_READ: BLOB}

@@ -19,6 +19,8 @@ from kvstore.core.events import SourceKind
 
 #: Weight of a new measurement, and the least of one in `usual` (the first ones count more).
 _WEIGHT, _USUAL_WEIGHT, _PRIOR_SAMPLES = 0.3, 0.02, 8
+#: What took so many times longer than usual is not what the first ones teach.
+_UNUSUAL = 5.0
 #: An estimate's distance from its prior shrinks by e in this time without measurements.
 _FADE_S = 60.0
 #: A source later in the order is preferred when it takes less than this part of the time; it stays so until it takes longer.
@@ -116,7 +118,8 @@ class Rates:
         moved = measured.moved - moved_before
         slowness = took_s / measured.usual.of(moved)
         measured.cost = self._now(source, measured, now).corrected(moved, took_s, _WEIGHT)
-        weight = max(_USUAL_WEIGHT, 1 / (measured.samples + _PRIOR_SAMPLES))
+        first = 1 / (measured.samples + _PRIOR_SAMPLES) if slowness < _UNUSUAL else 0.0
+        weight = max(_USUAL_WEIGHT, first)
         measured.usual = measured.usual.corrected(moved, took_s, weight)
         measured.samples += 1
         measured.measured_at = now

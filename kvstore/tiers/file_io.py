@@ -266,17 +266,23 @@ def make_file_io(choice: str, arena: Arena, name: str) -> FileIo:
 
 
 def direct_works(folder: Path) -> bool:
-    """Whether files there can be read and written past the page cache, at multiples of 4096."""
+    """Whether files there can be read and written past the page cache, at multiples of 4096. Raises OSError when that cannot be tried,
+    as on a disk that is read-only or full."""
     path = folder / f".direct-{os.getpid()}.part"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT, 0o600)
-    except OSError:
-        path.unlink(missing_ok=True)
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        if e.errno != errno.EINVAL:
+            raise
         return False
     try:
         page = _aligned(bytes(_BLOCK))
         return os.pwritev(fd, [page], _BLOCK) == _BLOCK and os.preadv(fd, [page], _BLOCK) == _BLOCK
-    except OSError:
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
         return False
     finally:
         os.close(fd)
