@@ -240,9 +240,7 @@ class Loads:
         what = {Fault.CORRUPT: "checksum_failures", Fault.MISSING: "missing_pieces", Fault.MEDIUM: "medium_errors"}.get(fault)
         if what is not None:
             self._out.append(Counted(what, len(pieces), (source.name.lower(),)))
-        for chunk in chunks.values():
-            if not bad or source is SourceKind.PEER:
-                continue
+        for chunk in chunks.values() if bad and source is not SourceKind.PEER else ():
             tier = "ssd" if source is SourceKind.SSD else "blob"
             if getattr(chunk, tier) is CopyState.PRESENT:
                 self._index.set_copy(chunk, tier, CopyState.ABSENT)

@@ -192,6 +192,20 @@ def test_a_bad_piece_voids_its_chunk_and_all_later_ones_and_the_copy_is_deleted(
     assert [e.usable for e in ends] == [1]
 
 
+def test_a_copy_that_one_answer_lacked_is_forgotten_but_not_deleted_and_is_found_again():
+    store = make()
+    out = store.handle(wanted(1, KEYS[:1]))
+    (probe,) = of(do.Probe, out)
+    out = []
+    for fetch in of(do.Fetch, store.handle(ev.Probed(probe.load, probe.keys, copies(KEYS[:1]), 1.0))):
+        out += store.handle(ev.FetchDone(fetch.fetch, dict.fromkeys(range(len(fetch.pieces)), ev.Fault.MISSING), 1.0))
+    assert of(do.DeleteBlob, out) == []
+    assert [e.usable for e in of(do.End, out)] == [0]
+    (probe,) = of(do.Probe, store.handle(wanted(2, KEYS[:1], now=2.0)))
+    assert probe.keys == (KEYS[0],)
+    store.validate()
+
+
 def test_unknown_keys_are_probed_in_growing_batches_until_one_is_missing():
     store = make()
     sizes = []
