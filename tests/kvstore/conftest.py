@@ -58,18 +58,18 @@ class Stack:
 
 @pytest.fixture
 def make_stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Callable[..., Stack]]:
-    """A function: a stack with these `kv` settings; nothing is started."""
+    """A function: a stack of two nodes (or so many) with these `kv` settings; nothing is started."""
     stacks: list[Stack] = []
 
-    def make(*, shm_dir: str = "", **kv: Any) -> Stack:
-        first = free_ports(40)
+    def make(*, nodes: int = 2, shm_dir: str = "", **kv: Any) -> Stack:
+        first = free_ports(10 * nodes + 20)
         overrides = {
             "data": str(tmp_path / "data"),
             "run_dir": str(tmp_path / "run"),
             "shm_dir": shm_dir or str(_shm(tmp_path)),
-            "nodes": {"base_port": first, "count": 2},
-            "scheduler": {"port": first + 35},
-            "gateway": {"port": first + 36},
+            "nodes": {"base_port": first, "count": nodes},
+            "scheduler": {"port": first + 10 * nodes + 15},
+            "gateway": {"port": first + 10 * nodes + 16},
             "kv": {"dram_gib": 0.0625, **kv},
         }
         config = load_config(None, overrides)
