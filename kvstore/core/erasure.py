@@ -177,9 +177,9 @@ class Erasure:
         return grave is not None and now < grave[0]
 
     def late(self, session: SessionKey, keys: list[bytes], now: float) -> bool:
-        """Whether a manifest belongs to a turn from before the erasure."""
+        """Whether a manifest belongs to a turn from before the erasure: it names what was erased, or nothing was known to tell by."""
         grave = self._late.get(session)
-        return grave is not None and now < grave[0] and not grave[1].isdisjoint(keys)
+        return grave is not None and now < grave[0] and (not grave[1] or not grave[1].isdisjoint(keys))
 
     def sweep(self) -> None:
         """Remove what has become removable of doomed chunks. Called after every event."""

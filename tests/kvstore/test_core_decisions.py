@@ -247,6 +247,14 @@ def test_a_listing_that_was_under_way_does_not_bring_an_erased_session_back():
     assert SESSION not in store.index.manifests
 
 
+def test_a_first_turn_that_ends_after_its_session_was_erased_does_not_bring_it_back():
+    store = make()
+    store.handle(ev.SessionErased(SESSION, 1.0))
+    out = store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 2.0), 2.0))
+    assert SESSION not in store.index.manifests and not of(do.PutManifest, out)
+    assert of(do.PutManifest, store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 70.0), 70.0)))
+
+
 def test_the_offer_goes_out_when_layer_0_is_there_and_not_before():
     store = make()
     store.handle(ev.Recovered(copies(KEYS[:2])))
