@@ -79,6 +79,8 @@ class Node:
             write_back_limit_bytes=config.kv.write_back_limit_bytes,
             layer_priority=config.kv.layer_priority,
             prefetch_bytes_per_s=config.kv.prefetch_mb_s * 1e6,
+            default_quota_bytes=int(config.kv.default_tenant_quota_gib * GIB),
+            quota_bytes={tenant: int(gib * GIB) for tenant, gib in config.kv.tenant_quota_gib.items()},
         )
         self.ssd = SsdTier(
             self.places.ssd,

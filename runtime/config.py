@@ -11,7 +11,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -72,9 +72,14 @@ class KvSection(BaseModel):
     #: Huge pages for the arena. auto: where `shm_dir` offers them (a hugetlbfs, or a tmpfs mounted with huge=advise); on: or not start.
     hugepages: HugePages = "auto"
     #: Size of a node's SSD tier; 0: a share of the disk's free space at the start.
-    ssd_gib: float = Field(default=0.0, ge=0)
+    ssd_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
     blob_expiry_s: float = Field(default=0.0, ge=0)
+    #: What a tenant's sessions may hold in the slow tiers, by tenant, and for the tenants not named; 0: no limit.
+    tenant_quota_gib: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")], Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    ] = {}
+    default_tenant_quota_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     #: Chunks that no session has named for this time leave the slow tiers; longer than any turn takes, in seconds.
     orphan_grace_s: float = Field(default=3600.0, ge=1)
     #: Empty: DATA/blob. Else an obstore URL: s3://bucket/prefix, gs://..., az://..., file:///...

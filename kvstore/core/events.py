@@ -328,7 +328,7 @@ class Tombstone:
 class SessionErased:
     """Erase a session. wall: the wall clock's time; told: what another node's tombstone says of it already.
 
-    expired: it was idle for too long, which every node finds out by itself: no tombstone is left.
+    expired: it was idle for too long, or its tenant has no room for it, which every node finds out by itself: no tombstone is left.
     """
 
     session: SessionKey

@@ -59,8 +59,8 @@ class Saves:
         self.ssd_waiting_bytes = 0
         self.blob_waiting_bytes = 0
 
-    def want(self, event: SaveWanted, refused_session: bool) -> None:
-        """Grant, hold or refuse each chunk."""
+    def want(self, event: SaveWanted, refused_session: bool, beyond: Set[int] = frozenset()) -> None:
+        """Grant, hold or refuse each chunk; refuse those `beyond` the tenant's quota, by index."""
         shape = self._index.shapes.get(event.fingerprint)
         grants: dict[int, Chunk] = {}
         offsets: list[int] = []
@@ -68,7 +68,7 @@ class Saves:
         refused: list[int] = []
         for i, key in enumerate(event.keys):
             chunk = self._index.chunk(key, shape) if shape is not None and len(key) == KEY_BYTES else None
-            if shape is None or chunk is None or chunk.doomed or refused_session or event.save in self._open:
+            if shape is None or chunk is None or chunk.doomed or refused_session or i in beyond or event.save in self._open:
                 refused.append(i)
             elif self._held(chunk):
                 held.append(i)

@@ -7,7 +7,7 @@ shell (kvstore/node.py) executes instructions and reports back; the simulator do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import assert_never
 
@@ -25,6 +25,7 @@ from kvstore.core.loads import Loads
 from kvstore.core.meter import READ_TIER, Meter
 from kvstore.core.pacing import Pace
 from kvstore.core.prefetch import rank
+from kvstore.core.quotas import Quotas
 from kvstore.core.room import Room
 from kvstore.core.saves import Saves
 from kvstore.core.sessions import Advice, Sessions
@@ -42,6 +43,7 @@ class Store:
 
     node: this node's name. arena_bytes: size of the arena. granule_bytes: see `Ledger`.
     prefetch_bytes_per_s: see `Pace`.
+    default_quota_bytes, quota_bytes: of a tenant's sessions in the slow tiers; 0 is no limit.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Store:
         layer_priority: bool = True,
         granule_bytes: int | None = None,
         prefetch_bytes_per_s: float = 0.0,
+        default_quota_bytes: int = 0,
+        quota_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self.node = node
         self._out: list[do.Instruction] = []
@@ -92,6 +96,7 @@ class Store:
             self.fetches.make_way,
         )
         self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self.sessions, self._out)
+        self.quotas = Quotas(self.index, self.sessions, self._out, self._exceeded, default_quota_bytes, quota_bytes or {})
         self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
         self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
         self._has_recovered = False  #: the SSD's files are known
@@ -149,7 +154,7 @@ class Store:
                 self.fetches.stalled(event.fetch, event.now)
             case ev.SaveWanted():
                 self.sessions.seen(event.session, event.now)
-                self.saves.want(event, self.erasure.buried(event.session, event.now))
+                self.saves.want(event, self.erasure.buried(event.session, event.now), self.quotas.beyond(event))
             case ev.SaveEnded():
                 self.saves.ended(event)
             case ev.Summed():
@@ -177,9 +182,7 @@ class Store:
             case ev.Invalidated():
                 self._invalidate(event.session)
             case ev.SessionErased():
-                self._invalidate(event.session, tell=False)
-                self.sessions.forget(event.session)
-                self.erasure.erase(event)
+                self._erase(event)
             case ev.TombstonesListed():
                 self.erasure.heed(event.tombstones)
             case ev.OrphansSought():
@@ -303,6 +306,14 @@ class Store:
         wants = [(key, ()) for key in manifest.keys]
         ident, kind, sources = (ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(event)
         self.loads.begin(ev.LoadWanted(ident, kind, event.session, manifest.fingerprint, wants, sources, event.priority, event.now))
+
+    def _erase(self, event: ev.SessionErased) -> None:
+        self._invalidate(event.session, tell=False)
+        self.sessions.forget(event.session)
+        self.erasure.erase(event)
+
+    def _exceeded(self, session: SessionKey, now: float) -> None:
+        self._erase(ev.SessionErased(session, now, expired=True))
 
     def _invalidate(self, session: SessionKey, *, tell: bool = True) -> None:
         self._hints.pop(session, None)

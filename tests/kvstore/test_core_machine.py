@@ -36,7 +36,9 @@ def sums(key: bytes, shape: KvShape) -> tuple[int, ...]:
 class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.store = Store("node-0", 40 * 4096, write_back_limit_bytes=1 << 16, granule_bytes=2 * 4096)
+        # The tenant may hold eight chunks of the first model; three sessions want more.
+        quotas = {"t": 8 * SHAPES[0].chunk_bytes}
+        self.store = Store("node-0", 40 * 4096, write_back_limit_bytes=1 << 16, granule_bytes=2 * 4096, quota_bytes=quotas)
         self.now = 0.0
         self.numbers = 0
         self.outstanding: list[do.Instruction] = []  # what the shell is still doing

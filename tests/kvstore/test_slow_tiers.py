@@ -144,3 +144,24 @@ async def test_chunks_of_a_turn_that_never_ended_leave_after_the_grace_time(make
         await until(lambda: set(files(stack.config.node(0).ssd)) == names)
         await until(lambda: set(files(stack.config.data / "blob" / "chunks")) == names)
         assert_pieces(await worker.load(SHAPE, list(kept), session=session("kept")), SHAPE, kept)
+
+
+async def test_a_tenant_over_its_quota_gives_its_own_oldest_session_and_nobody_elses(make_stack):
+    chunk = SHAPE.chunk_bytes / (1 << 30)
+    stack = make_stack(tenant_quota_gib={"small": 4.5 * chunk})
+    stack.start(0)
+    small = {f"s{i}": make_chunks(SHAPE, 2, i) for i in range(3)}
+    large = make_chunks(SHAPE, 8, 9)
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        await worker.save(session("l", "large"), SHAPE, large)
+        worker.turn(make_manifest(session("l", "large"), SHAPE, list(large)))
+        for name, chunks in small.items():
+            assert len((await worker.save(session(name, "small"), SHAPE, chunks)).indices) == 2
+            worker.turn(make_manifest(session(name, "small"), SHAPE, list(chunks)))
+            assert (await worker.flush()).complete
+        kept = {key.hex() for chunks in (large, small["s1"], small["s2"]) for key in chunks}
+        for folder in (stack.config.node(0).ssd, stack.config.data / "blob" / "chunks"):
+            await until(lambda f=folder: set(files(f)) == kept)
+        assert_pieces(await worker.load(SHAPE, list(large), session=session("l", "large")), SHAPE, large)
+        _, grant = await worker.grant(session("huge", "small"), SHAPE, list(make_chunks(SHAPE, 6, 5)))
+        assert list(grant.indices) == [0, 1, 2, 3] and list(grant.refused) == [4, 5]

@@ -1,0 +1,111 @@
+"""What a tenant may hold, and what goes when it holds too much, as sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.errors import ConfigError
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.core.store import Store
+from runtime.config import load_config
+
+SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+
+
+def key(name: str, tenant: str = "t") -> SessionKey:
+    return SessionKey(tenant, name)
+
+
+def keys(tag: int, count: int) -> list[bytes]:
+    return [bytes([tag, i]) * 16 for i in range(count)]
+
+
+def make(chunks: int, *, default: int = 0) -> Store:
+    """A store where tenant t may hold so many chunks, and others `default`."""
+    size = SHAPE.chunk_bytes
+    quotas = {"t": chunks * size}
+    store = Store("node-0", 64 * 4096, write_back_limit_bytes=1 << 20, default_quota_bytes=default * size, quota_bytes=quotas)
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    return store
+
+
+def save(store: Store, session: SessionKey, wanted: list[bytes], now: float, *, turn: bool = True) -> tuple[do.Grant, list[do.Instruction]]:
+    out = store.handle(ev.SaveWanted(("w", int(now)), session, SHAPE.fingerprint, wanted, now))
+    grant = next(i for i in out if isinstance(i, do.Grant))
+    for s in [i for i in store.handle(ev.SaveEnded(("w", int(now)), grant.indices, (), now)) if isinstance(i, do.Sum)]:
+        store.handle(ev.Summed(s.key, (1, 2), now))
+    for i in grant.indices:
+        store.handle(ev.SsdWritten(wanted[i], ev.Wrote.OK, now))
+        store.handle(ev.BlobWritten(wanted[i], ev.Wrote.OK, now))
+    if turn:
+        below = [wanted[i] for i in sorted([*grant.indices, *grant.held])]
+        store.handle(ev.TurnEnded(Manifest(session, "m", SHAPE.fingerprint, below, 16 * len(below), now), now))
+    store.validate()
+    return grant, out
+
+
+def test_the_tenants_least_recently_used_session_makes_way():
+    store = make(4)
+    save(store, key("a"), keys(1, 2), 1.0)
+    save(store, key("b"), keys(2, 2), 2.0)
+    grant, out = save(store, key("c"), keys(3, 2), 3.0)
+    assert len(grant.indices) == 2
+    assert [i.session for i in out if isinstance(i, do.DeleteManifest)] == [key("a")]
+    assert {i.key for i in out if isinstance(i, do.DeleteBlob)} == set(keys(1, 2))
+    assert store.quotas.used_bytes("t") == 4 * SHAPE.chunk_bytes
+
+
+def test_another_tenants_chunks_are_never_touched():
+    store = make(2)
+    save(store, key("x", "other"), keys(9, 4), 1.0)
+    save(store, key("a"), keys(1, 2), 2.0)
+    _, out = save(store, key("b"), keys(2, 2), 3.0)
+    assert [i.session for i in out if isinstance(i, do.DeleteManifest)] == [key("a")]
+    assert store.quotas.used_bytes("other") == 4 * SHAPE.chunk_bytes
+
+
+def test_a_session_that_alone_exceeds_the_quota_is_saved_as_far_as_it_goes_and_the_rest_is_refused_and_counted():
+    store = make(3)
+    grant, out = save(store, key("a"), keys(1, 5), 1.0)
+    assert grant.indices == (0, 1, 2) and grant.refused == (3, 4)
+    assert [i.amount for i in out if isinstance(i, do.Counted) and i.what == "saves_over_quota"] == [2]
+    grant, out = save(store, key("a"), [*keys(1, 3), *keys(4, 1)], 2.0)
+    assert grant.held == (0, 1, 2) and grant.refused == (3,)
+    assert not [i for i in out if isinstance(i, do.DeleteManifest)]
+
+
+def test_a_session_whose_turn_is_running_does_not_make_way():
+    store = make(2)
+    save(store, key("a"), keys(1, 2), 1.0, turn=False)
+    grant, out = save(store, key("b"), keys(2, 1), 5.0)
+    assert grant.refused == (0,) and not [i for i in out if isinstance(i, do.DeleteManifest)]
+
+
+def test_chunks_that_two_sessions_share_are_counted_once():
+    store = make(10)
+    save(store, key("a"), keys(1, 2), 1.0)
+    save(store, key("b"), [*keys(1, 2), *keys(2, 1)], 2.0)
+    assert store.quotas.used_bytes("t") == 3 * SHAPE.chunk_bytes
+
+
+def test_sessions_of_other_nodes_are_counted_when_they_are_listed():
+    store = make(3)
+    store.handle(ev.ManifestsListed([Manifest(key("far"), "m", SHAPE.fingerprint, keys(7, 3), 48, 1.0)], 1.0, True, 1.0))
+    assert store.quotas.used_bytes("t") == 3 * SHAPE.chunk_bytes
+    _, out = save(store, key("a"), keys(1, 1), 5.0)
+    assert [i.session for i in out if isinstance(i, do.DeleteManifest)] == [key("far")]
+
+
+def test_the_default_holds_for_tenants_that_have_no_quota_of_their_own():
+    store = make(0, default=1)
+    assert len(save(store, key("a"), keys(1, 3), 1.0)[0].indices) == 3, "0 is no limit"
+    assert save(store, key("x", "other"), keys(2, 3), 2.0)[0].refused == (1, 2)
+
+
+@pytest.mark.parametrize("kv", [{"tenant_quota_gib": {"a": -1}}, {"tenant_quota_gib": {"a/b": 1}}, {"default_tenant_quota_gib": "much"}])
+def test_a_wrong_quota_stops_the_start_and_names_itself(kv):
+    with pytest.raises(ConfigError, match=r"kv\.(default_)?tenant_quota_gib"):
+        load_config(None, {"kv": kv})
