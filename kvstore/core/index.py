@@ -217,6 +217,8 @@ class Index:
             self.names[key] = alone
             self.named[session.tenant, fingerprint] += 1
             self.unnamed.pop(key, None)
+            if not self.unnamed:
+                self.unnamed = {}  # a dict keeps the memory of all that it ever held
         elif session in sessions:
             return
         elif isinstance(sessions, set):
