@@ -175,8 +175,7 @@ class Node:
         if self._config.kv.ssd_gib:
             return int(self._config.kv.ssd_gib * GIB)
         free = shutil.disk_usage(self.ssd.root).free + self.store.index.ssd_stored_bytes
-        stores_here = 1 if "{n}" in self._config.nodes.store_host else self._config.nodes.count
-        return int(_SSD_SHARE * free / stores_here)
+        return int(_SSD_SHARE * free / (1 if "{n}" in self._config.nodes.store_host else self._config.nodes.count))
 
     async def _join(self) -> None:
         """What takes longer than starting may."""

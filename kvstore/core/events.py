@@ -12,6 +12,7 @@ from enum import IntEnum
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
+from kvstore.core.tombstone import Tombstone as Tombstone
 
 
 class LoadKind(IntEnum):
@@ -312,16 +313,6 @@ class Advised:
 class Invalidated:
     session: SessionKey
     now: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """A session that was erased at `erased_s` (wall clock), and the chunks of one model that only it named."""
-
-    session: SessionKey
-    fingerprint: bytes
-    keys: tuple[bytes, ...]
-    erased_s: float
 
 
 @dataclass(frozen=True, slots=True)
