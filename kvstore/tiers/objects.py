@@ -28,15 +28,32 @@ _NO_RANGES = "non-partial response"
 log = telemetry.logger("kvstore.blob")
 
 
+class Directory:
+    """A directory as a store, which may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self) -> LocalStore:
+        """Make the directory. Raises OSError, never FileNotFoundError: that no object is there is another thing."""
+        try:
+            return LocalStore(self._path, mkdir=True)
+        except Exception as e:
+            raise OSError(f"{self._path}: {e}") from e
+
+
 def open_store(url: str, options: dict[str, str], default: Path) -> Any:
-    """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy."""
-    if not url:
-        return LocalStore(default, mkdir=True)
+    """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy. A directory that cannot be made now is no
+    mistake of the configuration: it is a Directory, and tried again whenever it is used."""
+    if not url or url.startswith("file://"):
+        directory = Directory(Path(url.removeprefix("file://")) if url else default)
+        try:
+            return directory.open()
+        except OSError:
+            return directory
     retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=4)}
     client: Any = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=2), "allow_http": True}
     try:
-        if url.startswith("file://"):
-            return LocalStore(Path(url.removeprefix("file://")), mkdir=True)
         config: Any = options
         return from_url(url, config=config, client_options=client, retry_config=retry)
     except Exception as e:
@@ -50,8 +67,14 @@ class Objects:
     """See the module. What fails raises, except where a method says otherwise; FileNotFoundError: there is no such object."""
 
     def __init__(self, store: Any) -> None:
-        self._store = store
+        self._opened = store
         self._ranges = True
+
+    @property
+    def _store(self) -> Any:
+        if isinstance(self._opened, Directory):
+            self._opened = self._opened.open()
+        return self._opened
 
     async def range(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
         """A range and the whole object's size, in one request. The range is shorter only where the object ends."""

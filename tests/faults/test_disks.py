@@ -217,3 +217,29 @@ async def test_a_disk_that_does_not_end_its_writes_is_left_alone_and_saves_go_on
         blob = {p.name for p in (stack.config.data / "blob" / "chunks").rglob("*")}
         assert {key.hex() for key in (*stuck, *later)} <= blob
     await until_nothing_is_held(stack.address(0))
+
+
+async def test_a_blob_directory_that_is_not_there_at_start_gets_everything_when_it_comes(make_stack):
+    stack = make_stack()
+    blob = stack.config.data / "blob"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_text("not a directory")
+    stack.start(0)
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        await until_tier(stack, "blob_read", False)
+        chunks = make_chunks(SHAPE, 6, 1)
+        await worker.save(SESSION, SHAPE, chunks)
+        worker.turn(make_manifest(SESSION, SHAPE, list(chunks)))
+        await until_on_ssd(stack, chunks)
+        await all_right(worker, chunks)
+        await until_tier(stack, "blob_write", False)
+        blob.unlink()
+        await until_tier(stack, "blob_read", True)
+        await until_tier(stack, "blob_write", True)
+        async with asyncio.timeout(LIMIT_S):
+            while {key.hex() for key in chunks} - {p.name for p in blob.rglob("*")}:  # noqa: ASYNC110 - another process's files
+                await asyncio.sleep(0.1)
+            while not any((blob / "manifests").rglob("*")):  # noqa: ASYNC110 - another process's files
+                await asyncio.sleep(0.1)
+        await all_right(worker, chunks)
+    await until_nothing_is_held(stack.address(0))

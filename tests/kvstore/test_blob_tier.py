@@ -253,6 +253,18 @@ async def test_a_store_that_is_not_there_is_a_miss_in_bounded_time(arena, tmp_pa
         await away.delete_chunk(KEY, SHAPE.fingerprint)
 
 
+async def test_a_directory_that_cannot_be_made_at_start_is_used_when_it_can(arena, tmp_path):
+    path = tmp_path / "blob"
+    path.write_text("not a directory")
+    tier = BlobTier(open_store("", {}, path), arena)
+    assert await tier.locate(KEY, SHAPE.fingerprint) is Fault.UNAVAILABLE
+    assert not await tier.answers() and not await tier.try_write("node-0")
+    assert not (await tier.list_manifests(10)).complete
+    path.unlink()
+    assert await tier.answers() and await tier.try_write("node-0")
+    assert await tier.locate(KEY, SHAPE.fingerprint) is Fault.MISSING
+
+
 def test_a_url_that_names_no_store_is_refused_with_key_and_remedy(tmp_path):
     with pytest.raises(ConfigError, match=r"kv\.blob_url .*give s3://"):
         open_store("gopher://nowhere", {}, tmp_path)
