@@ -293,23 +293,25 @@ class Ledger:
         """Raise AssertionError when an invariant does not hold."""
         self.granules.validate()
         used = granules = 0
-        seen: set[int] = set()
+        locked: Counter[int] = Counter()
+        for offset in (*self._reserved, *self._pins):
+            slab = self._used(offset)
+            assert slab is not None
+            locked[slab.base] += 1
+        assert not self._reserved & self._pins.keys() and all(n > 0 for n in self._pins.values())
         for kind, shelf in self._shelves.items():
             assert shelf.slabs and shelf.free == sum(len(s.free) for s in shelf.slabs.values())
             for base, slab in shelf.slabs.items():
                 assert slab.kind == kind and base == slab.base == slab.first * self.granule_bytes
-                assert all(s is slab for s in self._at[slab.first : slab.first + slab.granules])
+                assert self._at[slab.first : slab.first + slab.granules] == [slab] * slab.granules
                 assert slab.total * kind.size <= slab.granules * self.granule_bytes and slab.used > 0
-                assert len(set(slab.free)) == len(slab.free) and {i for i, h in enumerate(slab.holders) if h is None} == set(slab.free)
+                assert len(set(slab.free)) == len(slab.free) == slab.holders.count(None)
+                assert not any(slab.holders[i] for i in slab.free)
                 assert not slab.free or (len(slab.free), base) in shelf.heap
-                offsets = {offset for offset, _ in slab.slots()}
-                assert slab.locked == sum(o in self._reserved or o in self._pins for o in offsets)
-                seen |= offsets
+                assert slab.locked == locked[base]
                 used += kind.size * slab.used
                 granules += slab.granules
         assert used == self.used_bytes
-        assert self._reserved <= seen
-        assert all(o in seen and o not in self._reserved and n > 0 for o, n in self._pins.items())
         assert granules + self.granules.free == self.granules.count == len(self._at)
         assert sum(slab is not None for slab in self._at) == granules
 

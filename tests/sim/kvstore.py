@@ -114,7 +114,7 @@ class Scenario:
         manifests = [node.store.index.manifests.get(session.key) for node in self.nodes]
         session.named = tuple(key for key in session.keys if all(m is not None and key in m.keys for m in manifests))
         for node in self.nodes:
-            node.handle(ev.SessionErased(session.key, self.world.now))
+            node.handle(ev.SessionErased(session.key, self.world.now, wall=self.world.now))
 
     def _fault(self) -> None:
         r = self.world.random
@@ -173,7 +173,11 @@ class Scenario:
         """How many events the nodes handled. Raises AssertionError or IllegalTransition when something is wrong."""
         self.world.run(_ACTIVE_S + 30.0)
         self.world.faulty = False
-        self.world.run(self.world.now + _QUIET_S)
+        for _ in range(2):
+            for node in self.nodes:
+                node.catch_up()
+                node.handle(ev.OrphansSought(self.world.now))
+            self.world.run(self.world.now + _QUIET_S / 2)
         for worker in self.workers:
             for turn in worker.turns.values():
                 if worker.alive and not turn.cancelled and turn.ended is None:

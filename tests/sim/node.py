@@ -55,7 +55,7 @@ class SimNode:
         self._cancels: set[int] = set()
         self._ticking = False
         self.handle(ev.Recovered([ev.FoundCopy(key, copy.shape, copy.sums) for key, copy in self.ssd.items()]))
-        self.list_manifests()
+        self.catch_up()
 
     def crash(self) -> None:
         """Everything but what is durable is gone; a write that was under way may have left anything with a good header."""
@@ -63,6 +63,12 @@ class SimNode:
         self.epoch += 1
         self.owners.clear()
         self.workers.clear()
+
+    def catch_up(self) -> None:
+        """What a node does at its start and now and then: it lists sessions, and erasures that it may have missed."""
+        self.list_manifests()
+        if not self.world.blob.away:
+            self.handle(ev.TombstonesListed(list(self.world.blob.tombstones.values()), self.now))
 
     def list_manifests(self) -> None:
         if not self.world.blob.away:
@@ -144,6 +150,8 @@ class SimNode:
                 self._in_order(i.manifest.session, lambda: self._put_manifest(i.manifest))
             case do.DeleteManifest():
                 self._in_order(i.session, lambda: self.world.blob.manifests.pop(i.session, None) and None)
+            case do.PutTombstone():
+                self._in_order(i.tombstone.session, lambda: self._put_tombstone(i.tombstone))
             case do.FetchManifest():
                 self._soon(lambda: self._fetch_manifest(i))
             case do.TryTier():
@@ -250,6 +258,10 @@ class SimNode:
     def _put_manifest(self, manifest: Manifest) -> None:
         if not self.world.blob.away:
             self.world.blob.manifests[manifest.session] = manifest
+
+    def _put_tombstone(self, tombstone: ev.Tombstone) -> None:
+        if not self.world.blob.away:
+            self.world.blob.tombstones[tombstone.session, tombstone.fingerprint] = tombstone
 
     def _fetch_manifest(self, fetch: do.FetchManifest) -> None:
         manifest = None if self.world.blob.away else self.world.blob.manifests.get(fetch.session)
