@@ -19,7 +19,7 @@ from tests.sim.world import Content
 
 
 def test_some_hundred_scenarios_go_well():
-    wrong = {seed: what for seed in range(200) if (what := run_one(seed)[1])}
+    wrong = {seed: what for seed in range(150) if (what := run_one(seed)[1])}
     assert not wrong, f"run one with: PYTHONHASHSEED=0 python -m tests.sim.kvstore --scenarios 1 --seed {min(wrong)}"
 
 
@@ -74,14 +74,14 @@ class DeafNode(SimNode):
 
 
 @pytest.mark.parametrize(
-    ("store", "node", "what"),
+    ("store", "node", "first", "what"),  # `first`: a little before the seed that was seen to find it, to be quick
     [
-        (Store, TrustingNode, "wrong bytes"),
-        (ForgetfulStore, SimNode, "pinned or reserved"),
-        (HastyStore, SimNode, ""),
-        (Store, DeafNode, ""),
+        (Store, TrustingNode, 8, "wrong bytes"),
+        (ForgetfulStore, SimNode, 0, "pinned or reserved"),
+        (HastyStore, SimNode, 118, "wrong bytes"),
+        (Store, DeafNode, 136, "pinned or reserved"),
     ],
 )
-def test_a_planted_fault_is_found(store, node, what):
-    found = next((wrong for seed in range(2000) if (wrong := run_one(seed, store, node)[1])), "")
+def test_a_planted_fault_is_found(store, node, first, what):
+    found = next((wrong for seed in range(first, first + 2000) if (wrong := run_one(seed, store, node)[1])), "")
     assert found and what in found, found
