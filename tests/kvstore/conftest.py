@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ class Stack:
         self.file = file
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, node: int) -> None:
-        """Start a node's store; returns at once."""
+    def start(self, node: int, environment: Mapping[str, str] | None = None) -> None:
+        """Start a node's store, with these variables added to the environment; returns at once."""
         command = [sys.executable, "-m", "kvstore", "--config", str(self.file), "--node", str(node)]
         log = self.file.with_name(f"kvstore-{node}.log").open("ab")
-        self.processes[node] = subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+        self.processes[node] = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=Path(__file__).parents[2], env={**os.environ, **(environment or {})}
+        )
 
     def signal(self, node: int, number: int) -> None:
         """Send a signal and, when it ends the process, wait for that."""

@@ -1,0 +1,171 @@
+"""A store that is killed with -9 at each failpoint, again and again: the next life serves no wrong byte and has lost nothing durable.
+
+`make faults` kills it 25 times at each point, `make test` once at two of them. UPBEAT_FAULTS_SEED repeats a run's work (the timing
+is the machine's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.failpoints import POINTS
+from tests.faults.kill_cycle import LIMIT_S, SHAPES, Known, Lane, Life, begin, check_files, prepare, until_death, verify
+from tests.kvstore.fake_scheduler import FakeScheduler
+from tests.kvstore.fake_worker import FakeWorker
+
+TIMES = 25
+LANES = 2
+ROUNDS = 12
+SEED = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
+#: By which time at most each point is meant; what a few rounds of work reach with certainty.
+MOST = {
+    "recover.between_files": 20,
+    "save.granted": 6,
+    "save.summed": 12,
+    "ssd.header_written": 12,
+    "ssd.before_sync": 4,
+    "ssd.before_rename": 4,
+    "ssd.renamed": 12,
+    "ssd.before_folder_sync": 4,
+    "ssd.before_report": 4,
+    "ssd.before_delete": 10,
+    "ssd.after_delete": 10,
+    "ssd.after_read": 4,
+    "blob.before_put": 12,
+    "blob.after_put": 12,
+    "blob.before_delete": 12,
+    "blob.after_delete": 12,
+    "blob.after_read": 3,
+    "manifest.before_put": 4,
+    "manifest.after_put": 4,
+    "erase.before": 3,
+    "erase.queued": 3,
+    "peer.leased": 3,
+    "peer.sending": 3,
+    "peer.read": 3,
+}
+
+
+@pytest.fixture
+async def lanes(tmp_path: Path, free_ports: Callable[[int], int]) -> AsyncIterator[list[Lane]]:
+    made = [Lane(tmp_path / f"lane-{i}", free_ports(40)) for i in range(LANES)]
+    yield made
+    for lane in made:
+        lane.kill()
+        lane.stack.stop()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_shared_memory() -> Iterator[None]:
+    """What UCX leaves behind when its process is killed is removed."""
+    place = Path("/dev/shm")
+    before = set(place.glob("ucx_shm_*"))
+    yield
+    for path in set(place.glob("ucx_shm_*")) - before:
+        path.unlink(missing_ok=True)
+
+
+async def cycle(lane: Lane, before: tuple[Path, Known], point: str, number: int) -> tuple[int, float]:
+    """One death and what follows: pieces verified, and how long the next start took."""
+    rng = random.Random(f"{SEED}/{point}/{number}")
+    at = rng.randint(1, MOST[point])
+    begin(lane, before[0])
+    known = before[1].copy()
+    settings = {
+        "failpoints": f'{{"{point}": "kill@{at}"}}',
+        "file_io": rng.choice(["auto", "threads", "threads"]),
+        "transport": rng.choice(["auto", "socket"]) if point.startswith("peer") else "socket",
+    }
+    try:
+        async with FakeScheduler(lane.stack.config.scheduler_address) as scheduler:
+            victim = await lane.start(0, **settings)
+            if victim.poll() is None:
+                await (_peers if point.startswith("peer") else _live)(lane, known, scheduler, rng, victim, settings["transport"])
+            assert victim.wait(LIMIT_S) == -signal.SIGKILL, f"died of something else: {lane.stack.log(0)[-2000:]}"
+            lane.kill()
+            check_files(lane, known)
+            began = time.monotonic()
+            await lane.start(0, file_io="threads", transport="socket")
+            started = time.monotonic() - began
+            pieces = await verify(lane, known, scheduler)
+            assert lane.stack.processes[0].poll() is None
+            lane.kill()
+            check_files(lane, known)
+    except BaseException:
+        print(f"failed: UPBEAT_FAULTS_SEED={SEED} {point} kill@{at}, number {number}", file=sys.stderr)
+        raise
+    return pieces, started
+
+
+async def _live(lane: Lane, known: Known, scheduler: FakeScheduler, rng: random.Random, victim, transport: str) -> None:
+    async def work() -> None:
+        async with FakeWorker(lane.stack.address(0), SHAPES) as worker:
+            life = Life(lane, known, worker, scheduler, rng)
+            for _ in range(ROUNDS):
+                await life.work()
+
+    assert await until_death(victim, work()), "the work is done and the failpoint was not reached"
+
+
+async def _peers(lane: Lane, known: Known, scheduler: FakeScheduler, rng: random.Random, victim, transport: str) -> None:
+    """Node 1 reads from the victim, and the victim from node 1, which has a blob store of its own: there is no other source."""
+    await lane.start(1, blob_url=f"file://{lane.data}/blob-1", transport=transport)
+
+    async def work() -> None:
+        async with FakeWorker(lane.stack.address(0), SHAPES) as mine, FakeWorker(lane.stack.address(1), SHAPES) as other:
+            life, far = Life(lane, known, mine, scheduler, rng), Life(lane, known, other, scheduler, rng)
+            for number in range(ROUNDS):
+                session = known.sessions[f"kept-{number}"] if number < 3 else await life.save()
+                loading = asyncio.ensure_future(other.load(session.shape, list(session.chunks), session=session.key, sources=["node-0"]))
+                theirs = await far.save()
+                try:
+                    loaded = await mine.load(theirs.shape, list(theirs.chunks), session=theirs.key, sources=["node-1"])
+                    known.check(loaded, list(theirs.chunks))
+                finally:
+                    # The other node lives: its load ends, whatever became of its source.
+                    known.check(await asyncio.wait_for(asyncio.shield(loading), LIMIT_S), list(session.chunks))
+
+    assert await until_death(victim, work()), "the work is done and the failpoint was not reached"
+
+
+async def kill(lanes: list[Lane], point: str, times: int) -> str:
+    """So many cycles, in all lanes at a time. A line that says what was seen."""
+    began = time.monotonic()
+    known = await prepare(lanes[0])
+    before = lanes[0].data.with_name("before")
+    lanes[0].data.rename(before)
+    numbers = iter(range(times))
+
+    async def run(lane: Lane) -> list[tuple[int, float]]:
+        return [await cycle(lane, (before, known), point, number) for number in numbers]
+
+    results = [r for part in await asyncio.gather(*(run(lane) for lane in lanes)) for r in part]
+    assert len(results) == times
+    starts = sorted(s for _, s in results)
+    seconds = time.monotonic() - began
+    return (
+        f"{point}: {times} kills, {sum(p for p, _ in results)} pieces verified, starts in {starts[len(starts) // 2]:.2f} s, {seconds:.0f} s"
+    )
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_store_killed_at_a_failpoint_serves_no_wrong_byte_afterwards(point: str, lanes: list[Lane], capsys) -> None:
+    said = await kill(lanes, point, int(os.environ.get("UPBEAT_FAULTS_TIMES", TIMES)))
+    with capsys.disabled():
+        print(f"\n{said} (seed {SEED})", end="", flush=True)
+
+
+@pytest.mark.parametrize("point", ["ssd.renamed", "blob.before_delete"])
+async def test_a_store_killed_once_in_the_middle_of_its_work_serves_no_wrong_byte_afterwards(point: str, lanes: list[Lane]) -> None:
+    await kill(lanes[:1], point, 1)
