@@ -19,6 +19,7 @@ from contracts.kv import KvShape, Manifest
 from kvstore.core.events import Fault, FoundCopy, Tombstone
 from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
+from kvstore.metrics import count
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.codecs import Codecs, count_unreadable
 from kvstore.tiers.encoded import decode_pieces
@@ -82,6 +83,7 @@ class BlobTier:
                 found = await self._header(path, key, fingerprint)
             except PieceLost:
                 if last:  # it is asked twice, as an answer may be damaged where the object is not
+                    count("blob_headers_damaged")
                     await self.delete_chunk(key, fingerprint)
             except FileNotFoundError:
                 return Fault.MISSING

@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import GenericError
 from obstore.store import LocalStore, from_url
 
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, PieceLost
 from kvstore.failpoints import reach
 from runtime import telemetry
 
@@ -78,10 +78,22 @@ class Objects:
 
     async def range(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
         """A range and the whole object's size, in one request. The range is shorter only where the object ends."""
-        data, size = await self._whole_or_partial(path, start, length)
+        try:
+            data, size = await self._whole_or_partial(path, start, length)
+        except GenericError as e:
+            if await self._ends_by(path, start):
+                raise PieceLost("the object ends before what is wanted of it") from e
+            raise
         if len(data) != max(0, min(length, size - start)):
             raise OSError(f"{len(data)} of {length} bytes came")
         return data, size
+
+    async def _ends_by(self, path: str, start: int) -> bool:
+        """Whether a range could not be had because the object is too short: it is damaged then, and the store is well."""
+        try:
+            return await self.size(path) <= start
+        except Exception:
+            return False
 
     async def _whole_or_partial(self, path: str, start: int, length: int) -> tuple[memoryview, int]:
         async with asyncio.timeout(_READ_S):

@@ -152,8 +152,15 @@ async def test_an_object_of_the_wrong_size_is_a_fault_and_is_deleted_when_it_is_
     await blob.write(KEY, SHAPE.fingerprint, wrong)
     assert set((await blob.read(SHAPE, wanted(write, range(3, 5)))).values()) == {Fault.CORRUPT}
     assert await blob.probe(KEY, SHAPE.fingerprint) is None
-    if size:  # an empty object has no range to answer with; it is deleted when it is read
-        assert set((await blob.read(SHAPE, wanted(write, range(5)))).values()) == {Fault.MISSING}
+    assert set((await blob.read(SHAPE, wanted(write, range(5)))).values()) == {Fault.MISSING}
+
+
+async def test_damaged_objects_are_no_reason_to_leave_the_store_alone(blob, arena):
+    for i in range(6):
+        await blob.write(bytes([i]) * 32, SHAPE.fingerprint, b"")
+        assert await blob.probe(bytes([i]) * 32, SHAPE.fingerprint) is None
+    await put(blob, arena, written(arena))
+    assert await blob.probe(KEY, SHAPE.fingerprint) is not None
 
 
 async def test_a_header_of_another_chunk_or_of_none_deletes_the_object(blob, arena):
