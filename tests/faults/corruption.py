@@ -61,6 +61,10 @@ class Seen:
     untouched: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: Seen) -> Seen:
+        sums = (getattr(self, name) + getattr(other, name) for name in ("detected", "harmless", "untouched", "kinds"))
+        return Seen(*sums)
+
 
 class Reader:
     """An owner of loads that copies pieces out of the arena like a worker."""
@@ -163,6 +167,8 @@ class House:
                 held = {path: path.read_bytes() for path in files}
             usable = await asyncio.gather(*(reader.load(c.key, c.shape) for c in files.values()))
             await node.flush(LIMIT_S)
+            bad = [path for path, whole in zip(files, usable, strict=True) if not whole]
+            await _until_gone(bad)
             for (path, chunk), whole in zip(files.items(), usable, strict=True):
                 self._judge(path, chunk, held[path], bool(whole), kinds.get(path, ""), reader, seen, early=early)
             assert not tasks.failed.done()
@@ -203,6 +209,32 @@ class House:
             assert not path.exists(), f"the bad copy stays: {what}"
             seen.detected += 1
             seen.kinds[f"{'ssd' if self._ssd in path.parents else 'blob'}.{kind}"] += 1
+
+
+async def corrupt(directory: Path, first_port: int, seed: int, wanted: int) -> Seen:
+    """So many damaged objects that were noticed. Raises AssertionError with the seed when something else was."""
+    house, seen, number = House(directory, first_port, seed), Seen(), 0
+    while seen.detected < wanted:
+        try:
+            await house.batch(random.Random(f"{seed}/{number}"), seen)
+        except BaseException as e:
+            e.add_note(f"UPBEAT_FAULTS_SEED={seed}, batch {number}")
+            raise
+        number += 1
+    return seen
+
+
+def corrupt_in_process(directory: Path, first_port: int, seed: int, wanted: int) -> Seen:
+    """The same, in a process of its own."""
+    telemetry.configure_logs("corruption", "error")
+    return asyncio.run(corrupt(directory, first_port, seed, wanted))
+
+
+async def _until_gone(paths: list[Path]) -> None:
+    """Give deletions, which nobody waits for, time to happen."""
+    deadline = asyncio.get_running_loop().time() + LIMIT_S / 4
+    while any(p.exists() for p in paths) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 def _counted() -> int:
