@@ -41,7 +41,7 @@ test: $(VENV)/.tests ## all tests that take seconds
 test-slow: $(VENV)/.tests ## tests that take minutes
 	$(call marked,slow)
 
-faults: $(VENV)/.tests ## whole stacks whose processes are killed
+faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
 	$(call marked,faults)
 
 soak: $(VENV)/.tests ## long runs under load

@@ -7,20 +7,27 @@ twice does no harm, and the grace time keeps the chunks of other nodes' running 
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 from kvstore.core import events as ev
 from kvstore.metrics import count, log
 from kvstore.node import Node
+from kvstore.tiers.staged import remove_staged
 from runtime.service import Tasks
 
 _CHUNKS_LIMIT = 2_000_000
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
 
 
-async def learn(node: Node, tasks: Tasks) -> None:
+async def learn(node: Node, tasks: Tasks, directory: Path | None) -> None:
     """At start, and when the blob tier is back after it was away: which sessions the SSD's chunks belong to, and which of the
-    chunks the blob tier still lacks."""
+    chunks the blob tier still lacks. directory: the blob tier's, where it is one."""
     node.blob_is_back = lambda: tasks.start(_learn(node), "learn")
     await _learn(node)
+    if directory is not None:
+        removed = await asyncio.to_thread(remove_staged, directory, node.clock.wall())
+        count("staged_files_removed", removed)
 
 
 async def _learn(node: Node) -> None:

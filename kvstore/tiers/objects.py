@@ -42,11 +42,18 @@ class Directory:
             raise OSError(f"{self._path}: {e}") from e
 
 
+def local_directory(url: str, default: Path) -> Path | None:
+    """Where the blob tier lies when it is a directory."""
+    if not url:
+        return default
+    return Path(url.removeprefix("file://")) if url.startswith("file://") else None
+
+
 def open_store(url: str, options: dict[str, str], default: Path) -> Any:
     """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy. A directory that cannot be made now is no
     mistake of the configuration: it is a Directory, and tried again whenever it is used."""
-    if not url or url.startswith("file://"):
-        directory = Directory(Path(url.removeprefix("file://")) if url else default)
+    if path := local_directory(url, default):
+        directory = Directory(path)
         try:
             return directory.open()
         except OSError:

@@ -22,6 +22,7 @@ from kvstore.tiers.blob import BlobTier, chunk_path
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.manifests import manifest_path
 from kvstore.tiers.objects import open_store
+from kvstore.tiers.staged import remove_staged
 from tests.blob_servers import BlobServer, azurite, azurite_command, gcs, moto_s3, rclone_s3
 from tests.kvstore.tier_house import BIG, KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, big_arena, object_of, wanted, written
 
@@ -280,3 +281,13 @@ def test_a_url_that_names_no_store_is_refused_with_key_and_remedy(tmp_path):
 def test_objects_lie_where_the_format_says():
     assert chunk_path(KEY, SHAPE.fingerprint) == f"chunks/{'66' * 8}/{KEY.hex()}"
     assert object_bytes(SHAPE) % 4096 == 0
+
+
+def test_files_that_a_killed_process_was_writing_are_removed_and_those_of_a_living_one_are_not(tmp_path):
+    names = {"chunks/m/dead#1": 1000.0, "manifests/t/dead#12": 1000.0, "chunks/m/alive#1": 1990.0, "chunks/m/whole": 1000.0}
+    for name, written_s in names.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (written_s, written_s))
+    assert remove_staged(tmp_path, 2000.0) == 2
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {"chunks/m/alive#1", "chunks/m/whole"}

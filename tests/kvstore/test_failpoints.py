@@ -94,7 +94,7 @@ async def test_a_store_with_an_unknown_one_does_not_start(make_stack):
 def test_every_point_of_the_table_is_reached_by_the_sources_and_no_other_is():
     text = "\n".join(p.read_text() for p in SOURCES.rglob("*.py") if p.name != "failpoints.py")
     named = set(re.findall(r'\breach\(\s*"([a-z_.]+)"', text))
-    for kind in re.findall(r'_put\("([a-z]+)"', text):
+    for kind in re.findall(r'\.put\("([a-z]+)"', text):
         named |= {f"{kind}.before_put", f"{kind}.after_put"}
     assert named == set(POINTS)
 
