@@ -17,7 +17,7 @@ import uvloop
 from ground import GB, SHAPE, arena, bands, bare_agent, chunks, forget_page_cache
 from pairs import Figure, Pair, compare
 
-from kvstore.core.events import Event, SourceKind, SsdWritten
+from kvstore.core.events import Event, SourceKind, SsdWritten, Wrote
 from kvstore.core.fetches import RUNNING_LIMIT
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.core.prefetch import reads as cut
@@ -47,7 +47,7 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
         tier = SsdTier(
             scratch / "ssd", memory, make_file_io("auto", memory, "ours-reads"), make_file_io("auto", memory, "ours-writes"), "auto"
         )
-        assert all(tier.write(writes))
+        assert set(tier.write(writes)) == {Wrote.OK}
         paths = [tier.path(w.key, SHAPE.fingerprint) for w in writes]
         reads = bands(writes, len(cut(SHAPE, list(range(SHAPE.layers)), SourceKind.SSD)[0]), base=count * SHAPE.chunk_bytes)
         bare = BareFiles(bare_agent("bare", "POSIX", memory), memory, "bare")
@@ -143,7 +143,7 @@ def write_by_store(tier: SsdTier, memory: Arena, writes: Sequence[WriteSsd], scr
 
         def report(event: Event) -> None:
             nonlocal left
-            assert isinstance(event, SsdWritten) and event.ok
+            assert isinstance(event, SsdWritten) and event.outcome is Wrote.OK
             left -= 1
             if not left:
                 ended.set_result(None)
@@ -171,7 +171,7 @@ def one_by_one(tier: SsdTier, writes: Sequence[WriteSsd]) -> float:
         tier.delete(write.key, SHAPE.fingerprint)
     begun = time.perf_counter()
     for write in writes:
-        assert tier.write([write]) == [True]
+        assert tier.write([write]) == [Wrote.OK]
     return time.perf_counter() - begun
 
 
