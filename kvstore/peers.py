@@ -15,7 +15,7 @@ from kvstore.core.events import Event, Fault, PeerEnded, PeerHolds, PeerReady
 from kvstore.core.instructions import AskPeer, Fetch, ReleasePeer
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.ssd import verify
+from kvstore.tiers.ssd_reads import verify
 from kvstore.tiers.transport import Card, GivenUp, PeerRange, Transport, never
 from runtime import rpc
 from runtime.clock import Clock

@@ -113,7 +113,7 @@ def mooncake(port: int, count: int, size: int) -> None:
         f"--metrics_port={port + 2}",
     ]
     quiet = subprocess.DEVNULL
-    master = subprocess.Popen([str(binary), *flags, "--default_kv_lease_ttl=1"], stdin=quiet, stdout=quiet, stderr=quiet)
+    master = subprocess.Popen([str(binary), *flags], stdin=quiet, stdout=quiet, stderr=quiet)
     time.sleep(2)
     # The owner of the memory is a process of its own.
     read, write = os.pipe()
@@ -122,7 +122,7 @@ def mooncake(port: int, count: int, size: int) -> None:
     if owner == 0:
         os.close(read)
         store = MooncakeDistributedStore()
-        status = store.setup("127.0.0.1", *where, 4 * count * size, 1 << 24, "tcp", "", f"127.0.0.1:{port}")
+        status = store.setup("127.0.0.1", *where, 24 * count * size, 1 << 24, "tcp", "", f"127.0.0.1:{port}")
         os.write(write, b"1" if status == 0 else b"0")
         while os.getppid() > 1:
             time.sleep(0.2)
@@ -143,9 +143,6 @@ def mooncake(port: int, count: int, size: int) -> None:
 
         def put() -> float:
             nonlocal turn
-            if turn:
-                time.sleep(0.05)  # leases end
-                store.remove_all()
             turn += 1
             keys = [f"bench-{turn}-{i}" for i in range(count)]
             begun = time.perf_counter()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from kvstore.__main__ import main
-from kvstore.tiers import ssd
+from kvstore.core.events import Fault
+from kvstore.tiers import ssd_reads
 
 
-def _trust(*_: object) -> dict[int, ssd.Fault]:
+def _trust(*_: object) -> dict[int, Fault]:
     return {}
 
 
 if __name__ == "__main__":
-    ssd.verify = _trust  # type: ignore[assignment]
+    ssd_reads.verify = _trust  # type: ignore[assignment]
     main()

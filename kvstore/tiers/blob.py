@@ -35,7 +35,8 @@ from kvstore.tiers.manifests import (
     tombstone_path,
 )
 from kvstore.tiers.objects import Objects
-from kvstore.tiers.ssd import folder_name, verify
+from kvstore.tiers.ssd import folder_name
+from kvstore.tiers.ssd_reads import verify
 
 _LIST_CONCURRENCY = 32
 #: Where trials look, and write what they remove at once.

@@ -20,10 +20,9 @@ from kvstore.tiers.arena import Arena
 from kvstore.tiers.codecs import Codec, Codecs, count_unreadable
 from kvstore.tiers.encoded import StoredChunk, decode_pieces, encode_chunk, load_chunk, read_range, views
 from kvstore.tiers.format import RAW, Header
+from kvstore.tiers.ssd_reads import Done
 
 _READING_THREADS = 4
-#: Told the faults of a read by index of the piece; none: all are good.
-Done = Callable[[dict[int, Fault]], None]
 
 
 class EncodedFiles:

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import os
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +26,11 @@ from contracts.kv import KvShape
 from kvstore.core.events import Fault, FoundCopy, Wrote
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.failpoints import reach
-from kvstore.metrics import log
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.durability import sync_file, sync_folder, write_outcome
 from kvstore.tiers.encoded import write_object
-from kvstore.tiers.encoded_files import Done, EncodedFiles
+from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
 from kvstore.tiers.format import (
     BLOCK,
@@ -43,6 +41,7 @@ from kvstore.tiers.format import (
     object_bytes,
     piece_offset,
 )
+from kvstore.tiers.ssd_reads import Done, Read, Reads
 
 _TEMPORARY = ".part"
 _SYNC_THREADS = 4
@@ -62,23 +61,6 @@ class Recovery:
     deleted: int
 
 
-class _Read:
-    """One fetch on its way. `done` is told the faults once, when nothing writes to its slots any more."""
-
-    __slots__ = ("done", "fd", "given_up", "moving", "pieces", "shape")
-
-    def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done, given_up: Callable[[], bool]) -> None:
-        self.shape = shape
-        self.pieces = pieces
-        self.done = done
-        self.given_up = given_up
-        self.fd = -1
-        self.moving: Moving
-
-    def all(self, fault: Fault) -> dict[int, Fault]:
-        return dict.fromkeys(range(len(self.pieces)), fault)
-
-
 class SsdTier:
     """Blocking, but for `begin_read`; the shell calls it from threads. Reads and writes use their own FileIo, as each serves its own
     threads."""
@@ -96,16 +78,13 @@ class SsdTier:
         self.root = root
         self.encoded = encoded or EncodedFiles(arena, Codecs(), None)
         self._arena = arena
-        self._reader = reader
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
         self._direct_wanted = direct
         self.direct = False
         with contextlib.suppress(OSError):
             self._open()
-        self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
-        for number in range(reader.threads):
-            threading.Thread(target=self._run_reads, name=f"ssd-read-{number}", daemon=True).start()
+        self._reads = Reads(arena, reader, self._open_chunk)
 
     def _open(self) -> None:
         """Make the directory. Raises OSError when that fails, ConfigError when it is not what the configuration asks for."""
@@ -153,7 +132,9 @@ class SsdTier:
     def _files(self) -> Iterator[Path]:
         for folder in sorted(p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()):
             with os.scandir(folder) as entries:
-                yield from [Path(e.path) for e in entries if not e.is_dir(follow_symlinks=False)]
+                files = sorted((e.inode(), e.path) for e in entries if not e.is_dir(follow_symlinks=False))
+            # By inode: neighbours on a disk that has not cached them.
+            yield from (Path(path) for _, path in files)
 
     def _recover_one(self, path: Path) -> Header:
         key_named = bytes.fromhex(path.name)
@@ -193,71 +174,10 @@ class SsdTier:
             path = self.path(header.key, shape.fingerprint)
             self.encoded.begin_read(path, header, pieces, {} if sums is None else sums, done, given_up)
             return
-        self._reads.put(_Read(shape, pieces, done, given_up))
+        self._reads.begin(Read(shape, pieces, done, given_up))
 
-    def _run_reads(self) -> None:
-        """One reading thread: begins what is asked for as long as it has not too much under way, and ends what has come."""
-        running: list[_Read] = []
-        while True:
-            while len(running) < self._reader.depth:
-                try:
-                    read = self._reads.get(block=not running)
-                except queue.Empty:
-                    break
-                if read is None:
-                    return
-                if self._begin(read):
-                    running.append(read)
-            going = [read for read in running if not self._ended(read)]
-            if going and len(going) == len(running):
-                # The more there is under way, the less it matters when the first of it is noticed.
-                time.sleep(POLL_S * max(1, len(going) // 3))
-            running = going
-
-    def _begin(self, read: _Read) -> bool:
-        """Whether it is on its way; else its faults are told."""
-        shape = read.shape
-        if read.given_up():
-            read.done(read.all(Fault.CANCELLED))
-            return False
-        try:
-            read.fd = os.open(self.path(read.pieces[0].key, shape.fingerprint), os.O_RDONLY | self._flags(shape))
-            parts = [Part(piece_offset(shape, p.layer), p.offset, shape.piece_bytes) for p in read.pieces]
-            read.moving = self._reader.begin("READ", read.fd, parts)
-        except Exception as e:
-            self._end(read, e)
-            return False
-        return True
-
-    def _ended(self, read: _Read) -> bool:
-        """Whether nothing of it moves any more; its faults are told then."""
-        try:
-            if not read.moving.ended():
-                return False
-            reach("ssd.after_read")
-        except Exception as e:
-            self._end(read, e)
-        else:
-            self._end(read, None)
-        return True
-
-    def _end(self, read: _Read, error: Exception | None) -> None:
-        if read.fd >= 0:
-            os.close(read.fd)
-        match error:
-            case None:
-                faults = verify(self._arena, read.shape, read.pieces)
-            case FileNotFoundError():
-                faults = read.all(Fault.MISSING)
-            case PieceLost():
-                faults = read.all(Fault.CORRUPT)
-            case OSError(errno=errno.EIO) if read.fd >= 0:
-                faults = read.all(Fault.MEDIUM)
-            case _:
-                if not isinstance(error, OSError):
-                    log.error("a read of the SSD failed in a way that is not known", exc_info=error)
-                faults = read.all(Fault.UNAVAILABLE)
-        read.done(faults)
+    def _open_chunk(self, key: bytes, shape: KvShape) -> int:
+        return os.open(self.path(key, shape.fingerprint), os.O_RDONLY | self._flags(shape))
 
     def try_read(self, size: int) -> bool:
         """Read so many bytes of some file: would a chunk come? Whether it is right is not asked."""
@@ -398,12 +318,6 @@ class SsdTier:
 
     def close(self) -> None:
         """Stop the threads."""
-        for _ in range(self._reader.threads):
-            self._reads.put(None)
+        self._reads.close()
         self.encoded.close()
         self._sync.shutdown(wait=False)
-
-
-def verify(arena: Arena, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
-    """Which of the pieces that were just brought are not what they should be."""
-    return {i: Fault.CORRUPT for i, p in enumerate(pieces) if arena.checksum(p.offset, shape.piece_bytes) != p.checksum}
