@@ -23,9 +23,10 @@ from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.core.prefetch import reads as cut
 from kvstore.mailbox import Mailbox
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import BlobTier, open_store
+from kvstore.tiers.blob import BlobTier
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.format import encode_header, object_bytes, piece_offset
+from kvstore.tiers.objects import open_store
 from kvstore.tiers.ssd import SsdTier
 from kvstore.writeback import WriteBack
 from runtime.clock import RealClock
