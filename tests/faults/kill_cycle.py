@@ -238,9 +238,9 @@ class Life:
         self.known.erasing = None
 
 
-async def erase(lane: Lane, scheduler: FakeScheduler, session: Session, only_manifest: bool = False) -> None:
+async def erase(lane: Lane, scheduler: FakeScheduler, session: Session) -> None:
     """Tell the store to; wait until no file of it is left."""
-    names = {session.key.session_id, *(key.hex() for key in session.chunks if not only_manifest)}
+    names = {session.key.session_id, *(key.hex() for key in session.chunks)}
     await scheduler.tell("node-0", erase=session_to_wire(session.key))
     await nothing(lambda: names & lane.objects().keys(), f"left of {session.key.session_id}, which was erased")
 
@@ -314,7 +314,7 @@ async def verify(lane: Lane, known: Known, scheduler: FakeScheduler) -> int:
             assert key not in known.durable or key in gone or being_erased or loaded.usable == 1, f"durable chunk {key.hex()} is lost"
             pieces += loaded.usable * shape.layers
         if known.erasing is not None:
-            await erase(lane, scheduler, known.erasing, only_manifest=True)
+            await erase(lane, scheduler, known.erasing)
         await _until_blob_has_all(lane, known)
         await nothing(lambda: [n for n in lane.objects() if _STAGED.search(n)], "left of writes of the life before")
         assert (await worker.flush()).complete
