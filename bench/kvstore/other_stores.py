@@ -38,7 +38,7 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
     """96 MiB a repetition in chunks of 768 KiB."""
     python = environment()
     repetitions = 3 if quick else 10
-    return [*beside_mooncake(scratch, python, repetitions), *beside_lmcache(scratch, python, repetitions)]
+    return [*beside_lmcache(scratch, python, repetitions), *beside_mooncake(scratch, python, repetitions)]
 
 
 def environment() -> Path:
