@@ -27,6 +27,8 @@ $(VENV)/.serves: pyproject.toml constraints.txt
 	@echo "installing what serving needs (pinned in constraints.txt)"
 	@$(PIP) torch
 	@$(PIP) --editable '.[$(SERVICES)]'
+	@echo "compiling the CPU kernels for this machine"
+	@$(BIN)/python -m worker.kernels.build >/dev/null
 	@touch $@
 
 $(VENV)/.tests: $(VENV)/.serves

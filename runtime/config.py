@@ -118,6 +118,8 @@ class WorkerSection(BaseModel):
     #: Tokens of one engine step, prefill and decode together.
     step_tokens: int = Field(default=1024, ge=16)
     granule_bytes: int = Field(default=2 << 20, ge=4096)
+    #: What computes on the CPU: kernels compiled for this machine, or torch; auto: torch where they cannot be built or do not suit.
+    kernels: Literal["auto", "native", "torch"] = "auto"
 
 
 class NodesSection(BaseModel):

@@ -20,12 +20,15 @@ from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.engine import Engine
+from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.metrics import WorkerMetrics
+from worker.models.config import load_config
 from worker.models.load import load_model
+from worker.native_runner import NativeRunner
 from worker.reporter import Reporter
 from worker.runner import Runner
 from worker.server import WorkerServer, longest
@@ -47,13 +50,21 @@ class WorkerProcess:
     async def start(self) -> None:
         """Load the model, serve, attach to the store, report to the scheduler."""
         config, places = self.config, self.places
-        torch.set_num_threads(config.worker.threads or max(1, (os.cpu_count() or 1) // config.nodes.count))
+        threads = config.worker.threads or max(1, (os.cpu_count() or 1) // config.nodes.count)
+        torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         began = time.monotonic()
         granule = config.worker.granule_bytes
         memory = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
+        kernels = choose_kernels(config.worker.kernels, load_config(config.model), config.kv.chunk_tokens, threads)
         model = load_model(
-            config.model, memory, config.worker.dtype, config.worker.device, config.kv.chunk_tokens, config.run_dir / "digests"
+            config.model,
+            memory,
+            config.worker.dtype,
+            config.worker.device,
+            config.kv.chunk_tokens,
+            config.run_dir / "digests",
+            kernels.pack if kernels else None,
         )
         codec = TextCodec.load(config.model)
         shape = model.shape
@@ -75,7 +86,8 @@ class WorkerProcess:
         self.loader = KvLoader(kv, table, lambda event: self.engine.inbox.put(event))
         cache = HbmCache(pool, config.kv.layer_priority)
         device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
-        self.engine = Engine(device, Runner(model, kv), codec, model.eos_ids, config.served_model, config.worker)
+        runner = NativeRunner(model, kv, kernels) if kernels else Runner(model, kv)
+        self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker)
         max_tokens = longest(model.max_tokens, pool.total, layers, shape.chunk_tokens)
         self.engine.on_crash = self._engine_died
         self.loader.start()

@@ -32,7 +32,7 @@ from worker.inquiries import answer_store
 from worker.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
 from worker.output import Writer
 from worker.prefetching import Prefetching
-from worker.runner import Runner, Slice
+from worker.runner import Slice, Steps
 from worker.sampler import Sampler, SamplingState
 from worker.saving import Saving
 from worker.text import TextCodec
@@ -96,7 +96,7 @@ class Engine:
     """Runs one model on one device."""
 
     def __init__(
-        self, device: Device, runner: Runner, codec: TextCodec, eos_ids: set[int], model_name: str, settings: WorkerSection
+        self, device: Device, runner: Steps, codec: TextCodec, eos_ids: set[int], model_name: str, settings: WorkerSection
     ) -> None:
         self.device, self.runner, self.codec, self.eos_ids = device, runner, codec, eos_ids
         self.model_name, self.settings = model_name, settings

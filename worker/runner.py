@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,8 +34,16 @@ class Slice:
     want_logits: bool
 
 
+class Steps(Protocol):
+    """What computes steps: `Runner`, or `worker.native_runner.NativeRunner`."""
+
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        """See `Runner.step`."""
+        ...
+
+
 class Runner:
-    """Computes steps of `model` over `kv`. Holds no state of its own between steps."""
+    """Computes steps of `model` over `kv` with torch. Holds no state of its own between steps."""
 
     def __init__(self, model: Model, kv: PagedKv) -> None:
         self.model = model
@@ -51,7 +60,7 @@ class Runner:
         are only read. Raises ValueError for a slice that does not fit its pages or the model.
         """
         model, kv, c = self.model, self.kv, self.model.config
-        self._check(slices)
+        check(slices, kv, model)
         if not slices:
             return torch.empty(0, c.vocab_size)
         queries, row = [], 0
@@ -82,16 +91,18 @@ class Runner:
                 x = llama.finish_layer(weights, c, x, attended)
         return llama.logits(model.top, c, x)
 
-    def _check(self, slices: list[Slice]) -> None:
-        chunk, layers, vocabulary = self.kv.shape.chunk_tokens, self.model.config.layers, self.model.config.vocab_size
-        for s in slices:
-            end = s.start + len(s.tokens)
-            if not s.tokens or s.start < 0 or end > self.model.max_tokens:
-                raise ValueError(f"a slice of {len(s.tokens)} tokens from {s.start} does not fit a model of {self.model.max_tokens}")
-            if s.pages.dtype != np.int64 or s.pages.shape != (layers, -(-end // chunk)):
-                raise ValueError(f"pages {s.pages.dtype} {s.pages.shape} do not cover {layers} layers of {end} tokens")
-            if min(s.tokens) < 0 or max(s.tokens) >= vocabulary:
-                raise ValueError(f"a token id is outside the vocabulary of {vocabulary}")
+
+def check(slices: list[Slice], kv: PagedKv, model: Model) -> None:
+    """Raises ValueError for a slice that does not fit its pages or the model."""
+    chunk, layers, vocabulary = kv.shape.chunk_tokens, model.config.layers, model.config.vocab_size
+    for s in slices:
+        end = s.start + len(s.tokens)
+        if not s.tokens or s.start < 0 or end > model.max_tokens:
+            raise ValueError(f"a slice of {len(s.tokens)} tokens from {s.start} does not fit a model of {model.max_tokens}")
+        if s.pages.dtype != np.int64 or s.pages.shape != (layers, -(-end // chunk)):
+            raise ValueError(f"pages {s.pages.dtype} {s.pages.shape} do not cover {layers} layers of {end} tokens")
+        if min(s.tokens) < 0 or max(s.tokens) >= vocabulary:
+            raise ValueError(f"a token id is outside the vocabulary of {vocabulary}")
 
 
 class _Places:

@@ -26,11 +26,14 @@ from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.engine import Cancel, Engine, Submit
+from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
 from worker.loads import FromStore, LoadTable, StoreDown, StoreUp
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
+from worker.models.config import load_config
 from worker.models.load import Model, load_model
+from worker.native_runner import NativeRunner
 from worker.runner import Runner
 from worker.text import TextCodec
 
@@ -198,12 +201,14 @@ class House:
         cache: bool = True,
         cooperative: bool = True,
         dtype: str = "float32",
+        kernels: str = "auto",
         **worker: int,
     ) -> None:
         torch.set_num_threads(1)
         settings = KvSection(cache=cache, cooperative=cooperative, chunk_tokens=CHUNK)
         self.memory = HostPool(64 << 20, GRANULE)
-        self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None)
+        computing = choose_kernels(kernels, load_config(model), CHUNK, 1)
+        self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None, computing and computing.pack)
         self.kv = PagedKv(self.memory, self.model.shape, pages)
         self.pool = PagePool(self.kv.slab_count, self.kv.pages_per_slab, self.model.shape.layers)
         table = LoadTable()
@@ -212,7 +217,8 @@ class House:
         salt = tenant_salt(b"s" * 32, "t")
         self.device = Device(self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt)
         self.codec = TextCodec.load(model)
-        self.engine = Engine(self.device, Runner(self.model, self.kv), self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
+        runner = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
+        self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
         self.crashes: list[BaseException] = []
         self.engine.on_crash = self.crashes.append
         self.loader.start()

@@ -10,22 +10,25 @@ import pytest
 import torch
 import transformers
 
+from worker.kernels.choice import choose_kernels
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
+from worker.models.config import load_config
 from worker.models.load import Model, load_model
+from worker.native_runner import NativeRunner
 from worker.runner import Runner, Slice
 
 GRANULE = 64 << 10
 CHUNK = 16
 SIZES = {
     "vocab_size": 211,
-    "hidden_size": 48,
+    "hidden_size": 96,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "initializer_range": 0.3,
+    "initializer_range": 0.2,
 }
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -41,7 +44,7 @@ CASES = {
     "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
-    "llama-other-head-dim": ("Llama", {"head_dim": 16, "num_key_value_heads": 6}),
+    "llama-other-head-dim": ("Llama", {"head_dim": 32, "num_key_value_heads": 6}),
     "mistral-window": ("Mistral", {"sliding_window": 20}),
     "mistral-no-window": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
@@ -78,15 +81,19 @@ def reference(directory: Path, case: str, dtype: torch.dtype = torch.float32) ->
 class Bench:
     """A loaded model with a KV cache, and sequences whose pages are drawn at random."""
 
+    #: What computes; set for every test, once with each.
+    computes = "torch"
+
     def __init__(self, directory: Path, dtype: str = "float32", granule: int = GRANULE, chunk: int = CHUNK) -> None:
         self.pool = HostPool(granule * 512, granule)
-        self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None)
+        kernels = choose_kernels(self.computes, load_config(directory), chunk, 2)
+        self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None, kernels and kernels.pack)
         self.kv = PagedKv(self.pool, self.model.shape, 700)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
             for page in range(slab * self.kv.pages_per_slab, (slab + 1) * self.kv.pages_per_slab):
                 self.kv.page_bytes_view(page)[:] = 0xFF  # NaN everywhere: what is not written must not be read
-        self.runner = Runner(self.model, self.kv)
+        self.runner = NativeRunner(self.model, self.kv, kernels) if kernels else Runner(self.model, self.kv)
         self.free = np.random.default_rng(1).permutation(self.kv.max_pages)
         self.calls: list[tuple[str, int]] = []
 
@@ -102,6 +109,13 @@ class Bench:
 
     def cut(self, pages: np.ndarray, tokens: list[int], start: int, end: int, want: bool = True) -> Slice:
         return Slice(tokens[start:end], start, pages[:, : -(-end // self.model.shape.chunk_tokens)], want)
+
+
+@pytest.fixture(params=["torch", "native"], autouse=True)
+def computes(request: pytest.FixtureRequest) -> Iterator[str]:
+    Bench.computes = request.param
+    yield request.param
+    Bench.computes = "torch"
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -151,7 +165,7 @@ def test_a_mixed_batch_of_prefill_and_decode_gives_each_sequence_what_it_gets_al
 
 def test_pages_that_do_not_fill_their_slab_evenly_compute_the_same(tmp_path: Path) -> None:
     reference(tmp_path, "llama")
-    even, uneven = Bench(tmp_path, granule=80 << 10, chunk=20), Bench(tmp_path, granule=64 << 10, chunk=20)
+    even, uneven = Bench(tmp_path, granule=96 << 10, chunk=48), Bench(tmp_path, granule=200 << 10, chunk=48)
     assert even.kv.slab_bytes == even.kv.pages_per_slab * even.kv.page_bytes
     assert uneven.kv.slab_bytes > uneven.kv.pages_per_slab * uneven.kv.page_bytes
     tokens = prompt(61)
@@ -186,7 +200,7 @@ def test_a_page_is_laid_out_as_heads_then_k_and_v_then_tokens(tmp_path: Path) ->
     with torch.no_grad():
         cache = theirs_model(torch.tensor([tokens]), use_cache=True).past_key_values
     for layer in range(3):
-        piece = torch.from_numpy(bench.kv.page_bytes_view(pages[layer, 1]).copy()).view(torch.float32).view(2, 2, CHUNK, 8)
+        piece = torch.from_numpy(bench.kv.page_bytes_view(pages[layer, 1]).copy()).view(torch.float32).view(2, 2, CHUNK, 16)
         torch.testing.assert_close(piece[:, 0], cache.layers[layer].keys[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(piece[:, 1], cache.layers[layer].values[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4)
 

@@ -93,6 +93,12 @@ class PagedKv:
         self.pool.give(self.span.unmap(slab * self.slab_granules, self.slab_granules))
         self._mapped.remove(slab)
 
+    def offsets(self, pages: np.ndarray) -> np.ndarray:
+        """Bytes from `span.address` to each of the pages, int64, of the same shape."""
+        slabs, index = np.divmod(pages, self.pages_per_slab)
+        found: np.ndarray = slabs * self.slab_bytes + index * self.page_bytes
+        return found
+
     def page_bytes_view(self, page: int) -> np.ndarray:
         """The page's bytes, uint8 `[page_bytes]`, zero copy and writable."""
         slab, index = divmod(page, self.pages_per_slab)

@@ -13,7 +13,7 @@ from worker.memory.granules import HostPool, OutOfGranules
 from worker.models.config import ModelConfig, load_config, read_json, token_ids
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.llama import RopeTable
-from worker.models.weights import Checkpoint, SlotTable, TopWeights, WeightSpan, layer_parts, top_parts
+from worker.models.weights import Checkpoint, Pack, SlotTable, TopWeights, WeightSpan, layer_parts, top_parts
 
 #: Models of at most this many bytes of weights are served in float32 on the CPU when the type is `auto`.
 FLOAT32_LIMIT_BYTES = 64 << 20
@@ -46,18 +46,21 @@ class Model:
         self.layers.load_layer(layer)
 
 
-def load_model(directory: Path, pool: HostPool, dtype: str, device: str, chunk_tokens: int, cache_dir: Path | None) -> Model:
+def load_model(
+    directory: Path, pool: HostPool, dtype: str, device: str, chunk_tokens: int, cache_dir: Path | None, pack: Pack | None = None
+) -> Model:
     """The model in `directory`, its weights in `pool`.
 
     dtype: as in the configuration (`worker.dtype`). device: `cpu`, or `auto`, which is the same for a host pool.
-    cache_dir: where digests of large checkpoints are remembered. Raises ConfigError naming what is wrong and the remedy.
+    cache_dir: where digests of large checkpoints are remembered. pack: lays matrices out for the kernels that compute with them; the
+    model then serves these and nothing else. Raises ConfigError naming what is wrong and the remedy.
     """
     if device not in ("auto", "cpu"):
         raise ConfigError(f"worker.device = {device!r} is not available with a host pool; set worker.device: cpu")
     config = load_config(directory)
     checkpoint = Checkpoint(directory)
     served = choose_dtype(dtype, checkpoint)
-    layers = SlotTable([WeightSpan(pool, layer_parts(checkpoint, config, n), served) for n in range(config.layers)])
+    layers = SlotTable([WeightSpan(pool, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)])
     top = WeightSpan(pool, top_parts(checkpoint, config), served)
     weight_bytes = top.bytes + sum(layers.layer_granules(n) for n in range(config.layers)) * pool.granule_bytes
     try:

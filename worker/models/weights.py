@@ -11,7 +11,7 @@ Not decided here: which layer lends its memory, and when (remapping, in `worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -124,11 +124,16 @@ class _Packed:
     sources: list[torch.Tensor]
 
 
+#: pack(field, sources, view): writes a matrix into `view` in a layout of its own; false: it is to be copied as it is.
+Pack = Callable[[str, Sequence[torch.Tensor], torch.Tensor], bool]
+
+
 class WeightSpan:
     """Tensors packed into one span: laid out once, filled from the host copy as often as needed."""
 
-    def __init__(self, pool: HostPool, parts: list[_Packed], dtype: torch.dtype) -> None:
+    def __init__(self, pool: HostPool, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
         self.pool = pool
+        self._pack = pack
         self._parts = parts
         self._dtype = dtype
         self._offsets: list[int] = []
@@ -152,10 +157,8 @@ class WeightSpan:
         views = {}
         for part, offset in zip(self._parts, self._offsets, strict=True):
             view = tensor_at(self.span.address + offset, self._dtype, part.shape)
-            at = 0
-            for source in part.sources:
-                view[at : at + source.shape[0]].copy_(source)
-                at += source.shape[0]
+            if self._pack is None or not self._pack(part.field, part.sources, view):
+                torch.cat([source.to(self._dtype) for source in part.sources], out=view)
             views[part.field] = view
         return views
 

@@ -1,0 +1,159 @@
+// Attention over paged KV, pages read in place, in float32.
+//
+// A page is `[kv_heads][K, V][chunk][head_dim]`. A query sees its sequence's tokens page by page in order, with a running maximum
+// and sum; a page's tokens beyond what the query sees count as nothing. What a query computes depends on its own position and
+// on nothing else, so prefill in pieces, decode and recomputation give the same bits.
+#pragma once
+#include <type_traits>
+#include <vector>
+
+#include "product.h"
+
+namespace upbeat {
+
+constexpr int BLOCK_ROWS = 48;  // query rows (tokens times the heads that share a KV head) that one unpacking of a page serves
+
+struct Query {
+    int32_t row;      // of the first token in q and, with `out_row`, in the output
+    int32_t count;    // tokens
+    int32_t start;    // position of the first
+    int32_t out_row;
+    const int64_t* pages;  // byte offsets of the sequence's pages, `[layers][pages_a_layer]`
+    int64_t pages_a_layer;
+};
+
+// Scratch of one task: a page unpacked, scores, results.
+struct Unpacked {
+    std::vector<float> k, v, scores, out, q;
+    Unpacked(int chunk, int dim) : k(chunk * dim), v(chunk * dim), scores(BLOCK_ROWS * (chunk + LANES)), out(BLOCK_ROWS * (dim + LANES)), q(BLOCK_ROWS * (dim + LANES)) {}
+};
+
+// `[16][16]` of rows with stride `from_stride`, transposed.
+inline void transposed(const f32x16* from, float* to) {
+    f32x16 a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = from[i];
+    const i32x16 low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}, high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
+    const i32x16 low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}, high2 = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = __builtin_shuffle(a[i], a[i + 1], low);
+        b[i + 1] = __builtin_shuffle(a[i], a[i + 1], high);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = __builtin_shuffle(b[i], b[i + 2], low2);
+        a[i + 1] = __builtin_shuffle(b[i], b[i + 2], high2);
+        a[i + 2] = __builtin_shuffle(b[i + 1], b[i + 3], low2);
+        a[i + 3] = __builtin_shuffle(b[i + 1], b[i + 3], high2);
+    }
+    // Now a[4g + j] holds, in its four quarters, columns j, 4 + j, 8 + j, 12 + j of rows 4g..4g+3.
+    const i32x16 quarters02 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}, quarters13 = {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
+    const i32x16 lower = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}, upper = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        f32x16 even01 = __builtin_shuffle(a[j], a[4 + j], quarters02), odd01 = __builtin_shuffle(a[j], a[4 + j], quarters13);
+        f32x16 even23 = __builtin_shuffle(a[8 + j], a[12 + j], quarters02), odd23 = __builtin_shuffle(a[8 + j], a[12 + j], quarters13);
+        store(to + (j)*LANES, __builtin_shuffle(even01, even23, lower));
+        store(to + (8 + j) * LANES, __builtin_shuffle(even01, even23, upper));
+        store(to + (4 + j) * LANES, __builtin_shuffle(odd01, odd23, lower));
+        store(to + (12 + j) * LANES, __builtin_shuffle(odd01, odd23, upper));
+    }
+}
+
+// K of one head as tiles of 16 tokens `[tokens / 16][dim][16]`, V as tiles of 16 dimensions `[dim / 16][tokens][16]`.
+template <typename W>
+inline void unpack(const typename W::Stored* k, const typename W::Stored* v, int tokens, int chunk, int dim, Unpacked& page) {
+    for (int t = 0; t < tokens; t += LANES)
+        for (int d = 0; d < dim; d += LANES) {
+            f32x16 rows[16];
+            for (int i = 0; i < 16; i++) rows[i] = W::load(k + (t + i) * dim + d);
+            transposed(rows, page.k.data() + long(t) * dim + d * LANES);
+        }
+    for (int d = 0; d < dim; d += LANES)
+        for (int t = 0; t < tokens; t++) store(page.v.data() + long(d) * chunk + t * LANES, W::load(v + t * dim + d));
+}
+
+// to[m][tiles * 16] = (or +=) a[m][k] times tiles `[tiles][in][16]`, of which `k` steps count. Few rows take four tiles at a time.
+inline void tiled(int m, const float* a, long lda, const float* tiles, int in, int k, int count, float* to, long ld, bool add) {
+    for (int i = 0; i < m; i += ROWS) {
+        const int n = m - i < ROWS ? m - i : ROWS;
+        int t = 0;
+        auto some = [&](auto wide) {
+            constexpr int T = decltype(wide)::value;
+            f32x16 sums[ROWS][T] = {};
+            const float* b[T];
+            for (int j = 0; j < T; j++) b[j] = tiles + long(t + j) * in * LANES;
+            float* at = to + i * ld + t * LANES;
+            if (add)
+                for (int r = 0; r < n; r++)
+                    for (int j = 0; j < T; j++) sums[r][j] = load(at + r * ld + j * LANES);
+            rows<F32, T>(n, a + i * lda, lda, b, k, sums);
+            for (int r = 0; r < n; r++)
+                for (int j = 0; j < T; j++) store(at + r * ld + j * LANES, sums[r][j]);
+            t += T;
+        };
+        while (n <= 6 && t + 4 <= count) some(std::integral_constant<int, 4>());
+        while (t + 2 <= count) some(std::integral_constant<int, 2>());
+        while (t < count) some(std::integral_constant<int, 1>());
+    }
+}
+
+struct AttentionShape {
+    int heads, kv_heads, dim, chunk, window;  // window 0: none
+    float scale;
+};
+
+// `tokens` of `query` from token `first` on, heads of KV head `g`: into out `[row][heads * dim]`, stride `out_stride`.
+template <typename W>
+void attend(const AttentionShape& s, const char* base, const Query& query, int layer, int first, int tokens, int g, const float* q, long q_stride, float* out,
+            long out_stride, Unpacked& u) {
+    const int group = s.heads / s.kv_heads, dim = s.dim, chunk = s.chunk, m = tokens * group;
+    const long lq = dim + LANES, lp = chunk + LANES;
+    float most[BLOCK_ROWS], total[BLOCK_ROWS];
+    for (int i = 0; i < m; i++) {
+        const float* from = q + (query.row + first + i / group) * q_stride + (g * group + i % group) * dim;
+        memcpy(u.q.data() + i * lq, from, dim * sizeof(float));
+        memset(u.out.data() + i * lq, 0, dim * sizeof(float));
+        most[i] = -1e30f;
+        total[i] = 0;
+    }
+    const int begin = query.start + first, last = begin + tokens - 1;
+    const int from_token = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;
+    for (int page = from_token / chunk; page <= last / chunk; page++) {
+        const int at = page * chunk, seen = last + 1 - at < chunk ? last + 1 - at : chunk, padded = (seen + LANES - 1) / LANES * LANES;
+        const auto* k = reinterpret_cast<const typename W::Stored*>(base + query.pages[layer * query.pages_a_layer + page]) + long(g) * 2 * chunk * dim;
+        unpack<W>(k, k + long(chunk) * dim, padded, chunk, dim, u);
+        tiled(m, u.q.data(), lq, u.k.data(), dim, dim, padded / LANES, u.scores.data(), lp, false);
+        const i32x16 count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int i = 0; i < m; i++) {
+            const int position = begin + i / group, high = position - at, low = s.window ? position - s.window + 1 - at : 0;
+            float* p = u.scores.data() + i * lp;
+            f32x16 top = splat(-1e30f);
+            for (int t = 0; t < padded; t += LANES) {
+                i32x16 token = count + t;
+                f32x16 x = choose((token <= high) & (token >= low), load(p + t) * s.scale, splat(-1e30f));
+                store(p + t, x);
+                top = choose(x > top, x, top);
+            }
+            const float before = most[i], now = largest(top) > before ? largest(top) : before;
+            f32x16 all = splat(0);
+            for (int t = 0; t < padded; t += LANES) {
+                f32x16 x = load(p + t), e = choose(x > -1e29f, exponential(x - now), splat(0));
+                store(p + t, e);
+                all += e;
+            }
+            const f32x16 shrunk = exponential(splat(before - now));
+            total[i] = total[i] * shrunk[0] + sum(all);
+            most[i] = now;
+            if (before != now)
+                for (int d = 0; d < dim; d += LANES) store(u.out.data() + i * lq + d, load(u.out.data() + i * lq + d) * shrunk);
+        }
+        tiled(m, u.scores.data(), lp, u.v.data(), chunk, seen, dim / LANES, u.out.data(), lq, true);
+    }
+    for (int i = 0; i < m; i++) {
+        float* to = out + (query.out_row + first + i / group) * out_stride + (g * group + i % group) * dim;
+        for (int d = 0; d < dim; d += LANES) store(to + d, W::rounded(load(u.out.data() + i * lq + d) / total[i]));
+    }
+}
+
+}  // namespace upbeat

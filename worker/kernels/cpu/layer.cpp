@@ -1,0 +1,214 @@
+// A decoder layer of the Llama family over packed tokens, as three calls a layer: project, write, finish. Plain C at the border, so
+// that it is built without any library's headers and called without copying.
+//
+// Activations are float32 in memory; after every operation they are rounded to the model's own type, as the published
+// implementations round. Buffers belong to the caller; nothing is kept between calls but the threads.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "attention.h"
+
+using namespace upbeat;
+
+extern "C" {
+
+struct Shape {
+    int32_t hidden, heads, kv_heads, dim, intermediate, chunk;
+    float eps;
+};
+
+// Weights of one layer. Matrices are packed in tiles; vectors are plain; null where the model has none. gate_up holds a gate tile and
+// the up tile of the same outputs alternately.
+struct Layer {
+    const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm;
+    int32_t window;
+};
+
+// One step's buffers: x `[tokens, hidden]`, a (normed or attended) and mid, q `[tokens, heads * dim]`, kv `[tokens, 2 * kv_heads * dim]`,
+// cos and sin `[tokens, dim]`, the first half of sin negated. Rows of `a` and `mid` have strides padded by 16 floats.
+struct Buffers {
+    float *x, *a, *mid, *q, *kv;
+    const float *cos, *sin;
+};
+
+}  // extern "C"
+
+namespace {
+
+long padded(long n) { return n + LANES; }
+
+template <typename W>
+void norm_rows(Team& team, const float* x, long stride, const void* weight, int rows, int n, float eps, float* out, long out_stride) {
+    const auto* w = static_cast<const typename W::Stored*>(weight);
+    team.split(rows, [&](int row) {
+        const float* from = x + row * stride;
+        f32x16 squares = splat(0);
+        for (int i = 0; i < n; i += LANES) squares += load(from + i) * load(from + i);
+        const float scale = 1.0f / std::sqrt(sum(squares) / n + eps);
+        for (int i = 0; i < n; i += LANES) store(out + row * out_stride + i, W::rounded(W::load(w + i) * W::rounded(load(from + i) * scale)));
+    });
+}
+
+template <typename W>
+f32x16 bias_of(const void* bias, long at) {
+    return bias ? W::load(static_cast<const typename W::Stored*>(bias) + at) : splat(0);
+}
+
+
+template <typename W>
+void head_finish(float* x, int dim, const void* norm, float eps, const float* cos, const float* sin) {
+    if (norm) {
+        const auto* w = static_cast<const typename W::Stored*>(norm);
+        f32x16 squares = splat(0);
+        for (int i = 0; i < dim; i += LANES) squares += load(x + i) * load(x + i);
+        const float scale = 1.0f / std::sqrt(sum(squares) / dim + eps);
+        for (int i = 0; i < dim; i += LANES) store(x + i, W::rounded(W::load(w + i) * W::rounded(load(x + i) * scale)));
+    }
+    const int half = dim / 2;
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[half + i];
+        x[i] = W::one(W::of(a * cos[i] + b * sin[i]));
+        x[half + i] = W::one(W::of(b * cos[half + i] + a * sin[half + i]));
+    }
+}
+
+template <typename W>
+void project(Team& team, const Shape& s, const Layer& l, const Buffers& b, int tokens) {
+    const int n = (s.heads + 2 * s.kv_heads) * s.dim, nq = s.heads * s.dim, nkv = 2 * s.kv_heads * s.dim;
+    norm_rows<W>(team, b.x, s.hidden, l.input_norm, tokens, s.hidden, s.eps, b.a, padded(s.hidden));
+    product<W>(team, static_cast<const typename W::Stored*>(l.qkv), n / LANES, b.a, padded(s.hidden), tokens, s.hidden,
+               [&](int row, int tile, const f32x16* sums, int n) {
+                   for (int t = 0; t < n; t++) {
+                       const int at = (tile + t) * LANES;
+                       const f32x16 y = W::rounded(sums[t] + bias_of<W>(l.qkv_bias, at));
+                       store(at < nq ? b.q + long(row) * nq + at : b.kv + long(row) * nkv + at - nq, y);
+                   }
+               });
+    team.split(tokens, [&](int row) {
+        const float *cos = b.cos + long(row) * s.dim, *sin = b.sin + long(row) * s.dim;
+        for (int h = 0; h < s.heads; h++) head_finish<W>(b.q + long(row) * nq + h * s.dim, s.dim, l.q_norm, s.eps, cos, sin);
+        for (int h = 0; h < s.kv_heads; h++) head_finish<W>(b.kv + long(row) * nkv + h * s.dim, s.dim, l.k_norm, s.eps, cos, sin);
+    });
+}
+
+template <typename W>
+void write(Team& team, const Shape& s, const Buffers& b, int tokens, char* base, const int64_t* pages, const int32_t* slots) {
+    const int nkv = 2 * s.kv_heads * s.dim;
+    team.split(tokens, [&](int row) {
+        auto* page = reinterpret_cast<typename W::Stored*>(base + pages[row]);
+        for (int g = 0; g < s.kv_heads; g++)
+            for (int which = 0; which < 2; which++) {
+                const float* from = b.kv + long(row) * nkv + (which * s.kv_heads + g) * s.dim;
+                auto* to = page + ((long(g) * 2 + which) * s.chunk + slots[row]) * s.dim;
+                for (int d = 0; d < s.dim; d += LANES) W::store(to + d, load(from + d));
+            }
+    });
+}
+
+template <typename W>
+void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, const Query* queries, int count, int layer, const char* base) {
+    struct Task {
+        int query, first, tokens, head;
+    };
+    std::vector<Task> tasks;
+    const int group = s.heads / s.kv_heads, most = BLOCK_ROWS / group > 0 ? BLOCK_ROWS / group : 1;
+    for (int i = 0; i < count; i++)
+        for (int first = (queries[i].count - 1) / most * most; first >= 0; first -= most)  // the longest first
+            for (int g = 0; g < s.kv_heads; g++) tasks.push_back({i, first, std::min(most, queries[i].count - first), g});
+    const AttentionShape shape = {s.heads, s.kv_heads, s.dim, s.chunk, l.window, 1.0f / std::sqrt(float(s.dim))};
+    team.split(int(tasks.size()), [&](int i) {
+        static thread_local Unpacked* scratch = nullptr;
+        static thread_local int chunk = 0, dim = 0;
+        if (!scratch || chunk != s.chunk || dim != s.dim) {
+            delete scratch;
+            scratch = new Unpacked(s.chunk, s.dim);
+            chunk = s.chunk, dim = s.dim;
+        }
+        const Task& t = tasks[i];
+        attend<W>(shape, base, queries[t.query], layer, t.first, t.tokens, t.head, b.q, s.heads * s.dim, b.a, padded(s.heads * s.dim), *scratch);
+    });
+}
+
+template <typename W>
+void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const Query* queries, int count, int rows, int layer, const char* base) {
+    attend_all<W>(team, s, l, b, queries, count, layer, base);
+    const auto add_to_x = [&](const void* bias) {
+        return [&, bias](int row, int tile, const f32x16* sums, int n) {
+            for (int t = 0; t < n; t++) {
+                float* x = b.x + long(row) * s.hidden + (tile + t) * LANES;
+                store(x, W::rounded(load(x) + W::rounded(sums[t] + bias_of<W>(bias, (tile + t) * LANES))));
+            }
+        };
+    };
+    using Stored = typename W::Stored;
+    const int nq = s.heads * s.dim, tiles = s.hidden / LANES;
+    product<W>(team, static_cast<const Stored*>(l.out), tiles, b.a, padded(nq), rows, nq, add_to_x(l.out_bias));
+    norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, b.a, padded(s.hidden));
+    product<W>(team, static_cast<const Stored*>(l.gate_up), 2 * s.intermediate / LANES, b.a, padded(s.hidden), rows, s.hidden,
+               [&](int row, int tile, const f32x16* sums, int n) {
+                   for (int t = 0; t < n; t += 2) {
+                       const long at = long((tile + t) / 2) * LANES;
+                       const f32x16 gate = W::rounded(sums[t] + bias_of<W>(l.gate_up_bias, at));
+                       const f32x16 up = W::rounded(sums[t + 1] + bias_of<W>(l.gate_up_bias, s.intermediate + at));
+                       const f32x16 active = W::rounded(gate / (exponential(-gate) + 1.0f));
+                       store(b.mid + row * padded(s.intermediate) + at, W::rounded(active * up));
+                   }
+               });
+    product<W>(team, static_cast<const Stored*>(l.down), tiles, b.mid, padded(s.intermediate), rows, s.intermediate, add_to_x(l.down_bias));
+}
+
+template <typename W>
+void pack_tiles(const typename W::Stored* from, typename W::Stored* to, long outputs, long in, long stride_tiles) {
+    for (long tile = 0; tile < outputs / LANES; tile++)
+        for (long k = 0; k < in; k++)
+            for (int lane = 0; lane < LANES; lane++) to[(tile * stride_tiles * in + k) * LANES + lane] = from[(tile * LANES + lane) * in + k];
+}
+
+template <typename W>
+void embed_rows(const typename W::Stored* table, const int64_t* tokens, int count, int hidden, float* x) {
+    for (int row = 0; row < count; row++)
+        for (int i = 0; i < hidden; i += LANES) store(x + long(row) * hidden + i, W::load(table + tokens[row] * hidden + i));
+}
+
+}  // namespace
+
+#define FOR_TYPE(type, call)          \
+    switch (type) {                   \
+        case 0: { using W = F32; call; break; }  \
+        case 1: { using W = Bf16; call; break; } \
+        case 2: { using W = F16; call; break; }  \
+    }
+
+extern "C" {
+
+void* upbeat_team(int threads) { return new Team(threads); }
+void upbeat_team_end(void* team) { delete static_cast<Team*>(team); }
+
+// `from [outputs, in]` in tiles, every `spread`-th tile of `to`; both of the model's type, `outputs` a multiple of 16.
+void upbeat_pack(int type, const void* from, void* to, int64_t outputs, int64_t in, int64_t spread) {
+    FOR_TYPE(type, pack_tiles<W>(static_cast<const W::Stored*>(from), static_cast<W::Stored*>(to), outputs, in, spread))
+}
+void upbeat_embed(int type, const void* table, const int64_t* tokens, int count, int hidden, float* x) {
+    FOR_TYPE(type, embed_rows<W>(static_cast<const W::Stored*>(table), tokens, count, hidden, x))
+}
+void upbeat_project(void* team, int type, const Shape* s, const Layer* l, const Buffers* b, int tokens) {
+    FOR_TYPE(type, project<W>(*static_cast<Team*>(team), *s, *l, *b, tokens))
+}
+void upbeat_write(void* team, int type, const Shape* s, const Buffers* b, int tokens, void* base, const int64_t* pages, const int32_t* slots) {
+    FOR_TYPE(type, write<W>(*static_cast<Team*>(team), *s, *b, tokens, static_cast<char*>(base), pages, slots))
+}
+// The output of `rows` rows, in b->x; queries say which row of q each is and where it goes.
+void upbeat_finish(void* team, int type, const Shape* s, const Layer* l, const Buffers* b, const Query* queries, int count, int rows, int layer,
+                   const void* base) {
+    FOR_TYPE(type, finish<W>(*static_cast<Team*>(team), *s, *l, *b, queries, count, rows, layer, static_cast<const char*>(base)))
+}
+// float32 logits `[rows, vocabulary]`; `head` plain.
+void upbeat_logits(void* team, int type, const Shape* s, const void* norm, const void* head, int64_t vocabulary, const Buffers* b, int rows, float* out) {
+    Team& t = *static_cast<Team*>(team);
+    FOR_TYPE(type, norm_rows<W>(t, b->x, s->hidden, norm, rows, s->hidden, s->eps, b->a, padded(s->hidden));
+             plain_product<W>(t, static_cast<const W::Stored*>(head), vocabulary, b->a, padded(s->hidden), rows, s->hidden, out, vocabulary);
+             for (long i = 0; i < long(rows) * vocabulary; i++) out[i] = W::one(W::of(out[i])))
+}
+
+}  // extern "C"

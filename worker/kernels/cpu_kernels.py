@@ -1,0 +1,148 @@
+"""The CPU kernels called through ctypes. Memory goes by address; nothing is copied. The C side is in cpu/layer.cpp.
+
+Calls release the GIL and split their work among the library's own threads. One caller at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from worker.models.config import ModelConfig
+from worker.models.weights import LayerWeights
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+LANES = 16
+#: Rows of activations are this much longer than their values, so that neighbouring rows do not fall into one cache set.
+PADDING = LANES
+_MOST_SHARED_HEADS = 48
+_VECTORS = ("input_norm", "post_norm", "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm")
+_MATRICES = ("qkv", "out", "gate_up", "down")
+
+#: Some tokens of one sequence: rows row .. row + count of q, at positions from `start`, into rows from `out_row`. pages: address
+#: of int64 `[layers, pages_a_layer]`, byte offsets of the sequence's pages.
+QUERY = np.dtype([("row", "i4"), ("count", "i4"), ("start", "i4"), ("out_row", "i4"), ("pages", "u8"), ("pages_a_layer", "i8")])
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate", "chunk")] + [
+        ("eps", ctypes.c_float)
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("input_norm", "post_norm", *_MATRICES, "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm")
+    ] + [("window", ctypes.c_int32)]
+
+
+class Buffers(ctypes.Structure):
+    """Addresses of one step's activations, float32: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "cos", "sin")]
+
+
+class CpuKernels:
+    """The library's functions, typed. `threads`: how many compute, the caller included."""
+
+    def __init__(self, library: Path, threads: int) -> None:
+        self._lib: Any = ctypes.CDLL(str(library))
+        p, i, q = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+        self._lib.upbeat_team.restype = p
+        for name, arguments in {
+            "team": [i],
+            "team_end": [p],
+            "pack": [i, p, p, q, q, q],
+            "embed": [i, p, p, i, i, p],
+            "project": [p, i, p, p, p, i],
+            "write": [p, i, p, p, i, p, p, p],
+            "finish": [p, i, p, p, p, p, i, i, i, p],
+            "logits": [p, i, p, p, p, q, p, i, p],
+        }.items():
+            getattr(self._lib, f"upbeat_{name}").argtypes = arguments
+        self._team = self._lib.upbeat_team(threads)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._lib.upbeat_team_end(self._team)
+
+    @staticmethod
+    def suits(config: ModelConfig, chunk_tokens: int) -> str:
+        """Why these kernels do not suit a model; empty when they do."""
+        for name in ("hidden_size", "head_dim", "intermediate_size"):
+            if getattr(config, name) % LANES:
+                return f"{name} = {getattr(config, name)} is no multiple of {LANES}"
+        if chunk_tokens % LANES:
+            return f"kv.chunk_tokens = {chunk_tokens} is no multiple of {LANES}"
+        if config.heads // config.kv_heads > _MOST_SHARED_HEADS:
+            return f"{config.heads // config.kv_heads} heads share a KV head"
+        return ""
+
+    def pack(self, field: str, sources: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
+        """Write a layer's matrix `field`, whose `sources` stand one above another, into `out` as tiles; false for what stays plain.
+
+        gate_up alternates tiles of the gate with tiles of the same outputs of the up projection.
+        """
+        if field not in _MATRICES:
+            return False
+        spread = len(sources) if field == "gate_up" else 1
+        at = 0
+        for n, source in enumerate(sources):
+            plain = source.to(out.dtype).contiguous()
+            rows, width = plain.shape
+            first = (n if spread > 1 else at // LANES) * LANES * width * out.itemsize
+            self._lib.upbeat_pack(TYPES[out.dtype], plain.data_ptr(), out.data_ptr() + first, rows, width, spread)
+            at += rows
+        return True
+
+    def model(self, config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> ModelKernels:
+        """The functions for one model."""
+        return ModelKernels(self._lib, self._team, config, chunk_tokens, dtype)
+
+
+class ModelKernels:
+    """The steps of one model's forward pass. Buffers and weights are the caller's, and must live during the call."""
+
+    def __init__(self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> None:
+        self._lib, self._team, self._type = lib, team, TYPES[dtype]
+        c = config
+        self._shape = _Shape(c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens, c.norm_eps)
+        self._at = ctypes.byref(self._shape)
+        self._hidden = c.hidden_size
+
+    def layer(self, weights: LayerWeights, window: int | None) -> _Layer:
+        """The addresses of a layer's packed weights; valid as long as its slot is."""
+        made = _Layer(window=window or 0)
+        for name in (*_VECTORS, *_MATRICES):
+            tensor: torch.Tensor | None = getattr(weights, name)
+            setattr(made, name, None if tensor is None else tensor.data_ptr())
+        return made
+
+    def embed(self, table: torch.Tensor, tokens: np.ndarray, x: torch.Tensor) -> None:
+        """Fills rows of `x` with the embeddings of int64 `tokens`."""
+        self._lib.upbeat_embed(self._type, table.data_ptr(), tokens.ctypes.data, len(tokens), self._hidden, x.data_ptr())
+
+    def project(self, layer: _Layer, buffers: Buffers, tokens: int) -> None:
+        """x -> q and kv, rotated."""
+        self._lib.upbeat_project(self._team, self._type, self._at, ctypes.byref(layer), ctypes.byref(buffers), tokens)
+
+    def write(self, buffers: Buffers, base: int, pages: np.ndarray, slots: np.ndarray) -> None:
+        """kv -> pages. Token i goes to slot `slots[i]` (int32) of the page at byte `pages[i]` (int64) from address `base`."""
+        at = ctypes.byref(buffers)
+        self._lib.upbeat_write(self._team, self._type, self._at, at, len(slots), base, pages.ctypes.data, slots.ctypes.data)
+
+    def finish(self, layer: _Layer, number: int, buffers: Buffers, queries: np.ndarray, rows: int, base: int) -> None:
+        """Attention of `queries` over layer `number`'s pages, and the rest of the layer for `rows` rows of x, in place."""
+        at = ctypes.byref(layer), ctypes.byref(buffers), queries.ctypes.data
+        self._lib.upbeat_finish(self._team, self._type, self._at, *at, len(queries), rows, number, base)
+
+    def logits(self, norm: torch.Tensor, head: torch.Tensor, buffers: Buffers, rows: int, out: torch.Tensor) -> None:
+        """`out` float32 `[rows, vocabulary]` from the first `rows` rows of x; `head` is plain."""
+        at = norm.data_ptr(), head.data_ptr(), head.shape[0], ctypes.byref(buffers)
+        self._lib.upbeat_logits(self._team, self._type, self._at, *at, rows, out.data_ptr())

@@ -1,0 +1,97 @@
+"""One engine step by the compiled CPU kernels: pages are read in place, and a layer is three calls.
+
+A row's result depends on its own tokens and positions only: not on what else the step computes, nor on how its prefix was
+cut into steps. So greedy answers are the same bits whatever the batch, in every type (vLLM calls this batch invariance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from worker.kernels.cpu_kernels import PADDING, QUERY, Buffers, CpuKernels
+from worker.memory.paged_kv import PagedKv
+from worker.models.load import Model
+from worker.runner import Slice, check
+
+
+class NativeRunner:
+    """As `worker.runner.Runner`; the model's matrices are packed by the same kernels. Keeps its activations' memory between steps."""
+
+    def __init__(self, model: Model, kv: PagedKv, kernels: CpuKernels) -> None:
+        self.model = model
+        self.kv = kv
+        self._kernels = kernels.model(model.config, kv.shape.chunk_tokens, model.dtype)
+        self._memory: dict[str, torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        """See `worker.runner.Runner.step`."""
+        model, kv, c = self.model, self.kv, self.model.config
+        check(slices, kv, model)
+        wanted = [i for i, s in enumerate(slices) if s.want_logits]
+        out = torch.empty(len(wanted), c.vocab_size)
+        if not slices:
+            return out
+        counts = np.array([len(s.tokens) for s in slices])
+        starts = np.array([s.start for s in slices])
+        rows = np.cumsum(counts) - counts
+        positions = np.concatenate([np.arange(s.start, s.start + len(s.tokens)) for s in slices])
+        offsets = [np.ascontiguousarray(kv.offsets(s.pages)) for s in slices]
+        queries = _queries(rows, counts, starts, rows, offsets)
+        # The last layer computes what the logits need and nothing else: the last tokens.
+        ends = rows + counts - 1
+        lasts = _queries(ends, np.ones_like(counts), starts + counts - 1, np.zeros_like(rows), offsets)[wanted]
+        lasts["out_row"] = np.arange(len(wanted))
+        chunk = kv.shape.chunk_tokens
+        places = [np.arange(s.start, s.start + len(s.tokens)) // chunk for s in slices]
+        token_pages = np.ascontiguousarray(np.concatenate([o[:, place] for o, place in zip(offsets, places, strict=True)], axis=1))
+        slots = (positions % chunk).astype(np.int32)
+
+        tokens, base = len(positions), kv.span.address
+        buffers, x, kept = self._buffers(tokens, positions)
+        self._kernels.embed(model.top.embedding, np.array([t for s in slices for t in s.tokens], dtype=np.int64), x)
+        for number in range(c.layers):
+            layer = self._kernels.layer(model.layers[number], c.windows[number])
+            self._kernels.project(layer, buffers, tokens)
+            before_layer(number)
+            self._kernels.write(buffers, base, token_pages[number], slots)
+            after_layer(number)
+            if number < c.layers - 1:
+                self._kernels.finish(layer, number, buffers, queries, tokens, base)
+            elif wanted:
+                x[: len(wanted)] = x[torch.from_numpy(ends[wanted])]
+                self._kernels.finish(layer, number, buffers, lasts, len(wanted), base)
+        if wanted:
+            self._kernels.logits(model.top.norm, model.top.head, buffers, len(wanted), out)
+        del kept
+        return out
+
+    def _buffers(self, tokens: int, positions: np.ndarray) -> tuple[Buffers, torch.Tensor, object]:
+        """Memory of a step's activations, x among it, and what must live as long as they are used."""
+        c = self.model.config
+        wide = max(c.hidden_size, c.heads * c.head_dim)
+        widths = {
+            "x": c.hidden_size,
+            "a": wide + PADDING,
+            "mid": c.intermediate_size + PADDING,
+            "q": c.heads * c.head_dim,
+            "kv": 2 * c.kv_heads * c.head_dim,
+        }
+        for name, width in widths.items():
+            if self._memory.get(name, torch.empty(0)).shape[0] < tokens:
+                with torch.inference_mode(False):
+                    self._memory[name] = torch.empty(1 << (tokens - 1).bit_length(), width)
+        cos, sin = (t[:, 0].float().contiguous() for t in self.model.rope.at(torch.from_numpy(positions), int(positions.max()) + 1))
+        addresses = {name: self._memory[name].data_ptr() for name in widths}
+        return Buffers(**addresses, cos=cos.data_ptr(), sin=sin.data_ptr()), self._memory["x"], (cos, sin)
+
+
+def _queries(rows: np.ndarray, counts: np.ndarray, starts: np.ndarray, out_rows: np.ndarray, offsets: list[np.ndarray]) -> np.ndarray:
+    made = np.zeros(len(rows), QUERY)
+    made["row"], made["count"], made["start"], made["out_row"] = rows, counts, starts, out_rows
+    made["pages"] = [o.ctypes.data for o in offsets]
+    made["pages_a_layer"] = [o.shape[1] for o in offsets]
+    return made
