@@ -24,7 +24,7 @@ from kvstore.core.prefetch import reads as cut
 from kvstore.mailbox import Mailbox
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
-from kvstore.tiers.file_io import make_file_io
+from kvstore.tiers.file_io import NixlFileIo, make_file_io
 from kvstore.tiers.format import encode_header, object_bytes, piece_offset
 from kvstore.tiers.objects import open_store
 from kvstore.tiers.ssd import SsdTier
@@ -34,7 +34,8 @@ from runtime.service import Tasks
 
 #: As the store syncs (kvstore/tiers/ssd.py).
 SYNC_THREADS = 4
-DEPTH = RUNNING_LIMIT[SourceKind.SSD]
+DEPTH = NixlFileIo.depth
+ASKED = RUNNING_LIMIT[SourceKind.SSD]
 _GROUP_BYTES = 64 << 20
 
 
@@ -126,7 +127,7 @@ def read_by_store(tier: SsdTier, reads: Sequence[tuple[FetchPiece, ...]]) -> flo
                 ended.set_result(None)
 
         begun = time.perf_counter()
-        for _ in range(DEPTH):
+        for _ in range(ASKED):
             start()
         await ended
         return time.perf_counter() - begun

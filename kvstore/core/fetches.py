@@ -27,8 +27,8 @@ from kvstore.core.sessions import Rank
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
 
-#: How many fetches of a source run at a time.
-RUNNING_LIMIT = {SourceKind.SSD: 16, SourceKind.PEER: 4, SourceKind.BLOB: 16}
+#: How many fetches of a source run at a time. Of the SSD more than are under way (`FileIo.depth`): the next ones are at hand there.
+RUNNING_LIMIT = {SourceKind.SSD: 24, SourceKind.PEER: 4, SourceKind.BLOB: 16}
 
 #: Reads that nobody waits for yet.
 _OPTIONAL = (LoadKind.PREFETCH, LoadKind.ADVISED)

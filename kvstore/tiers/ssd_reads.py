@@ -61,23 +61,41 @@ class Reads:
             self._queue.put(None)
 
     def _run(self) -> None:
-        """One reading thread: begins what is asked for as long as it has not too much under way, and ends what has come."""
+        """One reading thread. What has come is verified only after others have been begun, so that the disk never waits for that."""
         running: list[Read] = []
-        while True:
-            while len(running) < self._reader.depth:
+        come: list[tuple[Read, Exception | None]] = []
+        while self._fill(running, block=not running and not come):
+            for read, error in come:
+                self._end(read, error)
+            come = []
+            going: list[Read] = []
+            for read in running:
                 try:
-                    read = self._queue.get(block=not running)
-                except queue.Empty:
-                    break
-                if read is None:
-                    return
-                if self._begin(read):
-                    running.append(read)
-            going = [read for read in running if not self._ended(read)]
-            if going and len(going) == len(running):
-                # The more there is under way, the less it matters when the first of it is noticed.
-                time.sleep(POLL_S * max(1, len(going) // 3))
+                    if not read.moving.ended():
+                        going.append(read)
+                        continue
+                    reach("ssd.after_read")
+                    come.append((read, None))
+                except Exception as e:
+                    come.append((read, e))
             running = going
+            if running and not come:
+                # The more there is under way, the less it matters when the first of it is noticed.
+                time.sleep(POLL_S * max(1, len(running) // 6))
+
+    def _fill(self, running: list[Read], *, block: bool) -> bool:
+        """Begin what is asked for, as long as not too much is under way; false when the threads shall stop."""
+        while len(running) < self._reader.depth:
+            try:
+                read = self._queue.get(block=block)
+            except queue.Empty:
+                break
+            if read is None:
+                return False
+            if self._begin(read):
+                running.append(read)
+            block = False
+        return True
 
     def _begin(self, read: Read) -> bool:
         """Whether it is on its way; else its faults are told."""
@@ -92,18 +110,6 @@ class Reads:
         except Exception as e:
             self._end(read, e)
             return False
-        return True
-
-    def _ended(self, read: Read) -> bool:
-        """Whether nothing of it moves any more; its faults are told then."""
-        try:
-            if not read.moving.ended():
-                return False
-            reach("ssd.after_read")
-        except Exception as e:
-            self._end(read, e)
-        else:
-            self._end(read, None)
         return True
 
     def _end(self, read: Read, error: Exception | None) -> None:
