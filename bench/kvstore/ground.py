@@ -20,12 +20,15 @@ SHAPE = KvShape(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
 #: An 8 B parameter model of the Llama family: 32 layers, pieces of 256 KiB, chunks of 8 MiB.
 SHAPE_8B = KvShape(b"8b".ljust(32, b"."), 32, 8, 128, 64, "bfloat16")
 GB = 1e9
+#: NIXL's agents and the arenas that they know live as long as the process: the one must not go before the other.
+_KEPT: list[Any] = []
 
 
 @contextmanager
 def arena(size_bytes: int, name: str = "arena") -> Iterator[Arena]:
     """An arena of random bytes on the tmpfs."""
     made = Arena(Path("/dev/shm") / f"upbeat-bench-{os.getpid()}-{name}.arena", size_bytes)
+    _KEPT.append(made)
     block = np.random.default_rng(1).bytes(min(size_bytes, 64 << 20))
     for start in range(0, size_bytes, len(block)):
         end = min(size_bytes, start + len(block))
@@ -61,6 +64,7 @@ def bare_agent(name: str, backend: str, memory: Arena) -> Any:
     api = nixl.load()
     agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[backend]))
     agent.register_memory([(memory.address, memory.size_bytes, 0, "")], "DRAM", backends=[backend])
+    _KEPT.append(agent)
     return agent
 
 
