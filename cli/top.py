@@ -14,7 +14,10 @@ from cli.client import Gateway
 from cli.core.traffic import Look, sample
 from cli.fleet import GIB, MIB, session_table, table
 
-_TIERS = ("dram", "ssd", "peer", "blob")
+_SOURCES = ("ssd", "peer", "blob")
+_FOUND = ("hbm", "dram", *_SOURCES)
+_TIERS = ("ssd_read", "ssd_write", "blob_read", "blob_write")
+_OUTCOMES = ("used", "late", "wasted")
 _SESSIONS = 10
 
 
@@ -64,9 +67,9 @@ def _screen(
 def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
     """One node's column: label -> value."""
     pages, free = int(node.get("hbm_pages_total") or 0), int(node.get("hbm_pages_free") or 0)
-    hits = look.shares("upbeat_kvstore_hit_bytes_total", "tier", _TIERS)
+    hits = look.shares(("upbeat_worker_hit_bytes_total", "upbeat_kvstore_hit_bytes_total"), "tier", _FOUND)
     waiting = {tier: look.now.get(sample("upbeat_kvstore_write_back_waiting_bytes", tier=tier), 0.0) for tier in ("ssd", "blob")}
-    queued = {what: look.now.get(sample("upbeat_kvstore_queued", what=what), 0.0) for what in ("loads", *_TIERS[1:])}
+    queued = {what: look.now.get(sample("upbeat_kvstore_queued", what=what), 0.0) for what in ("loads", *_SOURCES)}
     return {
         "state": "serving" if node.get("serving") else "not serving",
         "requests running, waiting": f"{node.get('running', 0)}, {node.get('waiting', 0)}",
@@ -76,12 +79,15 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
         "SSD used": f"{_gib(node, 'ssd_bytes_used')} GiB",
         "sessions here": str(node.get("sessions", 0)),
         "loads under way": f"{queued['loads']:.0f}",
-        **{f"read from {t}": _flow(look.rate(sample("upbeat_kvstore_read_bytes_total", source=t)), queued[t]) for t in _TIERS[1:]},
+        **{f"read from {t}": _flow(look.rate(sample("upbeat_kvstore_read_bytes_total", source=t)), queued[t]) for t in _SOURCES},
         **{f"written to {t}": _flow(look.rate(sample("upbeat_kvstore_written_bytes_total", tier=t)), waiting[t], _mib) for t in waiting},
-        "hits: " + ", ".join(_TIERS): ", ".join(f"{share:.0%}" for share in hits.values()) if hits else "-",
+        "hits: " + ", ".join(_FOUND): ", ".join(f"{share:.0%}" for share in hits.values()) if hits else "-",
         "chunks missed": f"{look.gained(sample('upbeat_kvstore_events_total', what='chunks_missed')):.0f}",
-        "hinted: used, late, wasted": _sums(look, "upbeat_kvstore_hint_bytes_total", "outcome", ("used", "late", "wasted")),
-        "evicted: dram, ssd": _sums(look, "upbeat_kvstore_evicted_bytes_total", "tier", ("dram", "ssd")),
+        "hinted into DRAM: used, late, wasted": _sums(look, "upbeat_kvstore_hint_bytes_total", "outcome", _OUTCOMES),
+        "hinted into HBM: used, late, wasted": _sums(look, "upbeat_worker_hint_bytes_total", "outcome", _OUTCOMES),
+        "evicted from HBM": _sums(look, "upbeat_worker_evicted_bytes_total", "tier", ("hbm",)),
+        "evicted from DRAM, SSD": _sums(look, "upbeat_kvstore_evicted_bytes_total", "tier", ("dram", "ssd")),
+        "tiers left alone": ", ".join(t for t in _TIERS if look.now.get(sample("upbeat_kvstore_tier_up", tier=t)) == 0) or "none",
         "bad checksums": f"{look.gained_in('upbeat_kvstore_checksum_failures_total'):.0f}",
     }
 

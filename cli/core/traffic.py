@@ -39,8 +39,8 @@ class Look:
         """A counter's growth a second; without an earlier look, 0."""
         return self.gained(name) / self.seconds if self.seconds > 0 else 0.0
 
-    def shares(self, family: str, label: str, values: tuple[str, ...]) -> dict[str, float] | None:
-        """What part of a family's growth each value of a label has; None when nothing grew."""
-        grown = {value: self.gained_in(family, **{label: value}) for value in values}
+    def shares(self, families: tuple[str, ...], label: str, values: tuple[str, ...]) -> dict[str, float] | None:
+        """What part of these families' growth each value of a label has; None when nothing grew."""
+        grown = {value: sum(self.gained_in(family, **{label: value}) for family in families) for value in values}
         total = sum(grown.values())
         return {value: amount / total for value, amount in grown.items()} if total else None

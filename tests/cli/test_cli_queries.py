@@ -86,6 +86,8 @@ class _Answers(BaseHTTPRequestHandler):
         return {
             'upbeat_kvstore_hit_bytes_total{tier="dram"}': 300.0 * looks,
             'upbeat_kvstore_hit_bytes_total{tier="ssd"}': 100.0 * looks,
+            'upbeat_worker_hit_bytes_total{tier="hbm"}': 100.0 * looks,
+            'upbeat_kvstore_tier_up{tier="ssd_write"}': 0.0,
             'upbeat_kvstore_hint_bytes_total{outcome="used"}': float(looks << 20),
             'upbeat_kvstore_evicted_bytes_total{tier="dram",reason="unadvised"}': 3.0 * (1 << 20),
             'upbeat_kvstore_write_back_waiting_bytes{tier="blob"}': 5.0 * (1 << 20),
@@ -148,7 +150,8 @@ def test_top_shows_sums_since_the_start_and_then_what_each_interval_added(gatewa
     first, second = done.stdout.split("since the last look")
     assert "1 of 2 nodes serve" in first and "chat-1" in second
     for screen in (first, second):
-        assert "75%, 25%, 0%, 0%" in screen and "1.0 MiB, 0.0 MiB, 0.0 MiB" in screen and "5.0 MiB wait" in screen
+        assert "20%, 60%, 20%, 0%, 0%" in screen and "1.0 MiB, 0.0 MiB, 0.0 MiB" in screen and "5.0 MiB wait" in screen
+        assert any(line.startswith("tiers left alone") and "ssd_write" in line for line in screen.splitlines())
     assert "3.0 MiB, 0.0 MiB" in first and "3.0 MiB" not in second
     refused = upbeat("top", "--every", "0", "--url", gateway.url)
     assert refused.returncode == 2 and "--every must be more than 0" in refused.stderr
