@@ -14,18 +14,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
+from kvstore.core.emptying import Emptying
 from kvstore.core.eviction import VictimKey, Victims, kind_of, protected
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Instruction
 from kvstore.core.ledger import Ledger, Slab, SlotKind
-from kvstore.core.prefetch import quarter
 from kvstore.core.sessions import Rank, Sessions
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
 from kvstore.core.vacating import Vacating
 
-#: So many chunks are looked at for the slab that is best emptied, and more only while there is none.
-_LOOK = 64
 #: Room is made for so much at once: this share of the arena, and no more than these bytes.
 _HEADROOM, _HEADROOM_BYTES = 128, 16 << 20
 
@@ -87,9 +85,9 @@ class Room:
         if self._futile.get(question) == self._ledger.changes:
             return False
         plan = Vacating(self._ledger, needs, granules)
-        values: dict[int, VictimKey | None] = {}
+        emptying = Emptying(self._ledger, self._victims, plan, below)
         while not plan.enough():
-            step = self._next(plan, values, below)
+            step = self._next(plan, emptying, below)
             if step is None:
                 self._victims.settle()
                 self._futile[question] = self._ledger.changes
@@ -113,14 +111,14 @@ class Room:
         chunk = cast(Chunk, slab.holders[(offset - slab.base) // slab.kind.size])
         return chunk, chunk.offsets.index(offset)
 
-    def _next(self, plan: Vacating, values: dict[int, VictimKey | None], below: Rank | None) -> _Step | None:
+    def _next(self, plan: Vacating, emptying: Emptying, below: Rank | None) -> _Step | None:
         """What is freed next: the victim or the slabs whose most precious piece goes first."""
         found: tuple[VictimKey, SlotKind, int] | None = None
         for kind in plan.lacking():
             first = self._first(plan, kind)
             if first is not None and not protected(first[0], below) and (found is None or first[0] < found[0]):
                 found = (first[0], kind, first[1])
-        slabs = self._best_slabs(plan, values, below, found[0] if found is not None else None)
+        slabs = emptying.next(found[0] if found is not None else None)
         if slabs is not None:
             return slabs
         if found is None:
@@ -137,57 +135,3 @@ class Room:
                 return key, offset
             self._victims.skip(kind)
         return None
-
-    def _best_slabs(
-        self, plan: Vacating, values: dict[int, VictimKey | None], below: Rank | None, other: VictimKey | None
-    ) -> list[Slab] | None:
-        """Slabs that make a run when they are emptied, if that costs less than `other`: no more than all its pieces going."""
-        best: list[Slab] | None = None
-        cost = other
-
-        def worth(slab: Slab) -> VictimKey | None:
-            if plan.emptied(slab):
-                return None
-            if slab.base not in values:
-                values[slab.base] = self._value(slab, below)
-            return values[slab.base]
-
-        seen: set[int] = set()
-        heads = self._victims.heads()
-        for looked, (key, chunk, layer) in enumerate(heads):
-            if (cost is not None and key >= cost) or protected(key, below) or (best is not None and looked >= _LOOK):
-                break
-            for slab in self._slabs_of(chunk, layer):
-                if slab.base in seen or worth(slab) is None:
-                    continue
-                seen.add(slab.base)
-                window = plan.window(slab, worth)
-                price = max(cast(VictimKey, worth(s)) for s in window) if window is not None else None
-                if price is not None and (cost is None or price < cost):
-                    best, cost = window, price
-        heads.close()
-        return best
-
-    def _slabs_of(self, chunk: Chunk, layer: int) -> list[Slab]:
-        """The slabs that hold the chunk's pieces of the layer's band."""
-        bottom = layer - layer % quarter(chunk.shape)
-        found = {}
-        for offset in chunk.offsets[bottom : layer + 1]:
-            slab = self._ledger.slab_at(offset)
-            if slab is not None:
-                found[slab.base] = slab
-        return list(found.values())
-
-    def _value(self, slab: Slab, below: Rank | None) -> VictimKey | None:
-        """The place of the slab's most precious piece; None: it cannot be emptied."""
-        if slab.locked:
-            return None
-        most: VictimKey | None = None
-        for offset, holder in slab.slots():
-            chunk = cast(Chunk, holder)
-            key = self._victims.key(chunk, chunk.offsets.index(offset))
-            if key is None or protected(key, below):
-                return None
-            if most is None or key > most:
-                most = key
-        return most

@@ -48,7 +48,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def wait_until(condition: object, limit_s: float = 20.0) -> bool:
+def wait_until(condition: object, limit_s: float = 60.0) -> bool:
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         if condition():  # type: ignore[operator]

@@ -6,6 +6,7 @@ import json
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from worker.memory.paged_kv import PagedKv
 from worker.models.config import load_config
 from worker.models.load import Model, load_model
 from worker.native_runner import NativeRunner
-from worker.runner import Runner
+from worker.runner import Runner, Slice, Steps
 from worker.text import TextCodec
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -189,8 +190,20 @@ class Result:
     logprobs: list[float] = field(default_factory=list)
 
 
+@dataclass
+class Slow:
+    """A runner each of whose steps takes this much longer, so that something can happen meanwhile."""
+
+    runner: Steps
+    seconds: float
+
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return self.runner.step(slices, before_layer, after_layer)
+
+
 class House:
-    """One engine. `pages` bounds HBM; `store` None: no store attached."""
+    """One engine. `step_ms`: how much longer a step takes than it would. `pages` bounds HBM; `store` None: no store attached."""
 
     def __init__(
         self,
@@ -202,6 +215,7 @@ class House:
         cooperative: bool = True,
         dtype: str = "float32",
         kernels: str = "auto",
+        step_ms: int = 0,
         **worker: int,
     ) -> None:
         torch.set_num_threads(1)
@@ -217,7 +231,9 @@ class House:
         salt = tenant_salt(b"s" * 32, "t")
         self.device = Device(self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt)
         self.codec = TextCodec.load(model)
-        runner = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
+        runner: Steps = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
+        if step_ms:
+            runner = Slow(runner, step_ms / 1000)
         self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
         self.crashes: list[BaseException] = []
         self.engine.on_crash = self.crashes.append

@@ -146,7 +146,7 @@ def test_case_2_under_pressure_last_layers_go_for_nothing_and_only_they_are_read
 
 def test_case_3_with_no_free_memory_the_cache_stays_below_and_is_read_when_the_request_comes(model: Path, cold: Cold) -> None:
     prompt = conversation(5)
-    house, store, [keys] = remembered(model, prompt, pages=64)
+    house, store, [keys] = remembered(model, prompt, pages=64, step_ms=30)
     tall = conversation(6, house.pool.total // LAYERS * CHUNK - 40)
     running = house.submit(tall, 40, session="running")
     until(lambda: house.pool.free == 0)
@@ -166,7 +166,7 @@ def test_case_3_with_no_free_memory_the_cache_stays_below_and_is_read_when_the_r
 
 def test_a_hint_that_found_no_room_is_served_when_a_turn_ends(model: Path) -> None:
     prompt = conversation(7)
-    house, store, [keys] = remembered(model, prompt, pages=64)
+    house, store, [keys] = remembered(model, prompt, pages=64, step_ms=30)
     running = house.submit(conversation(8, house.pool.total // LAYERS * CHUNK - 20), 20, session="running")
     until(lambda: house.pool.free == 0)
     store.hint("p0", keys)
@@ -179,7 +179,7 @@ def test_a_hint_that_found_no_room_is_served_when_a_turn_ends(model: Path) -> No
 
 def test_a_hint_fills_what_is_free_and_no_more(model: Path) -> None:
     prompt = conversation(9)
-    house, store, [keys] = remembered(model, prompt, pages=64)
+    house, store, [keys] = remembered(model, prompt, pages=64, step_ms=30)
     free = 10
     chunks = (house.pool.total - free) // LAYERS
     free = house.pool.total - chunks * LAYERS
@@ -187,6 +187,7 @@ def test_a_hint_fills_what_is_free_and_no_more(model: Path) -> None:
     until(lambda: house.pool.free == free)
     store.hint("p0", keys)
     until(lambda: house.engine.prefetching.stalled == 1)
+    until(lambda: len(asked(store, PREFETCH)) >= 6)
     assert (house.pool.free, asked(store, PREFETCH)[:6]) == (0, [(i, [0]) for i in range(6)])
     assert sum(in_hbm(house, keys)) <= free
     house.cancel(running)
