@@ -1,4 +1,5 @@
-"""A peer's DRAM to this node's arena: lease and transport between two store processes, beside a bare UCX READ between two processes."""
+"""A peer's DRAM to this node's arena, beside a bare UCX READ between two processes: the reads under a lease alone, as the SSD's reads are
+measured, and all of it between two stores, from a worker's question to its last piece."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,15 @@ from wire import Stores, Worker
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
-from kvstore.core.events import SourceKind
+from kvstore.core.events import Event, Fault, PeerEnded, PeerReady, SourceKind
 from kvstore.core.fetches import RUNNING_LIMIT
+from kvstore.core.instructions import AskPeer, Fetch, FetchPiece, ReleasePeer
+from kvstore.peers import Peers
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.transport import Card, LeasedRanges
+from kvstore.tiers.transport_nixl import NixlTransport
+from runtime.clock import RealClock
+from runtime.service import Tasks
 
 #: As the store reads under a lease (kvstore/core/leases.py).
 READ_BYTES = 8 << 20
@@ -59,20 +69,88 @@ async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetit
                 for _ in range(4):
                     ours()
 
-            with arena(amount, "bare") as memory, BarePeer(memory, shape) as bare:
-                await asyncio.to_thread(warm)
-                pair = await asyncio.to_thread(
+            with arena(amount, "bare") as memory, BarePeer(memory, shape) as bare, arena(amount, "leased") as own:
+                reads = await LeasedReads.open(own, shape, stores.address(0), sets[-1])
+                reading = await asyncio.to_thread(
                     compare,
-                    f"peer's DRAM to arena, leased and verified, against a bare NIXL UCX READ: {name}",
-                    ours,
+                    f"peer's DRAM to arena, under a lease and verified, against a bare NIXL UCX READ: {name}",
+                    lambda: asyncio.run_coroutine_threadsafe(reads.read(), loop).result(),
                     bare.read,
                     amount / GB,
                     "GB/s",
                     repetitions,
                     0.85,
-                    f"{amount >> 20} MiB in pieces of {shape.piece_bytes >> 10} KiB; ours includes asking, leasing, telling the worker",
+                    f"{amount >> 20} MiB in pieces of {shape.piece_bytes >> 10} KiB, {DEPTH} reads of {READ_BYTES >> 20} MiB at a time",
                 )
-    return [pair]
+                await reads.close()
+                await asyncio.to_thread(warm)
+                asking = await asyncio.to_thread(
+                    compare,
+                    f"a session in a peer's DRAM, from a worker's question to its last piece, against the bare READ: {name}",
+                    ours,
+                    bare.read,
+                    amount / GB,
+                    "GB/s",
+                    repetitions,
+                    note="ours includes asking, leasing, making room and telling the worker; a small session, so all of that counts",
+                )
+    return [reading, asking]
+
+
+class LeasedReads:
+    """This process as a reader of a store's arena, with the store's own code: a lease, `Peers.read`, verification."""
+
+    def __init__(self, own: Arena, shape: KvShape, count: int) -> None:
+        self._own, self._shape, self._count = own, shape, count
+        self._ready: list[tuple[int, int, int, int]] = []
+        self._ended = asyncio.Event()
+        self._tasks = Tasks()
+
+    @classmethod
+    async def open(cls, own: Arena, shape: KvShape, address: str, keys: Sequence[bytes]) -> LeasedReads:
+        """Every piece of `keys` leased, lowest layers first, and a place for each in `own`."""
+        made = cls(own, shape, len(keys))
+        made._transport = NixlTransport(own, LeasedRanges(), f"bench-{os.getpid()}-{own.address}")
+        await made._transport.start()
+        card = made._transport.fill(Card("bench", uuid.uuid4().hex, b"", own.address, own.size_bytes, ""))
+        made._peers = Peers({"node-0": address}, card, own, made._transport, RealClock(), made._report, made._tasks)
+        wants = tuple((key, tuple(range(shape.layers))) for key in keys)
+        made._peers.ask(AskPeer("lease", "node-0", shape.fingerprint, wants), shape.layers)
+        await asyncio.wait_for(made._ended.wait(), 30)
+        if len(made._ready) != len(keys) * shape.layers:
+            raise RuntimeError(f"{len(made._ready)} pieces of {len(keys) * shape.layers} were leased")
+        return made
+
+    def _report(self, event: Event) -> None:
+        if isinstance(event, PeerReady):
+            self._ready += event.pieces
+        elif isinstance(event, PeerEnded):
+            self._ended.set()
+
+    async def read(self) -> float:
+        """Seconds until every piece is in the arena and verified."""
+        size = self._shape.piece_bytes
+        pieces = [FetchPiece(b"", layer, i * size, offset, checksum) for i, (_, layer, offset, checksum) in enumerate(self._ready)]
+        per_read = READ_BYTES // size
+        gate = asyncio.Semaphore(DEPTH)
+
+        async def one(number: int, part: tuple[FetchPiece, ...]) -> dict[int, Fault]:
+            async with gate:
+                return await self._peers.read(Fetch(number, SourceKind.PEER, self._shape, part, "lease", "node-0", 60.0))
+
+        begun = time.perf_counter()
+        faults = await asyncio.gather(*(one(i, tuple(pieces[i : i + per_read])) for i in range(0, len(pieces), per_read)))
+        seconds = time.perf_counter() - begun
+        if any(faults):
+            raise RuntimeError(f"reads under a lease failed: {faults}")
+        return seconds
+
+    async def close(self) -> None:
+        """Give the lease back."""
+        self._peers.release(ReleasePeer("lease", "node-0"))
+        await asyncio.sleep(0.2)
+        await self._peers.stop()
+        await self._transport.stop()
 
 
 class BarePeer:
