@@ -38,6 +38,7 @@ class Chunk:
 
     saved_here: a worker of this node wrote it, so that this node owes the slower tiers a copy.
     doomed: it was erased while something still used it; it goes as soon as nothing does.
+    leaving: it is being written to the blob tier from the arena, so its pieces stay there until that has ended.
     backed: the blob tier was seen to have it, though perhaps not its header (`blob` is PRESENT when that was read).
     """
 
@@ -48,6 +49,7 @@ class Chunk:
         "blob",
         "doomed",
         "key",
+        "leaving",
         "offsets",
         "position",
         "ready",
@@ -73,6 +75,7 @@ class Chunk:
         self.saved_here = False
         self.doomed = False
         self.backed = False
+        self.leaving = False
 
     @property
     def ssd_sums(self) -> tuple[int, ...]:

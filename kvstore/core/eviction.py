@@ -38,9 +38,7 @@ def unsaved(chunk: Chunk) -> bool:
 
 def evictable(chunk: Chunk) -> bool:
     """Whether its READY, unpinned pieces may go: not while a slower tier still waits for bytes from the arena."""
-    if chunk.ssd is CopyState.WAITING:
-        return False
-    return not (chunk.blob is CopyState.WAITING and chunk.ssd is not CopyState.PRESENT)
+    return chunk.ssd is not CopyState.WAITING and not chunk.leaving
 
 
 def victim_key(chunk: Chunk, layer: int, standing: Standing, layer_priority: bool) -> VictimKey:

@@ -104,8 +104,10 @@ class Index:
         chunk.set_sums(tier, sums if new is CopyState.PRESENT else ())
         if tier == "ssd":
             self._count_ssd(chunk, old, new)
-        elif new in (CopyState.PRESENT, CopyState.ABSENT):
-            chunk.backed = new is CopyState.PRESENT
+        else:
+            chunk.leaving = False
+            if new in (CopyState.PRESENT, CopyState.ABSENT):
+                chunk.backed = new is CopyState.PRESENT
         self._touch(chunk.key)
         self._stir_key(chunk.key)
         self._perhaps_empty.add(chunk.key)

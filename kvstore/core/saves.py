@@ -219,6 +219,7 @@ class Saves:
         from_arena = chunk.ssd is not CopyState.PRESENT
         sums = tuple(chunk.sums) if from_arena else chunk.ssd_sums
         self._index.set_copy(chunk, "blob", CopyState.WAITING)
+        chunk.leaving = from_arena
         self._out.append(WriteBlob(chunk.key, chunk.shape, tuple(chunk.offsets) if from_arena else (), sums))
 
     def blob_written(self, event: BlobWritten) -> None:
@@ -276,4 +277,5 @@ class Saves:
         assert all(c.complete for c in waiting)
         blob = [c for c in self._index.chunks.values() if c.blob is CopyState.WAITING]
         assert self.blob_waiting_bytes == sum(c.shape.chunk_bytes for c in blob)
-        assert all(c.complete or c.ssd is CopyState.PRESENT for c in blob)
+        leaving = [c for c in self._index.chunks.values() if c.leaving]
+        assert all(c.complete and c.blob is CopyState.WAITING for c in leaving)

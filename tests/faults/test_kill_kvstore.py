@@ -31,7 +31,7 @@ MOST = {
     "recover.between_files": 20,
     "save.granted": 6,
     "save.summed": 12,
-    "ssd.header_written": 12,
+    "ssd.part_made": 12,
     "ssd.before_sync": 4,
     "ssd.before_rename": 4,
     "ssd.renamed": 12,

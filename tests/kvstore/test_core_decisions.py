@@ -10,6 +10,7 @@ from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.events import LoadKind, SourceKind
+from kvstore.core.eviction import evictable
 from kvstore.core.prefetch import rank, reads
 from kvstore.core.state import COPY_MOVES, LOAD_MOVES, PIECE_MOVES, CopyState, LoadState, PieceState, move
 from kvstore.core.store import Store
@@ -174,6 +175,34 @@ def test_a_full_disk_sends_the_chunk_to_the_blob_tier_from_the_arena():
     (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
     (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, ev.Wrote.FAILED, 0.0)))
     assert blob.offsets == write.offsets
+
+
+def test_what_is_written_to_blob_from_the_arena_stays_there_until_that_has_ended():
+    store = make()
+    (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
+    store.handle(ev.SsdWritten(write.key, ev.Wrote.FAILED, 0.0))
+    chunk = store.index.chunks[KEYS[0]]
+    store.index.set_copy(chunk, "ssd", CopyState.PRESENT, (1, 2))
+    assert not evictable(chunk)
+    store.handle(ev.BlobWritten(KEYS[0], ev.Wrote.OK, 1.0))
+    assert evictable(chunk)
+    store.validate()
+
+
+def test_an_ssd_copy_that_turns_out_bad_while_it_is_written_to_blob_leaves_nothing_stuck():
+    store = make()
+    (write,) = of(do.WriteSsd, save(store, 1, KEYS[:1]))
+    (blob,) = of(do.WriteBlob, store.handle(ev.SsdWritten(write.key, ev.Wrote.OK, 0.0)))
+    assert not blob.offsets, "from the SSD's file"
+    chunk = store.index.chunks[KEYS[0]]
+    store.room.drop(chunk, 1)
+    fetch = of(do.Fetch, store.handle(wanted(1, KEYS[:1])))[0]
+    store.handle(ev.FetchDone(fetch.fetch, {0: ev.Fault.CORRUPT}, 1.0))
+    assert chunk.ssd is CopyState.ABSENT and evictable(chunk)
+    store.validate()
+    store.handle(ev.BlobWritten(KEYS[0], ev.Wrote.FAILED, 2.0))
+    assert chunk.blob is CopyState.SKIPPED
+    store.validate()
 
 
 def test_a_bad_piece_voids_its_chunk_and_all_later_ones_and_the_copy_is_deleted():

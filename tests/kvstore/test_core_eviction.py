@@ -141,6 +141,7 @@ def test_what_waits_to_be_saved_is_never_a_victim_and_is_one_again_when_it_has_b
     (waiting,) = world.session("w", 1, ssd=CopyState.WAITING)
     (for_blob,) = world.session("b", 1, ssd=CopyState.SKIPPED)
     world.index.set_copy(for_blob, "blob", CopyState.WAITING)
+    for_blob.leaving = True
     assert world.order() == []
     world.index.set_copy(waiting, "ssd", CopyState.PRESENT)
     assert world.order() == ["w0/1", "w0/0"]
