@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from ground import GB, SHAPE, arena, bands, bare_agent, chunks, forget_page_cache
+from ground import GB, SHAPE, SHAPE_8B, arena, bands, bare_agent, chunks, forget_page_cache
 from pairs import Figure, Pair, compare
 
+from contracts.kv import KvShape
 from kvstore.core.events import Event, SourceKind, SsdWritten, Wrote
 from kvstore.core.fetches import RUNNING_LIMIT
 from kvstore.core.instructions import FetchPiece, WriteSsd
@@ -40,58 +41,63 @@ _GROUP_BYTES = 64 << 20
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """Reads and writes of 96 MiB each (48 quick), in turns with the bare ones."""
-    count, repetitions = (64, 5) if quick else (128, 15)
-    amount = count * SHAPE.chunk_bytes / GB
+    """Reads and writes of two shapes, in turns with the bare ones."""
+    repetitions = 5 if quick else 15
+    sizes = (("131 M model", SHAPE, 64 if quick else 128), ("8 B model", SHAPE_8B, 8 if quick else 24))
+    return [found for name, shape, count in sizes for found in _measure(scratch / name[:3].strip(), name, shape, count, repetitions)]
+
+
+def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions: int) -> list[Pair | Figure]:
+    amount = count * shape.chunk_bytes / GB
     found: list[Pair | Figure] = []
-    with arena(2 * count * SHAPE.chunk_bytes) as memory:
-        writes = chunks(memory, SHAPE, count)
+    with arena(2 * count * shape.chunk_bytes, model[:3].strip()) as memory:
+        writes = chunks(memory, shape, count)
         tier = SsdTier(
             scratch / "ssd", memory, make_file_io("auto", memory, "ours-reads"), make_file_io("auto", memory, "ours-writes"), "auto"
         )
         assert set(tier.write(writes)) == {Wrote.OK}
-        paths = [tier.path(w.key, SHAPE.fingerprint) for w in writes]
-        reads = bands(writes, len(cut(SHAPE, list(range(SHAPE.layers)), SourceKind.SSD)[0]), base=count * SHAPE.chunk_bytes)
-        bare = BareFiles(bare_agent("bare", "POSIX", memory), memory, "bare")
+        paths = [tier.path(w.key, shape.fingerprint) for w in writes]
+        reads = bands(writes, len(cut(shape, list(range(shape.layers)), SourceKind.SSD)[0]), base=count * shape.chunk_bytes)
+        bare = BareFiles(bare_agent(f"bare-{model}", "POSIX", memory), memory, f"bare-{model}", shape)
 
         def cold(read: Any) -> float:
             forget_page_cache(paths)
             seconds: float = read()
             return seconds
 
-        ours = partial(cold, lambda: read_by_store(tier, reads))
+        ours = partial(cold, lambda: read_by_store(tier, shape, reads))
         how = "O_DIRECT" if tier.direct else "page cache"
         for direct in (True, False) if tier.direct else (False,):
             other = partial(cold, partial(bare.read, reads, tier, direct))
             name = "with O_DIRECT" if direct else "through the page cache"
             found.append(
                 compare(
-                    f"SSD to arena, verified, against bare NIXL POSIX {name}",
+                    f"SSD to arena, verified, against bare NIXL POSIX {name}: {model}",
                     ours,
                     other,
                     amount,
                     "GB/s",
                     repetitions,
                     0.85,
-                    f"cold; ours: {how}; reads of {len(reads[0])} x {SHAPE.piece_bytes >> 10} KiB, {DEPTH} under way",
+                    f"cold; ours: {how}; reads of {len(reads[0])} x {shape.piece_bytes >> 10} KiB, {DEPTH} under way",
                 )
             )
         for direct in (True, False) if tier.direct else (False,):
             name = "with O_DIRECT" if direct else "through the page cache"
             found.append(
                 compare(
-                    f"arena to SSD in group commits, against bare NIXL POSIX {name} and the same fsyncs",
+                    f"arena to SSD in group commits, against bare NIXL POSIX {name} and the same fsyncs: {model}",
                     partial(write_by_store, tier, memory, writes, scratch),
                     partial(bare.write, writes, scratch / "bare", direct),
                     amount,
                     "GB/s",
                     repetitions,
                     0.85,
-                    f"chunks of {SHAPE.chunk_bytes >> 10} KiB in groups of 64 MiB at most",
+                    f"chunks of {shape.chunk_bytes >> 10} KiB in groups of 64 MiB at most",
                 )
             )
         one = compare(
-            "a group commit against one fsync a chunk",
+            f"a group commit against one fsync a chunk: {model}",
             partial(write_by_store, tier, memory, writes, scratch),
             partial(one_by_one, tier, writes),
             amount,
@@ -104,7 +110,7 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
     return found
 
 
-def read_by_store(tier: SsdTier, reads: Sequence[tuple[FetchPiece, ...]]) -> float:
+def read_by_store(tier: SsdTier, shape: KvShape, reads: Sequence[tuple[FetchPiece, ...]]) -> float:
     """The store's path: its reading threads, as many under way as the core allows, answers through the loop, every piece verified."""
 
     async def run() -> float:
@@ -116,7 +122,7 @@ def read_by_store(tier: SsdTier, reads: Sequence[tuple[FetchPiece, ...]]) -> flo
         def start() -> None:
             pieces = next(waiting, None)
             if pieces is not None:
-                tier.begin_read(SHAPE, pieces, lambda faults: box.put(partial(done, faults)))
+                tier.begin_read(shape, pieces, lambda faults: box.put(partial(done, faults)))
 
         def done(faults: dict[int, Any]) -> None:
             nonlocal left
@@ -163,14 +169,14 @@ def write_by_store(tier: SsdTier, memory: Arena, writes: Sequence[WriteSsd], scr
         return seconds
 
     for write in writes:
-        tier.delete(write.key, SHAPE.fingerprint)
+        tier.delete(write.key, write.shape.fingerprint)
     return uvloop.run(run())
 
 
 def one_by_one(tier: SsdTier, writes: Sequence[WriteSsd]) -> float:
     """What a group commit spares: each chunk made durable before the next."""
     for write in writes:
-        tier.delete(write.key, SHAPE.fingerprint)
+        tier.delete(write.key, write.shape.fingerprint)
     begun = time.perf_counter()
     for write in writes:
         assert tier.write([write]) == [Wrote.OK]
@@ -180,8 +186,9 @@ def one_by_one(tier: SsdTier, writes: Sequence[WriteSsd]) -> float:
 class BareFiles:
     """A bare agent: no store, no checksums, no event loop; files that are read are open and registered beforehand."""
 
-    def __init__(self, agent: Any, memory: Arena, name: str) -> None:
+    def __init__(self, agent: Any, memory: Arena, name: str, shape: KvShape) -> None:
         self.agent = agent
+        self.shape = shape
         self.memory = memory
         self.name = name
         self.header = mmap.mmap(-1, 4096)
@@ -218,15 +225,17 @@ class BareFiles:
     def read(self, reads: Sequence[tuple[FetchPiece, ...]], tier: SsdTier, direct: bool) -> float:
         keys = {pieces[0].key for pieces in reads}
         flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
-        files = {key: os.open(tier.path(key, SHAPE.fingerprint), flags) for key in keys}
-        registered = self.agent.register_memory([(0, object_bytes(SHAPE), fd, "") for fd in files.values()], "FILE", backends=["POSIX"])
-        size, base = SHAPE.piece_bytes, self.memory.address
+        files = {key: os.open(tier.path(key, self.shape.fingerprint), flags) for key in keys}
+        registered = self.agent.register_memory(
+            [(0, object_bytes(self.shape), fd, "") for fd in files.values()], "FILE", backends=["POSIX"]
+        )
+        size, base = self.shape.piece_bytes, self.memory.address
         begun = time.perf_counter()
         self._under_way(
             self._begin(
                 "READ",
                 [(base + p.offset, size, 0) for p in pieces],
-                [(piece_offset(SHAPE, p.layer), size, files[p.key]) for p in pieces],
+                [(piece_offset(self.shape, p.layer), size, files[p.key]) for p in pieces],
             )
             for pieces in reads
         )
@@ -239,8 +248,8 @@ class BareFiles:
     def write(self, writes: Sequence[WriteSsd], folder: Path, direct: bool) -> float:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self.header[:] = encode_header(writes[0].key, SHAPE, writes[0].checksums)
-        group = max(1, _GROUP_BYTES // SHAPE.chunk_bytes)
+        self.header[:] = encode_header(writes[0].key, self.shape, writes[0].checksums)
+        group = max(1, _GROUP_BYTES // self.shape.chunk_bytes)
         begun = time.perf_counter()
         with ThreadPoolExecutor(SYNC_THREADS) as pool:
             for first in range(0, len(writes), group):
@@ -251,7 +260,7 @@ class BareFiles:
 
     def _group(self, writes: Sequence[WriteSsd], folder: Path, direct: bool, pool: ThreadPoolExecutor) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0)
-        size, base = SHAPE.piece_bytes, self.memory.address
+        size, base = self.shape.piece_bytes, self.memory.address
         files: list[int] = []
         registered: list[Any] = []
 
@@ -259,10 +268,10 @@ class BareFiles:
             for write in writes:
                 fd = os.open(folder / (write.key.hex() + ".part"), flags, 0o600)
                 files.append(fd)
-                os.ftruncate(fd, object_bytes(SHAPE))
-                registered.append(self.agent.register_memory([(0, object_bytes(SHAPE), fd, "")], "FILE", backends=["POSIX"]))
+                os.ftruncate(fd, object_bytes(self.shape))
+                registered.append(self.agent.register_memory([(0, object_bytes(self.shape), fd, "")], "FILE", backends=["POSIX"]))
                 local = [(self.header_address, 4096, 0), *((base + offset, size, 0) for offset in write.offsets)]
-                remote = [(0, 4096, fd), *((piece_offset(SHAPE, layer), size, fd) for layer in range(SHAPE.layers))]
+                remote = [(0, 4096, fd), *((piece_offset(self.shape, layer), size, fd) for layer in range(self.shape.layers))]
                 yield self._begin("WRITE", local, remote)
 
         self._under_way(begin())
