@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
-import os
+import json
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from ground import SHAPE
 from pairs import Figure, Pair
 
@@ -24,26 +29,11 @@ SESSION_CHUNKS = 64
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """A child process does it: what it allocates is then all its own."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(read)
-            with os.fdopen(write, "w") as out:
-                out.write(repr([vars(f) for f in _measure(200_000 if quick else 1_000_000, 64 if quick else 256)]))
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as source:
-        text = source.read()
-    if os.waitpid(pid, 0)[1]:
-        raise RuntimeError("measuring the index failed")
-    import ast
-
-    return [Figure(**fields) for fields in ast.literal_eval(text)]
+    """A process of its own does it: what it allocates is then all its own."""
+    count, sessions = (200_000, 64) if quick else (1_000_000, 256)
+    command = [sys.executable, __file__, str(count), str(sessions)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [Figure(**fields) for fields in json.loads(done.stdout)]
 
 
 def _measure(count: int, sessions: int) -> list[Figure]:
@@ -139,3 +129,7 @@ def _load(store: Store, keys: list[bytes], number: int) -> tuple[float, float]:
     while waiting:
         answer(waiting.pop())
     return first, spent
+
+
+if __name__ == "__main__":
+    print(json.dumps([vars(figure) for figure in _measure(int(sys.argv[1]), int(sys.argv[2]))]))
