@@ -125,8 +125,8 @@ def beside_lmcache(scratch: Path, python: Path, repetitions: int) -> list[Pair |
                 for command, name, mine in (
                     ("put", "put, ours durable, LMCache's not", put),
                     ("put-sync", "put, both durable", put),
-                    ("get-cold", "get, cold, ours verified", partial(read_by_store, tier, reads)),
-                    ("get", "get, the page cache as it is, ours verified", partial(read_by_store, tier, reads)),
+                    ("get-cold", "get, cold, ours verified", partial(read_by_store, tier, SHAPE, reads)),
+                    ("get", "get, the page cache as it is, ours verified", partial(read_by_store, tier, SHAPE, reads)),
                 ):
                     question = f"LMCache's disk backend: {name}"
                     found.append(compare(question, mine, partial(child.seconds, command), amount / GB, "GB/s", repetitions, note=note))
