@@ -27,7 +27,7 @@ from loadtest.random_model import SHAPES, make_random_model
 from loadtest.stack import Stack
 from runtime.config import load_config
 
-SESSIONS, CHUNKS, SETS = 64, 4, 3
+SESSIONS, CHUNKS = 64, 4
 #: kv.prefetch_mb_s; 0: as fast as it can.
 RATES = (100, 200, 400, 0)
 _WAIT_S = 60.0
@@ -41,13 +41,13 @@ def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
     model = make_random_model(scratch / "model", config, 1, dtype)
     found: list[Pair | Figure] = []
     for rate in (200,) if quick else RATES:
-        found.append(_at_rate(scratch / f"rate-{rate}", model, rate, 2 if quick else 6))
+        found.append(_at_rate(scratch / f"rate-{rate}", model, rate, 2 if quick else 4))
     return found
 
 
 def _at_rate(folder: Path, model: Path, rate: int, repetitions: int) -> Figure:
     amount = SESSIONS * CHUNKS * SHAPE.chunk_bytes
-    uvloop.run(_fill(folder))
+    uvloop.run(_fill(folder, repetitions + 1))
     settings = {"kv": {"prefetch_mb_s": rate}, "worker": {"threads": 1}}
     stack = Stack(model=model, nodes=1, hbm_gib=0.5, dram_gib=round(1.6 * amount / (1 << 30), 3), directory=folder, settings=settings)
     with stack:
@@ -75,11 +75,11 @@ def _at_rate(folder: Path, model: Path, rate: int, repetitions: int) -> Figure:
     )
 
 
-async def _fill(folder: Path) -> None:
-    """Sessions of a model that nobody serves, on node 0's SSD and in the blob tier's list of sessions."""
+async def _fill(folder: Path, sets: int) -> None:
+    """A set of sessions for each turn, as what was read once may still be in the arena; of a model that nobody serves, on node 0's SSD and in the blob tier's list of sessions."""
     with Stores(folder, 1, dram_gib=1.0) as stores:
         async with Worker(stores.address(0), SHAPE, 0) as worker:
-            for number in range(SETS * SESSIONS):
+            for number in range(sets * SESSIONS):
                 keys = [np.random.default_rng([13, number, i]).bytes(32) for i in range(CHUNKS)]
                 await worker.save(SessionKey("default", _session(number)), keys, number)
 
@@ -110,7 +110,7 @@ async def _decode(stack: Stack, model: Path, repetitions: int) -> tuple[list[flo
             begun = time.perf_counter()
             await asyncio.sleep(1.5)
             quiet = _gap(arrivals, begun, time.perf_counter())
-            sessions = [_session((turn % SETS) * SESSIONS + i) for i in range(SESSIONS)]
+            sessions = [_session(turn * SESSIONS + i) for i in range(SESSIONS)]
             read, begun = _read_bytes(stack), time.perf_counter()
             hints = [{"session_id": s, "model_id": endpoint.model, "expected_arrival": 30} for s in sessions]
             await _post(http, stack, "/v1/advisory", {"advisories": hints})
