@@ -76,7 +76,8 @@ def _at_rate(folder: Path, model: Path, rate: int, repetitions: int) -> Figure:
 
 
 async def _fill(folder: Path, sets: int) -> None:
-    """A set of sessions for each turn, as what was read once may still be in the arena; of a model that nobody serves, on node 0's SSD and in the blob tier's list of sessions."""
+    """A set of sessions for each turn, as what was read once may still be in the arena: of a model that nobody serves, on node 0's
+    SSD and in the blob tier's list of sessions."""
     with Stores(folder, 1, dram_gib=1.0) as stores:
         async with Worker(stores.address(0), SHAPE, 0) as worker:
             for number in range(sets * SESSIONS):
