@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,4 +114,6 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
+    # Whoever is started in the background of a script inherits a SIGINT that is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio.run(main(int(sys.argv[sys.argv.index("--port") + 1])))

@@ -19,6 +19,7 @@ from runtime.config import load_config
 LAUNCHER = """
 import json, pathlib, signal, subprocess, sys, threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background inherits one that is ignored
 flags = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 data = pathlib.Path(flags["--data"]); data.mkdir(parents=True, exist_ok=True)
 with open(data / "starts", "a") as f: f.write(json.dumps(sys.argv[1:]) + "\\n")
