@@ -78,20 +78,27 @@ def test_sixteen_bit_types_stay_close_to_float32(directory: Path, dtype: str) ->
     assert torch.nn.functional.cosine_similarity(got, expected).item() > 0.99
 
 
-def test_one_thread_and_three_give_the_same_bits(directory: Path) -> None:
-    config, results = load_config(directory), []
+def test_one_thread_and_three_give_the_same_bits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "computes", "native")
+    tokens, results = prompt(90), []
     for threads in (1, 3):
-        kernels = choose_kernels("native", config, CHUNK, threads)
-        assert kernels is not None
-        sources = [torch.from_numpy(np.random.default_rng(n).standard_normal((32, 96)).astype("f4")) for n in (0, 1)]
-        out = torch.empty(64, 96)
-        assert kernels.pack("gate_up", sources, out) and not kernels.pack("input_norm", sources, out)
-        results.append(out)
-        kernels.close()
+        monkeypatch.setattr(Bench, "threads", threads)
+        bench = Bench(directory)
+        results.append(bench.step(bench.cut(bench.pages(90), tokens, 0, 90)))
     assert torch.equal(*results)
-    gate_tile = results[0].view(4, 96, 16)[0]
-    up_tile = results[0].view(4, 96, 16)[1]
-    assert torch.equal(gate_tile.T, sources[0][:16]) and torch.equal(up_tile.T, sources[1][:16])
+
+
+def test_gate_and_up_projections_are_packed_in_alternating_tiles(directory: Path) -> None:
+    kernels = choose_kernels("native", load_config(directory), CHUNK, 1)
+    assert kernels is not None
+    gate, up = (torch.from_numpy(np.random.default_rng(n).standard_normal((32, 96)).astype("f4")) for n in (0, 1))
+    out = torch.empty(64, 96)
+    assert kernels.pack("gate_up", [gate, up], out)
+    assert not kernels.pack("input_norm", [gate], out), "vectors stay plain"
+    tiles = out.view(4, 96, 16)
+    for n, rows in enumerate((gate[:16], up[:16], gate[16:], up[16:])):
+        assert torch.equal(tiles[n].T, rows)
+    kernels.close()
 
 
 def _config(directory: Path, **changed: object) -> ModelConfig:

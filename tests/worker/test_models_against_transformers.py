@@ -83,10 +83,11 @@ class Bench:
 
     #: What computes; set for every test, once with each.
     computes = "torch"
+    threads = 2
 
     def __init__(self, directory: Path, dtype: str = "float32", granule: int = GRANULE, chunk: int = CHUNK) -> None:
         self.pool = HostPool(granule * 512, granule)
-        kernels = choose_kernels(self.computes, load_config(directory), chunk, 2)
+        kernels = choose_kernels(self.computes, load_config(directory), chunk, self.threads)
         self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None, kernels and kernels.pack)
         self.kv = PagedKv(self.pool, self.model.shape, 700)
         for slab in range(self.kv.slab_count):
