@@ -1,8 +1,7 @@
 """The engine: one thread whose `step` is schedule -> run -> postprocess.
 
-Everything else reaches it as events in its inbox, and its results leave as one frame a step and gateway stream. While a
-step runs, copies of later layers go on under earlier layers' compute (`_wait_for_layer`); a piece that does not come voids
-the sequence's step, never the batch.
+Everything else reaches it as events in its inbox, and its results leave as one frame a step and gateway stream. Who runs is
+decided in `scheduling`, the step itself is in `stepping`.
 """
 
 from __future__ import annotations
@@ -15,31 +14,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from contracts.frames import StepFrame
-from contracts.kv import Manifest, chunk_keys
+from contracts.kv import Manifest
 from contracts.request import Accepted, GenerateRequest, Output
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
 from worker.admission import Admission
-from worker.core.batching import choose, victim
-from worker.core.hbm import Block, Save
 from worker.core.sequence import Event, Sequence, State
 from worker.device import Device
 from worker.inquiries import answer_store
 from worker.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
 from worker.output import Writer
 from worker.prefetching import Prefetching
-from worker.runner import Slice, Steps
+from worker.runner import Steps
 from worker.sampler import Sampler, SamplingState
 from worker.saving import Saving
+from worker.scheduling import Scheduling
+from worker.stepping import Stepping
 from worker.text import TextCodec
 
 log = telemetry.logger("worker.engine")
-#: A layer that has not come after this long is lost, in seconds.
-LAYER_TIMEOUT_S = 10.0
 IDLE_S = 0.5
 #: How often the counts for the scheduler are taken, in seconds.
 REPORT_EVERY_S = 0.1
@@ -98,10 +93,11 @@ class Engine:
     def __init__(
         self, device: Device, runner: Steps, codec: TextCodec, eos_ids: set[int], model_name: str, settings: WorkerSection
     ) -> None:
-        self.device, self.runner, self.codec, self.eos_ids = device, runner, codec, eos_ids
-        self.model_name, self.settings = model_name, settings
+        self.device, self.codec, self.eos_ids, self.model_name = device, codec, eos_ids, model_name
         self.saving, self.prefetching = Saving(device), Prefetching(device)
         self.admission = Admission(device, self.prefetching)
+        self.scheduling = Scheduling(self.admission, settings)
+        self.stepping = Stepping(device, runner, self.admission.pace)
         self.sampler = Sampler()
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.counts = Counts(0, 0, 0, 0.0, 0.0, device.cache.pool.total, device.cache.pool.total, ())
@@ -142,18 +138,20 @@ class Engine:
 
     def _turn(self) -> None:
         self._take_events(block=not self._can_step() and not self.prefetching.due)
-        self._admit()
+        self.scheduling.admit(self._sequences())
         self.prefetching.pump()
-        batch = self._schedule()
-        if batch:
+        if batch := self.scheduling.batch(self._sequences()):
             self._step(batch)
         self._report()
         self._flush_frames()
         self._quiet = not self._live and not self.saving.busy and not self.prefetching.due
 
     # ---- events ------------------------------------------------------------------------------------------------
+    def _sequences(self) -> list[Sequence]:
+        return [live.sequence for live in self._live.values()]
+
     def _can_step(self) -> bool:
-        return any(live.sequence.state is State.RUNNING for live in self._live.values())
+        return any(s.state is State.RUNNING for s in self._sequences())
 
     def _take_events(self, block: bool) -> None:
         try:
@@ -225,101 +223,26 @@ class Engine:
             if load.sequence is not None and load.sequence.found is None and load.sequence.load_id == load.load_id:
                 self.admission.found(load.sequence, load.load_id, 0)
 
-    # ---- schedule ----------------------------------------------------------------------------------------------
-    def _admit(self) -> None:
-        waiting = sorted((x.sequence for x in self._live.values() if x.sequence.state is State.WAITING), key=lambda s: s.priority)
-        for sequence in waiting:
-            if not self.admission.admit(sequence):
-                break
-        for live in list(self._live.values()):
-            if live.sequence.state is State.LOADING:
-                self.admission.try_start(live.sequence)
-
-    def _schedule(self) -> list[tuple[_Live, int]]:
-        while True:
-            running = [x.sequence for x in self._live.values() if x.sequence.state is State.RUNNING]
-            chosen = choose(running, self.settings.max_batch, self.settings.step_tokens)
-            if all(self.admission.extend(s, s.computed + count) for s, count in chosen):
-                return [(self._live[s.request.request_id], count) for s, count in chosen]
-            self.admission.restart(victim(running), Event.PREEMPTED)
-
-    # ---- run ---------------------------------------------------------------------------------------------------
-    def _step(self, batch: list[tuple[_Live, int]]) -> None:
-        slices = []
-        arriving: list[tuple[Sequence, list[Block]]] = []
-        for live, count in batch:
-            s = live.sequence
-            chunks = -(-(s.computed + count) // self.device.shape.chunk_tokens)
-            pages = np.stack([b.pages for b in s.blocks[:chunks]], axis=1)
-            slices.append(Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens)))
-            coming = [b for b in s.blocks[: s.found or 0] if not b.complete]
-            if coming:
-                arriving.append((s, coming))
-        void: set[str] = set()
-
-        def before_layer(layer: int) -> None:
-            for sequence, blocks in arriving:
-                if sequence.request.request_id not in void and not self._wait_for_layer(blocks, layer):
-                    void.add(sequence.request.request_id)
-
-        began = self.device.clock.now()
-        logits = self.runner.step(slices, before_layer, lambda layer: None)
-        if not arriving:
-            decodes = sum(count == 1 for _, count in batch)
-            prefill_tokens = sum(count for _, count in batch) - decodes
-            self.admission.pace.stepped(self.device.clock.now() - began, prefill_tokens, decodes)
-        self._postprocess(batch, logits, void)
-
-    def _wait_for_layer(self, blocks: list[Block], layer: int) -> bool:
-        """Until this layer of these blocks is here. False when it will not come."""
-        deadline = self.device.clock.now() + LAYER_TIMEOUT_S
-        with self.device.table.progress:
-            while not all(b.ready[layer] for b in blocks):
-                coming = any(not load.closed for load in self.device.table.open.values())
-                if not coming or any(b.lost for b in blocks) or self.device.clock.now() > deadline:
-                    return False
-                self.device.table.progress.wait(0.2)
-        return True
-
     # ---- postprocess -------------------------------------------------------------------------------------------
-    def _postprocess(self, batch: list[tuple[_Live, int]], logits: object, void: set[str]) -> None:
-        speaking = [live for live, count in batch if live.sequence.computed + count == len(live.sequence.tokens)]
-        choices = self.sampler.choose(logits, [live.sampling for live in speaking]) if speaking else []  # type: ignore[arg-type]
+    def _step(self, batch: list[tuple[Sequence, int]]) -> None:
+        logits, void = self.stepping.run(batch)
+        speaking = [self._live[s.request.request_id] for s, count in batch if s.computed + count == len(s.tokens)]
+        choices = self.sampler.choose(logits, [live.sampling for live in speaking])
         chosen = {live.sequence.request.request_id: choice for live, choice in zip(speaking, choices, strict=True)}
-        for live, count in batch:
-            s, request_id = live.sequence, live.sequence.request.request_id
+        for s, count in batch:
+            request_id = s.request.request_id
             if request_id in void:
                 self.admission.restart(s, Event.LOST)
                 continue
             s.computed += count
-            self._keep_full_chunks(s)
+            self.saving.keep_full_chunks(s)
             if request_id in chosen:
-                choice = chosen[request_id]
+                live, choice = self._live[request_id], chosen[request_id]
                 live.sampling.took(choice.token)
                 output = live.writer.take(choice)
                 self._frames[live.stream].outputs.append(output)
                 if output.finish_reason:
                     self._finish(live)
-
-    def _keep_full_chunks(self, s: Sequence) -> None:
-        """Name the chunks that are full now, and offer them to the store."""
-        if not self.device.settings.cache:
-            return
-        size = self.device.shape.chunk_tokens
-        full = s.computed // size
-        if full > len(s.keys):
-            salt = self.device.salt_of(s.request.tenant)
-            s.keys = chunk_keys(salt, self.device.shape, s.tokens[: full * size], s.keys)
-        fresh = []
-        for block, key in zip(s.blocks[s.found or 0 : full], s.keys[s.found or 0 : full], strict=True):
-            if block.ready.all():
-                continue
-            block.ready[:] = True
-            if self.device.cache.enter(block, key):
-                fresh.append(block)
-            else:
-                block.save = Save.BELOW  # an equal block is cached already, and is the one that goes down
-        self.saving.offer(s.request.session, fresh)
 
     def _finish(self, live: _Live) -> None:
         s = live.sequence
@@ -342,7 +265,7 @@ class Engine:
         if now - self._reported_s < REPORT_EVERY_S and self._live:
             return
         self._reported_s = now
-        sequences = [live.sequence for live in self._live.values()]
+        sequences = self._sequences()
         running = sum(s.state is State.RUNNING for s in sequences)
         self.counts = Counts(
             running=running,

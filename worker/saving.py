@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from contracts.convert import manifest_to_wire, session_to_wire
 from contracts.ids import SessionKey
-from contracts.kv import Manifest
+from contracts.kv import Manifest, chunk_keys
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from worker.core.hbm import Block, Save
+from worker.core.sequence import Sequence
 from worker.device import Device
 from worker.loads import SaveCopied
 
@@ -42,6 +43,26 @@ class Saving:
     def busy(self) -> bool:
         """Something is on its way down."""
         return bool(self._saves or self._turns)
+
+    def keep_full_chunks(self, s: Sequence) -> None:
+        """Name the chunks of a running sequence that are full now, and offer them to the store. Nothing with the cache off."""
+        d = self.device
+        if not d.settings.cache:
+            return
+        size = d.shape.chunk_tokens
+        full = s.computed // size
+        if full > len(s.keys):
+            s.keys = chunk_keys(d.salt_of(s.request.tenant), d.shape, s.tokens[: full * size], s.keys)
+        fresh = []
+        for block, key in zip(s.blocks[s.found or 0 : full], s.keys[s.found or 0 : full], strict=True):
+            if block.ready.all():
+                continue
+            block.ready[:] = True
+            if d.cache.enter(block, key):
+                fresh.append(block)
+            else:
+                block.save = Save.BELOW  # an equal block is cached already, and is the one that goes down
+        self.offer(s.request.session, fresh)
 
     def offer(self, session: SessionKey, blocks: list[Block]) -> None:
         """Offer full, keyed blocks to the store; without a store they count as refused."""

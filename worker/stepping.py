@@ -1,0 +1,71 @@
+"""One step of the engine: the batch's slices, and the wait for layers that are still coming.
+
+While a step runs, copies of later layers go on under earlier layers' compute; a piece that does not come voids its
+sequence's part of the step, never the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker.core.hbm import Block
+from worker.core.pace import Pace
+from worker.core.sequence import Sequence
+from worker.device import Device
+from worker.runner import Slice, Steps
+
+#: A layer that has not come after this long is lost, in seconds.
+LAYER_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class Stepping:
+    """Runs batches on `runner` and teaches `pace` how long they took. Engine thread only."""
+
+    device: Device
+    runner: Steps
+    pace: Pace
+
+    def run(self, batch: list[tuple[Sequence, int]]) -> tuple[torch.Tensor, set[str]]:
+        """Compute the next `count` tokens of each sequence, whose blocks are there.
+
+        Returns the logits of those that are computed to their end, in their order, and the ids of the requests whose part is void.
+        The sequences themselves are left as they are.
+        """
+        slices = []
+        arriving: list[tuple[Sequence, list[Block]]] = []
+        for s, count in batch:
+            chunks = -(-(s.computed + count) // self.device.shape.chunk_tokens)
+            pages = np.stack([b.pages for b in s.blocks[:chunks]], axis=1)
+            slices.append(Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens)))
+            coming = [b for b in s.blocks[: s.found or 0] if not b.complete]
+            if coming:
+                arriving.append((s, coming))
+        void: set[str] = set()
+
+        def before_layer(layer: int) -> None:
+            for sequence, blocks in arriving:
+                if sequence.request.request_id not in void and not self._wait_for_layer(blocks, layer):
+                    void.add(sequence.request.request_id)
+
+        began = self.device.clock.now()
+        logits = self.runner.step(slices, before_layer, lambda layer: None)
+        if not arriving:
+            decodes = sum(count == 1 for _, count in batch)
+            prefill_tokens = sum(count for _, count in batch) - decodes
+            self.pace.stepped(self.device.clock.now() - began, prefill_tokens, decodes)
+        return logits, void
+
+    def _wait_for_layer(self, blocks: list[Block], layer: int) -> bool:
+        """Until this layer of these blocks is here. False when it will not come."""
+        deadline = self.device.clock.now() + LAYER_TIMEOUT_S
+        with self.device.table.progress:
+            while not all(b.ready[layer] for b in blocks):
+                coming = any(not load.closed for load in self.device.table.open.values())
+                if not coming or any(b.lost for b in blocks) or self.device.clock.now() > deadline:
+                    return False
+                self.device.table.progress.wait(0.2)
+        return True
