@@ -50,6 +50,11 @@ class Network:
         """`nodes.store_host` of the configuration."""
         return f"{self._net}.{{n}}.{_NODE_HOST}"
 
+    @property
+    def here(self) -> str:
+        """This process's address, as nodes see it."""
+        return f"{self._net}.{_HERE}.{_NODE_HOST}"
+
     def address(self, node: int) -> str:
         """The node's address."""
         return f"{self._net}.{node}.{_NODE_HOST}"

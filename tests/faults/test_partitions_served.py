@@ -1,0 +1,228 @@
+"""Nodes that no longer hear each other under conversations that move between them: every turn is answered, and says what a node
+that keeps nothing says; when the network is whole again, nodes read from each other again.
+
+A whole stack, each node's store and worker in a network namespace of their own; the gateway and the scheduler reach both nodes always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.stack import Stack
+from runtime.config import Config, dump_config, load_config
+from tests.e2e.chat import Chat, script
+from tests.faults.netns import INTERFACE, Network, NotPermitted
+from tests.kvstore.store_metrics import store_metrics
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(290)]
+ROOT = Path(__file__).parents[2]
+MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", ROOT / "models" / "demo"))
+CUTS = {"one way": [(0, 1)], "the other way": [(1, 0)], "both ways": [(0, 1), (1, 0)]}
+SEEDS = (0, 1, 2, 3)
+TURNS = 8
+READY_S, STOP_S = 90.0, 40.0
+#: When the network is whole, a conversation's cache is read from its former node within this time.
+WELL_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[list[list[str]]]:
+    """What a node that keeps nothing answers to each script."""
+    with Stack(model=MODEL, nodes=1, cache=False, hbm_gib=0.25, dram_gib=0.25) as cold:
+        chats = [Chat(cold.url, f"cold-{seed}") for seed in SEEDS]
+        yield [[chat.say(line).text for line in script(seed, TURNS)] for seed, chat in zip(SEEDS, chats, strict=True)]
+
+
+class PartedStack:
+    """A scheduler and a gateway here, two nodes in their namespaces. Use as a context manager."""
+
+    def __init__(self, network: Network, config: Config, file: Path) -> None:
+        self.network, self.config, self._file = network, config, file
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.config.gateway.port}"
+
+    def __enter__(self) -> PartedStack:
+        try:
+            self._start("scheduler")
+            for service in ("kvstore", "worker"):
+                for node in range(2):
+                    self._start(service, node)
+            self._start("gateway")
+            self._wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, service: str, node: int | None = None) -> None:
+        where, which = ([], []) if node is None else (self.network.inside(node), ["--node", str(node)])
+        with self._file.with_name(f"{service}-{node}.log").open("ab") as log:
+            command = [*where, sys.executable, "-m", service, "--config", str(self._file), *which]
+            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT))
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            try:
+                answer = httpx.get(f"{self.url}/ready", timeout=2)
+                if answer.status_code == 200 and len(httpx.get(f"{self.url}/v1/fleet", timeout=2).json()["nodes"]) == 2:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.2)
+        logs = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self._file.parent.glob("*.log"))
+        raise AssertionError(f"not ready within {READY_S:.0f} s\n{logs}")
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for process in self._processes:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        for node in range(2):
+            self.config.node(node).arena.unlink(missing_ok=True)
+
+    def forget_blob(self) -> None:
+        """No chunk is in the object store: a node can have it from the other one, or compute it."""
+        shutil.rmtree(self.config.data / "blob" / "chunks", ignore_errors=True)
+
+    def read_from_peers(self, node: int) -> float:
+        """Bytes that the node has read from the other one."""
+        said = asyncio.run(store_metrics(self.config.node(node).store_address))
+        return said.get('read_bytes_total{source="peer"}', 0.0)
+
+
+@pytest.fixture
+def stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[PartedStack]:
+    try:
+        with Network(2) as network:
+            first = free_ports(40)
+            overrides = {
+                "model": str(MODEL),
+                "data": str(tmp_path / "data"),
+                "run_dir": str(tmp_path / "run"),
+                "gateway": {"port": first},
+                "scheduler": {"host": network.here, "port": first + 1},
+                "nodes": {
+                    "base_port": first + 2,
+                    "count": 2,
+                    "store_host": network.host_pattern,
+                    "worker_host": network.host_pattern,
+                    "ucx_interface": INTERFACE,
+                },
+                "kv": {"hbm_gib": 0.125, "dram_gib": 0.125},
+                "worker": {"threads": 1},
+            }
+            config = load_config(None, overrides)
+            file = tmp_path / "config.yaml"
+            file.write_text(dump_config(config))
+            with PartedStack(network, config, file) as made:
+                yield made
+    except NotPermitted as e:
+        pytest.skip(f"network namespaces are not to be had here: {e}")
+
+
+class Talks:
+    """A conversation a seed, all speaking at once; every turn is checked."""
+
+    def __init__(self, stack: PartedStack, expected: list[list[str]]) -> None:
+        self._stack, self._expected = stack, expected
+        self._chats = [Chat(stack.url, f"talk-{seed}", max_tokens=48) for seed in SEEDS]
+        self._lines = [script(seed, TURNS) for seed in SEEDS]
+        self._turn = 0
+
+    def all_speak(self, node_of: Callable[[int, int], int]) -> list[int]:
+        """The next turn of each; returns the cached tokens. `node_of(seed, turn)`: where it is answered."""
+        turn = self._turn
+
+        def speak(seed: int) -> int:
+            answer = self._chats[seed].say(self._lines[seed][turn], f"node-{node_of(seed, turn)}", timeout_s=120)
+            assert answer.text == self._expected[seed][turn], f"turn {turn} of session {seed}"
+            return answer.cached_tokens
+
+        with ThreadPoolExecutor(len(SEEDS)) as pool:
+            cached = list(pool.map(speak, SEEDS))
+        self._turn += 1
+        return cached
+
+
+def alternate(seed: int, turn: int) -> int:
+    """Every turn on the other node than the last."""
+    return (seed + turn) % 2
+
+
+def until_peers_are_read(stack: PartedStack) -> None:
+    """Within a time each node answers from what only the other one has."""
+    deadline, number = time.monotonic() + WELL_S, 0
+    for reader in range(2):
+        before = stack.read_from_peers(reader)
+        while stack.read_from_peers(reader) == before:
+            assert time.monotonic() < deadline, f"node-{reader} reads nothing from its peer"
+            number += 1
+            chat = Chat(stack.url, f"well-{reader}-{number}")
+            lines = script(100 + number, 2)
+            chat.say(lines[0], f"node-{1 - reader}")
+            stack.forget_blob()
+            chat.say(lines[1], f"node-{reader}")
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_partition_fails_no_turn_and_changes_no_answer(stack: PartedStack, expected: list[list[str]], cut: str) -> None:
+    talks = Talks(stack, expected)
+    talks.all_speak(alternate)
+    assert all(talks.all_speak(alternate)), "the network is whole: what the other node has is not computed again"
+    for sender, receiver in CUTS[cut]:
+        stack.network.cut(sender, receiver)
+    read_before = [stack.read_from_peers(node) for node in range(2)]
+    talks.all_speak(alternate)
+    stack.forget_blob()
+    talks.all_speak(alternate)
+    assert [stack.read_from_peers(node) for node in range(2)] == read_before, "the cut is one"
+    stack.network.heal()
+    talks.all_speak(alternate)
+    until_peers_are_read(stack)
+
+
+def test_a_network_that_comes_and_goes_under_conversations_that_move(stack: PartedStack, expected: list[list[str]]) -> None:
+    rng, over = random.Random(4), threading.Event()
+
+    def come_and_go() -> None:
+        while not over.wait(rng.uniform(0.05, 0.5)):
+            for sender, receiver in CUTS[rng.choice(list(CUTS))]:
+                stack.network.cut(sender, receiver)
+            over.wait(rng.uniform(0.05, 0.8))
+            stack.network.heal()
+
+    talks = Talks(stack, expected)
+    talks.all_speak(alternate)
+    weather = threading.Thread(target=come_and_go)
+    weather.start()
+    try:
+        for _ in range(TURNS - 1):
+            stack.forget_blob()
+            talks.all_speak(alternate)
+    finally:
+        over.set()
+        weather.join()
+        stack.network.heal()
+    until_peers_are_read(stack)
