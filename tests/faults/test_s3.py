@@ -244,3 +244,29 @@ async def test_a_stale_list_does_not_bring_an_erased_session_back(stale):
             assert not (await worker.residency(SESSION)).known
             left = {name for name in await names_in(stale.store) if not name.startswith("erased/")}
             assert left == set(), "nothing but tombstones"
+
+
+async def test_while_sessions_cannot_be_listed_none_expires_and_when_they_can_the_idle_one_does(tmp_path, make_stack):
+    """A node that cannot list sessions does not know who uses what. A session that another node's clock puts into the future stays."""
+    with rclone_s3(tmp_path / "s3") as server, proxied(server.port) as proxy:
+        through = server.through(proxy.port)
+        stack = make_stack(blob_url=through.url, blob_options=through.options, blob_expiry_s=3)
+        store = open_store(server.url, server.options, Path("unused"))
+        proxy.set("503", "lists")
+        stack.start(0)
+        old, ahead = make_chunks(SHAPE, 2, 1), make_chunks(SHAPE, 2, 2)
+        async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+            await save(worker, SESSION, old)
+            await save(worker, NEWER, ahead, last_use_s=4e9)
+            assert (await worker.flush()).complete
+            before, refused = await names_in(store), proxy.seen["lists", "503"]
+            async with asyncio.timeout(WELL_S):  # rounds of expiry, one a second, that see nothing
+                while proxy.seen["lists", "503"] < refused + 5:  # noqa: ASYNC110 - no event tells of the store's requests
+                    await asyncio.sleep(0.2)
+            assert before <= await names_in(store)
+            assert (await worker.load(SHAPE, list(old), session=SESSION)).usable == len(old)
+            proxy.heal()
+            async with asyncio.timeout(WELL_S):
+                while any(key.hex() in name for name in await names_in(store) for key in old):  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+            assert {key.hex() for key in ahead} <= {name.rsplit("/", 1)[-1] for name in await names_in(store)}
