@@ -109,7 +109,8 @@ class WriteBack:
                 header = self._ssd.encoded.header(write.key) if ok else None
                 size = write.shape.chunk_bytes if header is None else sum(header.layout.lengths)
                 BYTES_WRITTEN.labels("ssd").inc(size if ok else 0)
-                self._report(SsdWritten(write.key, outcome, self._clock.now(), header.checksums if header is not None else ()))
+                of_copy = (header.checksums, header.layout.object_bytes) if header is not None else ((), 0)
+                self._report(SsdWritten(write.key, outcome, self._clock.now(), *of_copy))
 
     def _write(self, writes: list[WriteSsd]) -> list[Wrote]:
         try:

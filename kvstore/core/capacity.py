@@ -7,7 +7,7 @@ that is being read, is still being copied to the blob tier, or is doomed (erasur
 
 Sessions are ranked, not chunks, and the ranking is walked lazily and kept: a write costs a few steps of it. A session that was
 used since it was ranked is put where it belongs when its turn comes. Making room goes on to a little below the size, a bounded
-number of chunks at a time.
+number of chunks at a time. A file counts with its length; while it is written, as if it were raw.
 """
 
 from __future__ import annotations

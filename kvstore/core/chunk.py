@@ -40,6 +40,7 @@ class Chunk:
     doomed: it was erased while something still used it; it goes as soon as nothing does.
     leaving: it is being written to the blob tier from the arena, so its pieces stay there until that has ended.
     backed: the blob tier was seen to have it, though perhaps not its header (`blob` is PRESENT when that was read).
+    encoded_bytes: length of the SSD's file when a codec made it; 0: it is raw, or there is none.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Chunk:
         "backed",
         "blob",
         "doomed",
+        "encoded_bytes",
         "key",
         "leaving",
         "offsets",
@@ -76,6 +78,12 @@ class Chunk:
         self.doomed = False
         self.backed = False
         self.leaving = False
+        self.encoded_bytes = 0
+
+    @property
+    def ssd_stored_bytes(self) -> int:
+        """What its file on the SSD takes, or will at most while it is written."""
+        return self.encoded_bytes or stored_bytes(self.shape)
 
     @property
     def ssd_sums(self) -> tuple[int, ...]:

@@ -71,11 +71,12 @@ Want = tuple[bytes, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class FoundCopy:
-    """A header that was read: the chunk exists there, with these checksums (one a layer)."""
+    """A header that was read: the chunk exists there, with these checksums (one a layer). encoded_bytes: its length; 0: it is raw."""
 
     key: bytes
     shape: KvShape
     checksums: tuple[int, ...]
+    encoded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +238,13 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class SsdWritten:
-    """`sums`: the checksums of the copy's pieces; empty: those of the arena."""
+    """`sums`: the checksums of the copy's pieces; empty: those of the arena. encoded_bytes: the file's length; 0: it is raw."""
 
     key: bytes
     outcome: Wrote
     now: float
     sums: tuple[int, ...] = ()
+    encoded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field, replace
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, leading
-from kvstore.core.chunk import NO_NUMBERS, NO_STATES, Chunk, stored_bytes
+from kvstore.core.chunk import NO_NUMBERS, NO_STATES, Chunk
 from kvstore.core.state import COPY_MOVES, PIECE_MOVES, CopyState, PieceState, move
 
 __all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
 
+#: Copies that take room on the SSD.
+_STORED = (CopyState.PRESENT, CopyState.WAITING)
 WITH_SLOT = (PieceState.LOADING, PieceState.SAVING, PieceState.READY)
 
 
@@ -94,8 +96,11 @@ class Index:
         if was_held != chunk.held_here:
             self._touch(chunk.key)
 
-    def set_copy(self, chunk: Chunk, tier: str, new: CopyState, sums: tuple[int, ...] = ()) -> None:
-        """Move the chunk's copy in "ssd" or "blob"; no move when it stands there already. Raises IllegalTransition."""
+    def set_copy(self, chunk: Chunk, tier: str, new: CopyState, sums: tuple[int, ...] = (), encoded_bytes: int = 0) -> None:
+        """Move the chunk's copy in "ssd" or "blob"; no move when it stands there already. Raises IllegalTransition.
+
+        encoded_bytes: length of the SSD's file when it is PRESENT and a codec made it, else 0.
+        """
         old: CopyState = getattr(chunk, tier)
         if old is new:
             return
@@ -103,7 +108,7 @@ class Index:
         setattr(chunk, tier, new)
         chunk.set_sums(tier, sums if new is CopyState.PRESENT else ())
         if tier == "ssd":
-            self._count_ssd(chunk, old, new)
+            self._count_ssd(chunk, old, new, encoded_bytes)
         else:
             chunk.leaving = False
             if new in (CopyState.PRESENT, CopyState.ABSENT):
@@ -112,11 +117,10 @@ class Index:
         self._stir_key(chunk.key)
         self._perhaps_empty.add(chunk.key)
 
-    def _count_ssd(self, chunk: Chunk, old: CopyState, new: CopyState) -> None:
-        stored = (CopyState.PRESENT, CopyState.WAITING)
-        if (new in stored) != (old in stored):
-            size = stored_bytes(chunk.shape)
-            self.ssd_stored_bytes += size if new in stored else -size
+    def _count_ssd(self, chunk: Chunk, old: CopyState, new: CopyState, encoded_bytes: int) -> None:
+        self.ssd_stored_bytes -= chunk.ssd_stored_bytes if old in _STORED else 0
+        chunk.encoded_bytes = encoded_bytes
+        self.ssd_stored_bytes += chunk.ssd_stored_bytes if new in _STORED else 0
         change = (new is CopyState.PRESENT) - (old is CopyState.PRESENT)
         if not change:
             return
@@ -318,8 +322,9 @@ class Index:
         assert named == {key: set(sessions) for key, sessions in self.names.items()}
         # A key belongs to one tenant and one model. Only a broken worker says otherwise, and then the sum still holds.
         assert sum(self.named.values()) == len(named)
-        stored = [c for c in self.chunks.values() if c.ssd in (CopyState.PRESENT, CopyState.WAITING)]
-        assert self.ssd_stored_bytes == sum(stored_bytes(c.shape) for c in stored)
+        stored = [c for c in self.chunks.values() if c.ssd in _STORED]
+        assert self.ssd_stored_bytes == sum(c.ssd_stored_bytes for c in stored)
+        assert all(c.ssd is CopyState.PRESENT for c in self.chunks.values() if c.encoded_bytes)
         present = [c for c in stored if c.ssd is CopyState.PRESENT]
         assert self.ssd_chunks == Counter(session for c in present for session in named.get(c.key, ()))
         assert set(self.unnamed) == {c.key for c in present if c.key not in named}

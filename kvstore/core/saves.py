@@ -187,7 +187,7 @@ class Saves:
         self._meter.written(Tier.SSD_WRITE, event.key, chunk.shape.chunk_bytes, outcome)
         self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
         if outcome is Wrote.OK:
-            self._index.set_copy(chunk, "ssd", CopyState.PRESENT, event.sums or tuple(chunk.sums))
+            self._index.set_copy(chunk, "ssd", CopyState.PRESENT, event.sums or tuple(chunk.sums), event.encoded_bytes)
             self._to_blob(chunk)
         else:
             self._not_on_ssd(chunk, "ssd_writes_skipped" if outcome is Wrote.NOT_TRIED else "ssd_write_failures")

@@ -236,7 +236,7 @@ class Store:
             self.index.shapes.setdefault(copy.shape.fingerprint, copy.shape)
             chunk = self.index.chunk(copy.key, copy.shape)
             if chunk is not None and chunk.ssd in (CopyState.ABSENT, CopyState.SKIPPED):
-                self.index.set_copy(chunk, "ssd", CopyState.PRESENT, copy.checksums)
+                self.index.set_copy(chunk, "ssd", CopyState.PRESENT, copy.checksums, copy.encoded_bytes)
 
     # ---- sessions
 

@@ -34,6 +34,7 @@ from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, direct_works
 from kvstore.tiers.format import (
     BLOCK,
+    RAW,
     Header,
     decode_header,
     encode_header,
@@ -122,7 +123,8 @@ class SsdTier:
                 pass
             else:
                 if self.encoded.found(found):
-                    recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums))
+                    encoded_bytes = found.layout.object_bytes if found.layout.codec != RAW else 0
+                    recovery.copies.append(FoundCopy(found.key, found.shape, found.checksums, encoded_bytes))
                 continue
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)

@@ -96,3 +96,19 @@ async def test_what_was_stored_by_a_codec_is_read_after_a_restart_by_stores_of_a
             got = np.frombuffer(loaded.pieces[i, 0], "<f4")
             assert np.abs(got - np.frombuffer(pieces[0], "<f4")).max() < 0.5
         await until(lambda: codecs_in(ssd) == {"raw"})
+
+
+async def test_an_ssd_of_a_given_size_holds_more_chunks_through_a_codec(make_stack):
+    chunks = chunks_of_numbers(24)
+    raw_bytes, size_bytes = 24 * SHAPE.chunk_bytes, 12 * SHAPE.chunk_bytes
+    stack = make_stack(ssd_gib=size_bytes / (1 << 30), ssd_codec="fp8")
+    stack.start(0)
+    ssd = stack.config.node(0).ssd
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        for chunk in range(0, 24, 4):  # a few at a time: while one is written it counts as raw
+            some = dict(list(chunks.items())[chunk : chunk + 4])
+            assert not (await worker.save(SESSION, SHAPE, some)).refused
+            worker.turn(make_manifest(SESSION, SHAPE, list(chunks)[: chunk + 4]))
+            assert (await worker.flush()).complete
+        lengths = [p.stat().st_size for p in ssd.rglob("*") if p.is_file()]
+        assert len(lengths) == 24 and sum(lengths) <= size_bytes < raw_bytes

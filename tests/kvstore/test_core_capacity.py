@@ -115,6 +115,22 @@ def test_what_is_being_copied_to_the_blob_tier_stays_and_the_new_chunk_goes_ther
     store.validate()
 
 
+def test_files_that_a_codec_made_smaller_take_no_more_room_than_they_have():
+    store = make(3, {})
+    for write in [i for i in save(store, "a", keys("a", 3)) if isinstance(i, do.WriteSsd)]:
+        store.handle(ev.SsdWritten(write.key, ev.Wrote.OK, 200.0, (5, 6), FILE // 4))
+    assert store.index.ssd_stored_bytes == FILE // 4 * 3
+    out = save(store, "b", keys("b", 2), 201.0)
+    assert len([i for i in out if isinstance(i, do.WriteSsd)]) == 2 and not gone(out)
+    store.handle(ev.SsdWritten(keys("b", 2)[0], ev.Wrote.OK, 202.0))
+    assert store.index.ssd_stored_bytes == FILE // 4 * 3 + 2 * FILE, "what is written counts as raw until its length is known"
+    store.validate()
+    again = make(3, {})
+    again.handle(ev.Recovered([ev.FoundCopy(k, SHAPE, (1, 2), FILE // 4) for k in keys("a", 8)]))
+    assert again.index.ssd_stored_bytes == FILE // 4 * 8
+    again.validate()
+
+
 def test_what_is_being_read_stays():
     store = make(2, {"a": (2, 10.0)})
     reading = store.handle(

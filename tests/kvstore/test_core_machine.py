@@ -204,7 +204,8 @@ class StoreMachine(RuleBasedStateMachine):
             case do.Sum():
                 self.send(ev.Summed(i.key, sums(i.key, i.shape), now))
             case do.WriteSsd():
-                self.send(ev.SsdWritten(i.key, data.draw(st.sampled_from(list(ev.Wrote))), now))
+                outcome, encoded = data.draw(st.sampled_from(list(ev.Wrote))), data.draw(st.sampled_from([0, 4096]))
+                self.send(ev.SsdWritten(i.key, outcome, now, (), encoded if outcome is ev.Wrote.OK else 0))
             case do.WriteBlob():
                 self.send(ev.BlobWritten(i.key, data.draw(st.sampled_from(list(ev.Wrote))), now))
             case do.FetchManifest():
