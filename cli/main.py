@@ -225,6 +225,38 @@ def doctor(
     return 1 if failed else 0
 
 
+@commands.command()
+def profile(
+    model: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Half a minute: fewer points, more noise.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where it goes, instead of beside the model (or to --data).")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show what was measured before; measure nothing.")] = False,
+    nodes: Annotated[int | None, _whole_option("As for `upbeat up`: a worker's share of the cores follows from it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="As for `upbeat up`; the SSD that is measured is the one it lies on.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Measure how fast this machine computes a model and loads its KV; workers, placement and simulations reckon with it."""
+    from cli import profile as profiles
+    from contracts.profile import encode
+    from runtime.profiles import store
+
+    resolved = resolve(Flags(nodes=nodes, model=model, data=data, config=config))
+    if show:
+        found = profiles.known(resolved)
+    else:
+        measured = profiles.measure(resolved, quick, quiet=as_json)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(encode(measured))
+        found = [(out or store(measured, resolved), measured)]
+    for path, one in found:
+        if as_json:
+            print(encode(one), end="")
+        else:
+            profiles.show(_console(), one, path)
+
+
 @commands.command(hidden=True)
 def probe(address: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port")]) -> int:
     """Exit with status 0 when the service at ADDRESS is healthy; what containers ask."""

@@ -64,6 +64,10 @@ class Process:
             os.close(fd)
         return self._popen.wait()
 
+    def wait(self) -> int:
+        """Its status, once it has ended. Blocks: only for one that is sure to end."""
+        return self._popen.wait()
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal unless it has ended."""
         with contextlib.suppress(ProcessLookupError):

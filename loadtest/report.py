@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 from rich.table import Table
 
+from runtime.profiles import processor
+
 _PACKAGES = ("upbeat-server", "aiohttp", "torch", "numpy", "grpcio")
 #: The table's rows: title, path into one policy's figures, unit.
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -40,7 +42,7 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
-            "cpu": _cpu(),
+            "cpu": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "system": platform.platform(),
@@ -93,14 +95,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -120,6 +120,8 @@ class WorkerSection(BaseModel):
     granule_bytes: int = Field(default=2 << 20, ge=4096)
     #: What computes on the CPU: kernels compiled for this machine, or torch; auto: torch where they cannot be built or do not suit.
     kernels: Literal["auto", "native", "torch"] = "auto"
+    #: What `upbeat profile` measured. auto: what it kept for this model and machine, if that; off: nothing; else a file that must fit.
+    profile: str = Field(default="auto", min_length=1)
 
 
 class NodesSection(BaseModel):
@@ -234,8 +236,15 @@ def load_config(file: Path | None = None, overrides: dict[str, Any] | None = Non
             raise ConfigError(f"--config {file} must hold a mapping of sections, such as `kv: {{hbm_gib: 1}}`")
     try:
         config = Config(**data)
-        if overrides:
-            config = Config.model_validate(_merge(config.model_dump(), overrides))
+    except ValidationError as e:
+        raise ConfigError(_explain(e)) from e
+    return changed(config, overrides or {})
+
+
+def changed(config: Config, overrides: dict[str, Any]) -> Config:
+    """`config` with some keys replaced, nested like the file. Raises ConfigError as `load_config` does."""
+    try:
+        config = Config.model_validate(_merge(config.model_dump(), overrides)) if overrides else config
     except ValidationError as e:
         raise ConfigError(_explain(e)) from e
     _check(config)

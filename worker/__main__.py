@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 
 import torch
@@ -15,6 +14,7 @@ from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
 from runtime.config import GIB, Config, cluster_secret
+from runtime.profiles import fitting
 from runtime.service import Tasks, arguments, run, serve
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
@@ -29,6 +29,7 @@ from worker.metrics import WorkerMetrics
 from worker.models.config import load_config
 from worker.models.load import load_model
 from worker.native_runner import NativeRunner
+from worker.profiles import compute_threads, seed, subject
 from worker.reporter import Reporter
 from worker.runner import Runner
 from worker.server import WorkerServer, longest
@@ -50,7 +51,7 @@ class WorkerProcess:
     async def start(self) -> None:
         """Load the model, serve, attach to the store, report to the scheduler."""
         config, places = self.config, self.places
-        threads = config.worker.threads or max(1, (os.cpu_count() or 1) // config.nodes.count)
+        threads = compute_threads(config)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         began = time.monotonic()
@@ -88,6 +89,12 @@ class WorkerProcess:
         device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
         runner = NativeRunner(model, kv, kernels) if kernels else Runner(model, kv)
         self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker)
+        profile, why = fitting(config, subject(shape, threads, "native" if kernels else "torch"))
+        if profile is not None:
+            seed(self.engine.admission.pace, profile)
+            log.info("profile", measured_on=profile.measured_on, sources=sorted(profile.loads))
+        else:
+            log.info("no profile", reason=why)
         max_tokens = longest(model.max_tokens, pool.total, layers, shape.chunk_tokens)
         self.engine.on_crash = self._engine_died
         self.loader.start()

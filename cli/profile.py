@@ -1,0 +1,175 @@
+"""`upbeat profile`: starts what measuring needs, keeps what was measured, and shows it.
+
+The stores that loads are measured against are this configuration's, with data, ports and an arena of their own; the worker's side measures
+(`python -m worker.profiling`). Nothing of either stays but the profile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cli.client import CallFailed
+from cli.core.plan import compute_threads
+from cli.fleet import table
+from cli.process import Process, log_end
+from contracts.errors import ConfigError
+from contracts.profile import LOAD_SOURCES, Profile, Surface, misfit
+from loadtest.stack import free_ports
+from runtime.config import Config, changed, dump_config
+from runtime.profiles import cores, processor, read, stored
+
+#: The arena that loads are measured with: a large load is 2/5 of it.
+_ARENA_GIB, _QUICK_ARENA_GIB = 0.25, 0.125
+_SOURCES = {
+    "dram": "this node's DRAM",
+    "ssd": "this node's SSD",
+    "ssd_cold": "this node's SSD, page cache dropped",
+    "peer": "another node's DRAM",
+}
+assert _SOURCES.keys() == set(LOAD_SOURCES)
+
+
+def measure(config: Config, quick: bool, quiet: bool) -> Profile:
+    """Measure the configured model on this machine; minutes, or a quick half minute. quiet: say nothing meanwhile.
+
+    Raises ConfigError when the model or a setting is wrong, CallFailed when measuring failed.
+    """
+    work = config.data / f"profiling-{os.getpid()}"
+    nodes = min(2, config.nodes.count)
+    first = free_ports(10 * nodes + 2)
+    own = changed(
+        config,
+        {
+            "data": work / "data",
+            "run_dir": work / "run",
+            "gateway": {"port": first},
+            "scheduler": {"port": first + 1},
+            "nodes": {"base_port": first + 2, "store_host": "127.0.0.1", "listen_host": "", "count": nodes},
+            # The threads are those of a worker of the stack that the profile is for, however many nodes are measured with.
+            "worker": {"threads": compute_threads(config.worker.threads, os.cpu_count() or 1, config.nodes.count)},
+            "kv": {
+                "dram_gib": min(config.kv.dram_gib, _QUICK_ARENA_GIB if quick else _ARENA_GIB),
+                "layer_priority": False,
+                "blob_url": "",
+                "blob_options": {},
+                "prefetch_mb_s": 0.0,
+                "failpoints": {},
+            },
+        },
+    )
+    try:
+        for folder in (own.data, own.run_dir):
+            folder.mkdir(parents=True)
+        written, found = work / "config.yaml", work / "profile.json"
+        written.write_text(dump_config(own))
+        with _stores(own, written, work, nodes):
+            _run_worker(own, written, found, work, quick, quiet)
+        return read(found)
+    except OSError as e:
+        raise ConfigError(f"data = {config.data}: measuring needs to write there ({e.strerror}); give another --data") from e
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _environment(config: Config, **more: str) -> dict[str, str]:
+    # The written configuration is complete; the environment that shaped it must not be applied twice.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
+    return kept | {"OMP_NUM_THREADS": str(config.worker.threads)} | more
+
+
+@contextlib.contextmanager
+def _stores(config: Config, written: Path, work: Path, nodes: int) -> Iterator[None]:
+    """A store process a node; killed at the end, as nothing they hold is wanted."""
+    running = []
+    try:
+        for node in range(nodes):
+            # The second one reads from the first one's DRAM and from nowhere else: a blob tier of its own, and hardly any SSD.
+            alone = {"UPBEAT__KV__BLOB_URL": (work / "blob").as_uri(), "UPBEAT__KV__WRITE_BACK_LIMIT_BYTES": str(1 << 20)} if node else {}
+            command = ["-m", "kvstore", "--config", str(written), "--node", str(node)]
+            log = work / f"kvstore-{node}.log"
+            running.append(Process(Path(sys.executable), command, log=log, environment=_environment(config, **alone), keep_open=()))
+        yield
+        # Who measured has ended; a store that died before that has been noticed there.
+    finally:
+        for process in running:
+            process.send(signal.SIGKILL)
+            process.wait()
+        for node in range(nodes):
+            config.node(node).arena.unlink(missing_ok=True)
+
+
+def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: bool, quiet: bool) -> None:
+    errors = work / "profiling.log"
+    command = [sys.executable, "-m", "worker.profiling", "--config", str(written), "--out", str(found), *(["--quick"] if quick else [])]
+    with errors.open("wb") as log:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None, stderr=log, env=_environment(config)
+        )
+        try:
+            status = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+    if status:
+        said = log_end(errors, 1) or [f"it ended with status {status}"]
+        reason = said[0].removeprefix("upbeat: ")
+        if status == 2:
+            raise ConfigError(reason)
+        tails = [line for node in range(config.nodes.count) for line in log_end(work / f"kvstore-{node}.log", 2)]
+        raise CallFailed("\n  ".join([f"measuring failed: {reason}", *tails]))
+
+
+def known(config: Config) -> list[tuple[Path, Profile]]:
+    """Stored profiles of the configured model that hold on this machine. Raises ConfigError, with reasons, when there is none."""
+    model = config.served_model
+    found = [(path, read(path)) for path in stored(config)]
+    ours = [(path, profile) for path, profile in found if path.parent == config.model or profile.model == model]
+    refused = [(path, profile, why) for path, profile in ours if (why := _not_here(profile))]
+    fits = [(path, profile) for path, profile in ours if not _not_here(profile)]
+    if not fits:
+        reasons = "; ".join(f"{path} is not of this machine: {why}" for path, _, why in refused)
+        raise ConfigError(f"no profile of {model} holds here{reasons and ' (' + reasons + ')'}; make one with `upbeat profile`")
+    return fits
+
+
+def _not_here(profile: Profile) -> str:
+    """Why a profile is of another machine; whether it is of these weights only a worker can tell, and does when it starts."""
+    if profile.subject.computes == "cuda":
+        return ""
+    return misfit(profile, replace(profile.subject, device=processor(), cores=cores()))
+
+
+def show(console: Console, profile: Profile, path: Path) -> None:
+    """The profile as tables."""
+    s = profile.subject
+    console.print(f"{profile.model} ({s.fingerprint[:12]}, {s.dtype}), {s.computes} with {s.threads} of {s.cores} cores, {s.device}")
+    console.print(f"measured on {profile.measured_on}, {', '.join(f'{name} {v}' for name, v in profile.versions.items())}\n")
+    console.print(_surface("decode: batch", "tokens of context", profile.decode_step_s, profile.decode_layer_s))
+    console.print(_surface("prefill: tokens", "tokens before", profile.prefill_step_s, profile.prefill_layer_s))
+    loads = table("load from", "GB/s", "after", "1,000 tokens", "6,000 tokens")
+    for name in (source for source in LOAD_SOURCES if source in profile.loads):
+        rate = profile.loads[name]
+        times = (f"{1000 * profile.load_s(name, tokens):.1f} ms" for tokens in (1000, 6000))
+        loads.add_row(_SOURCES[name], f"{rate.bytes_per_s / 1e9:.2f}", f"{1000 * rate.first_s:.1f} ms", *times)
+    if profile.loads:
+        console.print(loads)
+    console.print(f"\nkept in {path}")
+
+
+def _surface(rows: str, columns: str, steps: Surface, layers: Surface) -> Any:
+    made = table(rows, *(f"{column:,} {columns}" for column in steps.columns), "a layer")
+    for i, row in enumerate(steps.rows):
+        cells = (f"{1000 * s:.1f} ms, {row / s:,.0f} tokens/s" if s else "-" for s in steps.seconds[i])
+        made.add_row(str(row), *cells, f"{1000 * layers.seconds[i][0]:.2f} to {1000 * layers.seconds[i][-1]:.2f} ms")
+    return made

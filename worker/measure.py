@@ -1,0 +1,110 @@
+"""How long the runner computes: steps of every batch and context length of a grid, on pages of a cache that nobody else uses.
+
+Contents do not matter to the time, so pages hold whatever they do; sequences have pages of their own as far as the cache goes, as the
+speed of decoding is that of reading them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from contracts.profile import Surface
+from runtime.clock import Clock
+from worker.memory.paged_kv import PagedKv
+from worker.runner import Slice, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is measured, and how thoroughly: repetitions until there are `most` or `limit_s` has gone by, at least one."""
+
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    contexts: tuple[int, ...] = (128, 1024, 4096)
+    tokens: tuple[int, ...] = (16, 64, 256, 512, 1024)
+    before: tuple[int, ...] = (0, 1024, 4096)
+    most: int = 5
+    limit_s: float = 1.5
+
+    def within(self, max_batch: int, step_tokens: int, max_tokens: int) -> Grid:
+        """The part of it that a worker with these limits can run; never empty."""
+
+        def upto(values: tuple[int, ...], most: int) -> tuple[int, ...]:
+            return tuple(v for v in values if v <= most) or (most,)
+
+        tokens = upto(self.tokens, min(step_tokens, max_tokens))
+        contexts = upto(self.contexts, max_tokens - 1)
+        return Grid(upto(self.batches, max_batch), contexts, tokens, upto(self.before, max_tokens - tokens[-1]), self.most, self.limit_s)
+
+
+QUICK = Grid(batches=(1, 8), contexts=(128, 1024), tokens=(16, 256), before=(0, 1024), most=3, limit_s=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The surfaces of `contracts.profile.Profile`."""
+
+    decode_step_s: Surface
+    decode_layer_s: Surface
+    prefill_step_s: Surface
+    prefill_layer_s: Surface
+
+
+class Stopwatch:
+    """Runs steps of `runner` and says how long they took. Overwrites the first `pages` pages of `kv`, which must be mapped."""
+
+    def __init__(self, runner: Steps, kv: PagedKv, pages: int, clock: Clock) -> None:
+        self._runner, self._kv, self._pages, self._clock = runner, kv, pages, clock
+
+    def slices(self, batch: int, tokens: int, context: int) -> list[Slice]:
+        """`batch` sequences that run `tokens` each after `context`; no two share a page while the cache has enough of them."""
+        layers, chunks = self._kv.shape.layers, -(-(context + tokens) // self._kv.shape.chunk_tokens)
+        made = []
+        for n in range(batch):
+            numbers = np.arange(n * layers * chunks, (n + 1) * layers * chunks, dtype=np.int64) % self._pages
+            made.append(Slice([1] * tokens, context, numbers.reshape(layers, chunks), True))
+        return made
+
+    def step(self, slices: list[Slice]) -> tuple[float, float]:
+        """(seconds of one step, seconds of one of its layers)."""
+        began: list[float] = []
+        start = self._clock.now()
+        self._runner.step(slices, lambda layer: began.append(self._clock.now()), lambda layer: None)
+        seconds = self._clock.now() - start
+        # From one layer's KV to the next one's; the last layer of a prefill computes less than the others.
+        between = [b - a for a, b in pairwise(began)]
+        return seconds, statistics.median(between) if between else seconds
+
+    def median(self, slices: list[Slice], most: int, limit_s: float) -> tuple[float, float]:
+        """Medians of several steps; the first does not count unless there is no time for another."""
+        first = self.step(slices)
+        if first[0] > limit_s:
+            return first
+        taken = [self.step(slices)]
+        while len(taken) < most and sum(s for s, _ in taken) < limit_s:
+            taken.append(self.step(slices))
+        return statistics.median(s for s, _ in taken), statistics.median(s for _, s in taken)
+
+
+def compute(watch: Stopwatch, grid: Grid, say: Callable[[str], None]) -> Computed:
+    """Measure the grid, telling of each row by a line."""
+
+    def surfaces(
+        what: str, rows: Sequence[int], columns: Sequence[int], made: Callable[[int, int], list[Slice]]
+    ) -> tuple[Surface, Surface]:
+        steps, layers = [], []
+        for row in rows:
+            taken = [watch.median(made(row, column), grid.most, grid.limit_s) for column in columns]
+            steps.append([s for s, _ in taken])
+            layers.append([s for _, s in taken])
+            after = ", ".join(f"{1000 * s:.1f} ms after {column}" for (s, _), column in zip(taken, columns, strict=True))
+            say(f"{what} {row}: {after}")
+        return Surface.measured(rows, columns, steps), Surface.measured(rows, columns, layers)
+
+    decode = surfaces("decode, batch", grid.batches, grid.contexts, lambda batch, context: watch.slices(batch, 1, context))
+    prefill = surfaces("prefill, tokens", grid.tokens, grid.before, lambda tokens, context: watch.slices(1, tokens, context))
+    return Computed(decode[0], decode[1], prefill[0], prefill[1])

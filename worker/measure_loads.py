@@ -1,0 +1,205 @@
+"""How fast KV comes into HBM from each tier of a real store: by the worker's own link, loader and pages.
+
+Time runs from asking the store until the last page is filled. Chunks have random keys, so nothing that is anybody's is read or
+replaced. The store must evict whole sessions (kv.layer_priority off): its arena holds ARENA_SETS sets, so each of SETS that are read in
+turn has left it before it is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+from contracts.profile import LoadRate
+from contracts.v1 import kvstore_pb2
+from worker.core.hbm import Block, Save
+from worker.device import Device
+from worker.loads import FromStore, LoadClosed, SaveCopied, StoreDown, StoreUp
+from worker.saving import Saving
+
+#: Sets of chunks that are read in turn, and how many of them the store's arena has room for.
+SETS, ARENA_SETS = 4, 2.5
+#: Chunks of a small load.
+SMALL_CHUNKS = 2
+_ANSWER_S = 60.0
+_SESSION = SessionKey("profile", "profile")
+
+
+class LoadFailed(RuntimeError):
+    """The store did not take or bring what it should have."""
+
+
+def large_chunks(shape: KvShape, arena_bytes: int) -> int:
+    """Chunks of a large load: a set of them. Raises LoadFailed when the arena is too small for the shape."""
+    chunks = int(arena_bytes / ARENA_SETS / shape.chunk_bytes)
+    if chunks < 2 * SMALL_CHUNKS:
+        need = 2 * SMALL_CHUNKS * ARENA_SETS * shape.chunk_bytes
+        raise LoadFailed(
+            f"an arena of {arena_bytes >> 20} MiB is too small to measure loads: chunks of this model need {need / 2**20:.0f} MiB"
+        )
+    return chunks
+
+
+@dataclass(slots=True)
+class Mover:
+    """Saves and loads chunks over one attachment, one at a time.
+
+    inbox: where the device's link and loader report to. large: chunks of a large load.
+    """
+
+    device: Device
+    inbox: queue.SimpleQueue[object]
+    large: int
+
+    def attached(self) -> None:
+        """Wait for the store. Raises LoadFailed."""
+        self._until(lambda event: isinstance(event, StoreUp), Saving(self.device))
+        self.device.store_here = True
+
+    def put(self, keys: Sequence[bytes], name: str) -> None:
+        """Save these chunks, whatever their pages hold, as the session `name`. Raises LoadFailed unless all were taken."""
+        saving, session = Saving(self.device), SessionKey("profile", name)
+        blocks = self._blocks(len(keys))
+        for block, key in zip(blocks, keys, strict=True):
+            block.ready[:], block.key = True, key
+        saving.offer(session, blocks)
+        clock = self.device.clock
+        saving.turn_ended(Manifest(session, "profile", self.device.shape.fingerprint, list(keys), 0, clock.wall()), blocks)
+        self._until(lambda event: not saving.busy, saving)
+        taken = all(block.save is Save.BELOW for block in blocks)
+        self._drop(blocks)
+        if not taken:
+            raise LoadFailed("the store had no room for a set of chunks; give it more DRAM (kv.dram_gib)")
+
+    def load(self, keys: Sequence[bytes], sources: Sequence[str] = ()) -> float:
+        """Seconds until all of these chunks are in HBM. Raises LoadFailed unless they came."""
+        d = self.device
+        blocks = self._blocks(len(keys))
+        every = [list(range(d.shape.layers))] * len(keys)
+        began = d.clock.now()
+        load = d.open_load(_SESSION, list(keys), blocks, every, kvstore_pb2.DEMAND, 0, list(sources))
+        self._until(lambda event: isinstance(event, LoadClosed) and event.load is load, Saving(d))
+        seconds = d.clock.now() - began
+        whole = all(block.complete for block in blocks)
+        d.close_load(load)
+        self._drop(blocks)
+        if not whole:
+            raise LoadFailed("chunks that had been saved did not come back")
+        return seconds
+
+    def _blocks(self, count: int) -> list[Block]:
+        cache, layers = self.device.cache, range(self.device.shape.layers)
+        blocks = [cache.new_block(i, _SESSION, layers) for i in range(count)]
+        for block in blocks:
+            cache.use(block)
+        self.device.back()
+        return blocks
+
+    def _drop(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            block.key = None
+            self.device.cache.release(block)
+
+    def _until(self, over: Callable[[object], bool], saving: Saving) -> None:
+        """Take events, as the engine does, until `over(event)`."""
+        deadline = self.device.clock.now() + _ANSWER_S
+        while True:
+            try:
+                event = self.inbox.get(timeout=max(deadline - self.device.clock.now(), 0.001))
+            except queue.Empty:
+                raise LoadFailed(f"the store said nothing for {_ANSWER_S:.0f} s") from None
+            match event:
+                case FromStore(message) if message.WhichOneof("kind") == "grant":
+                    saving.granted(message.grant)
+                case SaveCopied():
+                    saving.copied(event)
+                case StoreDown():
+                    raise LoadFailed("the store went away")
+            if over(event):
+                return
+
+
+def new_keys(count: int) -> list[bytes]:
+    """Keys of chunks that nobody has."""
+    return [os.urandom(32) for _ in range(count)]
+
+
+#: Loads so many chunks from somewhere; returns the seconds.
+Load = Callable[[int], float]
+
+
+def rates(shape: KvShape, large: int, loads: dict[str, Load], repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
+    """Of each source, from medians of small and large loads; all sources in turn, so that what disturbs one disturbs all.
+
+    The first round does not count.
+    """
+    sizes = (SMALL_CHUNKS, large)
+    times: dict[str, list[list[float]]] = {name: [[], []] for name in loads}
+    for repetition in range(repetitions + 1):
+        for i, chunks in enumerate(sizes):
+            for name, load in loads.items():
+                seconds = load(chunks)
+                if repetition:
+                    times[name][i].append(seconds)
+    found = {}
+    for name, (small, big) in times.items():
+        small_bytes, large_bytes = (chunks * shape.chunk_bytes for chunks in sizes)
+        found[name] = LoadRate.measured(small_bytes, statistics.median(small), large_bytes, statistics.median(big))
+        say(f"load from {name}: {1000 * found[name].first_s:.1f} ms, then {found[name].bytes_per_s / 1e9:.2f} GB/s")
+    return found
+
+
+def own_rates(mover: Mover, flush: Callable[[], None], ssd: Path, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
+    """From the SSD with and without what the page cache may have of its files, and from the arena."""
+    few, *sets = [new_keys(mover.large) for _ in range(SETS + 1)]
+    for n, keys in enumerate([few, *sets]):
+        mover.put(keys, f"profile-{n}")
+        flush()
+    # Small loads read other chunks than large ones, or every second set would never leave the arena.
+    small = itertools.cycle([few[i : i + SMALL_CHUNKS] for i in range(0, len(few) - SMALL_CHUNKS + 1, SMALL_CHUNKS)])
+    large = itertools.cycle(sets)
+    last: list[bytes] = []
+
+    def from_ssd(chunks: int) -> float:
+        last[:] = next(small) if chunks == SMALL_CHUNKS else next(large)
+        return mover.load(last)
+
+    def from_cold_ssd(chunks: int) -> float:
+        forget_page_cache(ssd)
+        return from_ssd(chunks)
+
+    loads: dict[str, Load] = {"ssd": from_ssd, "ssd_cold": from_cold_ssd, "dram": lambda chunks: mover.load(last)}
+    return rates(mover.device.shape, mover.large, loads, repetitions, say)
+
+
+def peer_rate(
+    owner: Mover, reader: Mover, owner_node: str, flush: Callable[[], None], repetitions: int, say: Callable[[str], None]
+) -> LoadRate:
+    """From the DRAM of another node's store; each read is of chunks that the reading store does not have."""
+
+    def load(chunks: int) -> float:
+        keys = new_keys(chunks)
+        owner.put(keys, f"profile-peer-{keys[0].hex()}")
+        flush()
+        return reader.load(keys, [owner_node])
+
+    return rates(reader.device.shape, reader.large, {"peer": load}, repetitions, say)["peer"]
+
+
+def forget_page_cache(folder: Path) -> None:
+    """Have the system drop its copies of these files."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)

@@ -1,0 +1,34 @@
+"""What this worker's profile must hold for, and what a worker takes from it before anything has run."""
+
+from __future__ import annotations
+
+import os
+
+from contracts.kv import KvShape
+from contracts.profile import Profile, Subject
+from runtime.config import Config
+from runtime.profiles import cores, processor
+from worker.core.pace import Pace
+
+#: Prefill is taken from a step of so many tokens, decoding from one sequence with so long a context.
+_PREFILL_TOKENS, _CONTEXT_TOKENS = 512, 1024
+#: A request as long as many are, until one has ended here: tokens to prefill and to generate.
+_TYPICAL_PREFILL, _TYPICAL_OUTPUT = 256, 128
+
+
+def compute_threads(config: Config) -> int:
+    """Threads that compute: as configured, else the machine's cores shared evenly between its workers."""
+    return config.worker.threads or max(1, (os.cpu_count() or 1) // config.nodes.count)
+
+
+def subject(shape: KvShape, threads: int, computes: str) -> Subject:
+    """What figures measured in this process hold for. computes: `native` or `torch`."""
+    return Subject(shape.fingerprint.hex(), shape.dtype, processor(), cores(), threads, computes)
+
+
+def seed(pace: Pace, profile: Profile) -> None:
+    """Start `pace` from what was measured; what runs from now on moves it as it would have."""
+    pace.prefill_token_s = profile.prefill_s(_PREFILL_TOKENS) / _PREFILL_TOKENS
+    pace.decode_token_s = profile.decode_s(1, _CONTEXT_TOKENS)
+    pace.request_s = profile.prefill_s(_TYPICAL_PREFILL) + _TYPICAL_OUTPUT * pace.decode_token_s
+    pace.output_tokens = _TYPICAL_OUTPUT

@@ -1,0 +1,192 @@
+"""`python -m worker.profiling`: measures what this worker's model takes on this machine, for `upbeat profile`.
+
+Loads the model and computes with the runner that a worker of the same configuration has; loads KV from the stores of the configuration,
+which whoever starts this has started for nothing else. Writes one profile (contracts.profile) and tells of its progress on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import platform
+import queue
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contracts.errors import ConfigError
+from contracts.profile import LoadRate, Profile, encode
+from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
+from runtime import rpc, telemetry
+from runtime.clock import RealClock
+from runtime.config import GIB, Config, load_config
+from runtime.service import Tasks, run
+from worker.core.hbm import HbmCache
+from worker.core.pages import PagePool
+from worker.device import Device
+from worker.kernels.choice import choose_kernels
+from worker.kv_loader import KvLoader
+from worker.loads import LoadTable
+from worker.measure import QUICK, Computed, Grid, Stopwatch, compute
+from worker.measure_loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
+from worker.memory.granules import HostPool
+from worker.memory.paged_kv import PagedKv
+from worker.models.config import load_config as load_model_config
+from worker.models.load import Model, load_model
+from worker.native_runner import NativeRunner
+from worker.profiles import compute_threads, subject
+from worker.runner import Runner, Steps
+from worker.store_link import StoreLink
+
+_FLUSH_S = 120.0
+_PACKAGES = {"upbeat": "upbeat-server", "torch": "torch", "numpy": "numpy"}
+
+
+@dataclass(slots=True)
+class Computer:
+    """A model, its pages, and what computes: as a worker has them."""
+
+    model: Model
+    kv: PagedKv
+    runner: Steps
+    computes: str
+    threads: int
+
+
+def assemble(config: Config) -> Computer:
+    """Load the model. Raises ConfigError as a worker's start does."""
+    threads = compute_threads(config)
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    granule = config.worker.granule_bytes
+    memory = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
+    kernels = choose_kernels(config.worker.kernels, load_model_config(config.model), config.kv.chunk_tokens, threads)
+    pack = kernels.pack if kernels else None
+    w = config.worker
+    model = load_model(config.model, memory, w.dtype, w.device, config.kv.chunk_tokens, config.run_dir / "digests", pack)
+    kv = PagedKv(memory, model.shape, max(memory.free * granule // model.shape.piece_bytes, 1))
+    return Computer(
+        model, kv, NativeRunner(model, kv, kernels) if kernels else Runner(model, kv), "native" if kernels else "torch", threads
+    )
+
+
+def measure_compute(computer: Computer, config: Config, quick: bool, say: Callable[[str], None]) -> Computed:
+    """The whole grid. Gives the cache back at the end: the runner is of no use any more."""
+    kv = computer.kv
+    slabs = min(kv.slab_count, kv.pool.free // kv.slab_granules)
+    for slab in range(slabs):
+        kv.map_slab(slab)
+    for page in range(slabs * kv.pages_per_slab):
+        kv.page_bytes_view(page)[:] = 0
+    grid = (QUICK if quick else Grid()).within(config.worker.max_batch, config.worker.step_tokens, computer.model.max_tokens)
+    found = compute(Stopwatch(computer.runner, kv, slabs * kv.pages_per_slab, RealClock()), grid, say)
+    for slab in range(slabs):
+        kv.unmap_slab(slab)
+    return found
+
+
+class Attachment:
+    """A mover attached to one node's store, with pages of its own over `kv`."""
+
+    def __init__(self, config: Config, node: int, kv: PagedKv, pool: PagePool, tasks: Tasks) -> None:
+        places, inbox = config.node(node), queue.SimpleQueue[object]()
+        table = LoadTable()
+        loader = KvLoader(kv, table, inbox.put)
+        device = Device(kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32))
+        device.link = loader.link = StoreLink(places.store_address, "profile", kv.shape, inbox.put, loader.from_store, config.kv.hugepages)
+        loader.start()
+        tasks.start(device.link.run(), f"store link {node}")
+        self.mover = Mover(device, inbox, large_chunks(kv.shape, int(config.kv.dram_gib * GIB)))
+        self._loader, self._address, self._loop = loader, places.store_address, asyncio.get_running_loop()
+
+    def flush(self) -> None:
+        """Wait until the store has written everything behind. Not on the event loop's thread. Raises LoadFailed."""
+        if not asyncio.run_coroutine_threadsafe(self._flush(), self._loop).result():
+            raise LoadFailed("the store did not finish its write-back")
+
+    async def _flush(self) -> bool:
+        channel = rpc.channel(self._address)
+        try:
+            stub: Any = kvstore_pb2_grpc.KvStoreStub(channel)  # type: ignore[no-untyped-call]
+            return bool((await stub.Flush(kvstore_pb2.FlushRequest(timeout_s=_FLUSH_S))).complete)
+        finally:
+            await channel.close(None)
+
+    def stop(self) -> None:
+        """End the copy threads."""
+        self._loader.stop()
+
+
+async def measure_loads(config: Config, kv: PagedKv, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
+    """Rates by source; from a peer only where the configuration has two nodes. No slab of `kv` may be mapped."""
+    tasks = Tasks()
+    # One ledger for all attachments, which are used one after the other.
+    pool = PagePool(kv.slab_count, kv.pages_per_slab, kv.shape.layers)
+    nodes = [Attachment(config, n, kv, pool, tasks) for n in range(min(2, config.nodes.count))]
+    try:
+        for node in nodes:
+            await asyncio.to_thread(node.mover.attached)
+        ssd = config.node(0).ssd
+        found = await asyncio.to_thread(own_rates, nodes[0].mover, nodes[0].flush, ssd, repetitions, say)
+        if len(nodes) > 1:
+            owner, name = nodes[0], config.node(0).name
+            found["peer"] = await asyncio.to_thread(peer_rate, owner.mover, nodes[1].mover, name, owner.flush, repetitions, say)
+        return found
+    finally:
+        for node in nodes:
+            node.stop()
+        await tasks.cancel()
+
+
+async def measure(config: Config, quick: bool, say: Callable[[str], None]) -> Profile:
+    """The whole profile. Raises ConfigError when the model cannot be loaded, LoadFailed when the stores do not do their part."""
+    computer = assemble(config)
+    shape, what = computer.model.shape, subject(computer.model.shape, computer.threads, computer.computes)
+    say(f"{config.served_model}: {shape.layers} layers, {what.dtype}, {what.computes}, {what.threads} threads, {what.device}")
+    computed = await asyncio.to_thread(measure_compute, computer, config, quick, say)
+    loads = await measure_loads(config, computer.kv, 3 if quick else 7, say) if config.kv.cache else {}
+    versions = {name: importlib.metadata.version(package) for name, package in _PACKAGES.items()} | {"python": platform.python_version()}
+    return Profile(
+        subject=what,
+        model=config.served_model,
+        layers=shape.layers,
+        token_bytes=shape.token_bytes,
+        decode_step_s=computed.decode_step_s,
+        decode_layer_s=computed.decode_layer_s,
+        prefill_step_s=computed.prefill_step_s,
+        prefill_layer_s=computed.prefill_layer_s,
+        loads=loads,
+        versions=versions,
+        measured_on=datetime.now(UTC).date().isoformat(),
+    )
+
+
+async def _main(given: argparse.Namespace) -> int:
+    telemetry.configure_logs("profiling", "warning")
+    try:
+        config = load_config(given.config)
+        profile = await measure(config, given.quick, lambda line: print(line, flush=True))
+        given.out.write_text(encode(profile))
+    except (ConfigError, LoadFailed, OSError) as error:
+        print(f"upbeat: {error}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m worker.profiling", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the configuration that the stores were started with, too")
+    parser.add_argument("--out", type=Path, required=True, help="where the profile goes")
+    parser.add_argument("--quick", action="store_true", help="fewer points and repetitions")
+    run(_main(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
