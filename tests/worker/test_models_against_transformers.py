@@ -38,18 +38,35 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
     "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
+    "llama-yarn-rope": ("Llama", {"rope_parameters": YARN}),
+    "llama-yarn-scales": ("Llama", {"rope_parameters": YARN | {"mscale": 1.2, "mscale_all_dim": 0.8, "truncate": False}}),
+    "qwen2-yarn-given-scale": ("Qwen2", {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}}),
+    "llama-every-head-its-own": ("Llama", {"num_key_value_heads": 6}),
     "llama-other-head-dim": ("Llama", {"head_dim": 32, "num_key_value_heads": 6}),
     "mistral-window": ("Mistral", {"sliding_window": 20}),
     "mistral-no-window": ("Mistral", {"sliding_window": None}),
+    "mistral-other-head-dim": ("Mistral", {"head_dim": 32, "sliding_window": 33, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-some-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-some-windows": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3-biased": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
@@ -206,10 +223,11 @@ def test_a_page_is_laid_out_as_heads_then_k_and_v_then_tokens(tmp_path: Path) ->
         torch.testing.assert_close(piece[:, 1], cache.layers[layer].values[0][:, CHUNK : 2 * CHUNK], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3"])
-def test_bfloat16_stays_close_to_transformers(case: str, tmp_path: Path) -> None:
-    theirs_model = reference(tmp_path, case, torch.bfloat16)
-    bench = Bench(tmp_path, dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["llama", "llama-yarn-rope", "mistral-window", "qwen2", "qwen3"])
+def test_short_types_stay_close_to_transformers(case: str, dtype: str, tmp_path: Path) -> None:
+    theirs_model = reference(tmp_path, case, getattr(torch, dtype))
+    bench = Bench(tmp_path, dtype=dtype)
     tokens = prompt(70)
     pages = bench.pages(70)
     bench.step(bench.cut(pages, tokens, 0, 64, want=False))

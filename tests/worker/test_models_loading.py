@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,12 @@ def test_rope_is_read_in_both_spellings() -> None:
     assert parse_config(LLAMA | {"rope_theta": 7.0, "rope_scaling": None}).rope.theta == 7.0
 
 
+def test_a_stretched_context_is_as_long_as_it_was_stretched_to() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    assert parse_config(LLAMA | {"rope_scaling": yarn}).max_tokens == 8192
+    assert parse_config(LLAMA | {"rope_scaling": yarn, "max_position_embeddings": 9000}).max_tokens == 9000
+
+
 def test_windows_are_those_of_each_architecture() -> None:
     def windows(name: str, **more: Any) -> tuple[int | None, ...]:
         return parse_config(LLAMA | {"architectures": [f"{name}ForCausalLM"], "sliding_window": 32} | more).windows
@@ -64,8 +72,12 @@ def test_windows_are_those_of_each_architecture() -> None:
         ({"architectures": None}, "architectures"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_fast = 1.0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": "no"}}, "truncate = 'no'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' rotates by the sequence's length"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope' rotates by the sequence's length"),
+        ({"rope_scaling": {"type": "mrope"}}, "'mrope' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -126,13 +138,7 @@ def test_weights_in_the_pool_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_sharded_weights_are_the_same_model(tmp_path: Path) -> None:
     one, many = make(tmp_path / "one"), make(tmp_path / "many")
-    tensors = load_file(many / "model.safetensors")
-    (many / "model.safetensors").unlink()
-    names = sorted(tensors)
-    where = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(names)}
-    for file in set(where.values()):
-        save_file({n: tensors[n] for n in names if where[n] == file}, many / file)
-    (many / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    sharded(many)
     a, b = load(one), load(many)
     assert a.shape.fingerprint == b.shape.fingerprint
     assert torch.equal(a.layers[3].qkv, b.layers[3].qkv)
@@ -191,6 +197,11 @@ def test_unloading_and_loading_a_layer_moves_granules_and_restores_every_byte(tm
         (lambda t: t.pop("model.layers.3.mlp.up_proj.weight"), "no tensor model.layers.3.mlp.up_proj.weight"),
         (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight is torch.float32 \[3\]"),
         (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int32)}), "model.norm.weight is torch.int32"),
+        (
+            lambda t: t.update({"model.layers.1.self_attn.q_proj.bias": torch.ones(64)}),
+            "has tensor model.layers.1.self_attn.q_proj.bias, which",
+        ),
+        (lambda t: t.update({"model.layers.4.mlp.x": torch.ones(1), "zz": torch.ones(1)}), "has tensor model.layers.4.mlp.x and 1 more"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_its_config_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
@@ -200,6 +211,94 @@ def test_a_checkpoint_that_does_not_fit_its_config_is_refused(damage: Any, messa
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
         load(directory)
+
+
+def test_what_old_checkpoints_repeat_or_keep_beside_the_weights_changes_nothing(tmp_path: Path) -> None:
+    plain, old = make(tmp_path / "plain"), make(tmp_path / "old")
+    tensors = load_file(old / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(tensors, old / "model.safetensors")
+    a, b = load(plain), load(old)
+    assert torch.equal(a.top.head, b.top.head) and torch.equal(a.layers[0].qkv, b.layers[0].qkv)
+
+
+def sharded(directory: Path) -> dict[str, str]:
+    """Spread the model's tensors over three files with an index; returns which file has which."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(tensors)
+    where = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(names)}
+    for file in set(where.values()):
+        save_file({n: tensors[n] for n in names if where[n] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return where
+
+
+def test_a_truncated_missing_or_contradicting_shard_is_refused_by_name(tmp_path: Path) -> None:
+    cut = make(tmp_path / "cut")
+    sharded(cut)
+    second = cut / "model-1.safetensors"
+    second.write_bytes(second.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model-1\.safetensors is not a readable safetensors file.*download it again"):
+        load(cut)
+    second.unlink()
+    with pytest.raises(ConfigError, match=r"model-1\.safetensors does not exist; model\.safetensors\.index\.json names it"):
+        load(cut)
+    wrong = make(tmp_path / "wrong")
+    where = sharded(wrong)
+    (wrong / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where | {"model.layers.9.x": "model-2.safetensors"}}))
+    with pytest.raises(ConfigError, match=r"model-2\.safetensors has no tensor model\.layers\.9\.x, which"):
+        load(wrong)
+    twice = make(tmp_path / "twice")
+    sharded(twice)
+    save_file(load_file(twice / "model-0.safetensors"), twice / "model-2.safetensors")
+    with pytest.raises(ConfigError, match=r"model-2\.safetensors has tensor .*, which another file has too"):
+        load(twice)
+
+
+def test_float16_weights_under_a_bfloat16_config_are_served_as_they_are(tmp_path: Path) -> None:
+    shape = {"hidden_size": 1024, "num_attention_heads": 64, "intermediate_size": 4096, "vocab_size": 4096}
+    directory = make(tmp_path, "float16", **shape)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}))
+    down = load_file(directory / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
+    model = load(directory, mib=256)
+    assert model.shape.dtype == "float16" and torch.equal(model.layers[1].down, down)
+    asked = load(directory, "bfloat16", mib=256)
+    assert asked.shape.dtype == "bfloat16" and torch.equal(asked.layers[1].down, down.bfloat16())
+
+
+def test_every_end_token_of_the_generation_config_ends_an_answer(tmp_path: Path) -> None:
+    directory = make(tmp_path, eos_token_id=[2, 3])
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 128, 130]}))
+    assert load(directory).eos_ids == {2, 3, 128, 130}
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, "x"]}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id"):
+        load(directory)
+
+
+def test_only_a_files_own_memory_is_forgotten_and_reading_brings_it_back(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(make(tmp_path))
+    name = "model.embed_tokens.weight"
+    kept, own = checkpoint.tensors[name].clone(), torch.ones(100_000)
+    checkpoint.forget(checkpoint.tensors[name])
+    checkpoint.forget(own)
+    assert torch.equal(checkpoint.tensors[name], kept) and bool(own.all()), "memory that is no mapped file stays as it is"
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("parameters_m", [40, pytest.param(250, marks=pytest.mark.slow)])
+def test_loading_needs_no_second_copy_of_the_weights(kernels: str, parameters_m: int, tmp_path: Path) -> None:
+    layers = parameters_m // 10
+    shape = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2592}
+    directory = make(tmp_path, "bfloat16", **shape, num_hidden_layers=layers)
+    script = Path(__file__).with_name("peak_of_loading.py")
+    done = subprocess.run([sys.executable, str(script), str(directory), kernels], capture_output=True, text=True, check=True, timeout=240)
+    weights, grew = map(int, done.stdout.split())
+    assert weights == Checkpoint(directory).bytes >= 2e6 * parameters_m
+    # Above the weights themselves: what one layer takes of the file, whole granules, and the allocator's own.
+    assert weights <= grew < weights + (64 << 20), f"{grew >> 20} MiB for {weights >> 20} MiB of weights"
 
 
 def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:

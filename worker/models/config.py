@@ -7,6 +7,7 @@ Whatever would change the output and is not understood is refused by name: a mod
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,17 @@ from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+#: Rotary embeddings whose angles depend on how long the sequence has become: what was cached under shorter ones would be wrong.
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding. `kind` is one of ROPE_TYPES; the last four fields matter for the kinds that use them."""
+    """Rotary embedding. `kind` is one of ROPE_TYPES; all fields after `factor` matter for the kinds that use them.
+
+    scale: what cosines and sines are multiplied by (yarn's attention factor).
+    """
 
     theta: float = 10_000.0
     kind: str = "default"
@@ -28,6 +34,10 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_tokens: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,10 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         raise get.wrong("head_dim", "must be even")
     qwen2, llama, qwen3 = (architecture.startswith(name) for name in ("Qwen2", "Llama", "Qwen3"))
     bias = get.boolean("attention_bias", False) if llama or qwen3 else False
+    rope = _rope(get)
+    max_tokens = get.integer("max_position_embeddings")
+    if rope.kind == "yarn":  # published configurations name the length before or after it was stretched
+        max_tokens = max(max_tokens, int(rope.original_tokens * rope.factor))
     return ModelConfig(
         architecture=architecture,
         vocab_size=get.integer("vocab_size"),
@@ -101,8 +115,8 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=get.number("rms_norm_eps", 1e-6),
-        rope=_rope(get),
-        max_tokens=get.integer("max_position_embeddings"),
+        rope=rope,
+        max_tokens=max_tokens,
         windows=_windows(get, architecture, layers),
         qkv_bias=True if qwen2 else bias,
         out_bias=bias,
@@ -180,6 +194,9 @@ def _rope(get: _Reader) -> Rope:
     inner = _Reader(section, f"{get.where}: {key}")
     theta = inner.number("rope_theta", get.number("rope_theta", 10_000.0))
     kind = section.get("rope_type", section.get("type", "default"))
+    if kind in _ROPE_BY_LENGTH:
+        why = "rotates by the sequence's length, so that no cache could be used again"
+        raise ConfigError(f"{get.where}: {key}.rope_type = {kind!r} {why}; supported: {', '.join(ROPE_TYPES)}")
     if kind not in ROPE_TYPES:
         raise ConfigError(f"{get.where}: {key}.rope_type = {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
     if section.get("partial_rotary_factor", 1.0) != 1.0:
@@ -190,10 +207,31 @@ def _rope(get: _Reader) -> Rope:
     if kind == "linear":
         return Rope(theta, kind, factor)
     original = inner.integer("original_max_position_embeddings", get.integer("max_position_embeddings"))
+    if kind == "yarn":
+        return _yarn(inner, theta, factor, original)
     rope = Rope(theta, kind, factor, inner.number("low_freq_factor", 0.0), inner.number("high_freq_factor", 0.0), original)
     if rope.high_freq_factor <= rope.low_freq_factor:
         raise inner.wrong("high_freq_factor", f"must be above low_freq_factor, {rope.low_freq_factor}")
     return rope
+
+
+def _yarn(inner: _Reader, theta: float, factor: float, original: int) -> Rope:
+    """YaRN (arXiv 2309.00071): the scale is given, or follows from the factor, or from two multipliers of its logarithm."""
+
+    def grown(multiplier: float) -> float:
+        return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if inner.data.get("attention_factor") is not None:
+        scale = inner.number("attention_factor", 1.0)
+    elif inner.data.get("mscale") and inner.data.get("mscale_all_dim"):
+        scale = grown(inner.number("mscale", 1.0)) / grown(inner.number("mscale_all_dim", 1.0))
+    else:
+        scale = grown(1.0)
+    fast, slow = inner.number("beta_fast", 32.0), inner.number("beta_slow", 1.0)
+    if fast <= slow:
+        raise inner.wrong("beta_fast", f"must be above beta_slow, {slow}")
+    truncate = inner.boolean("truncate", True)
+    return Rope(theta, "yarn", factor, original_tokens=original, beta_fast=fast, beta_slow=slow, truncate=truncate, scale=scale)
 
 
 def _windows(get: _Reader, architecture: str, layers: int) -> tuple[int | None, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,10 +18,11 @@ import torch
 from blake3 import blake3
 
 from worker.models.config import ModelConfig
+from worker.models.weights import Checkpoint
 
 
-def weights_digest(tensors: dict[str, torch.Tensor]) -> bytes:
-    """32 bytes over (name, dtype, shape, bytes) of all tensors, in the order of their names."""
+def weights_digest(tensors: dict[str, torch.Tensor], forget: Callable[[torch.Tensor], None]) -> bytes:
+    """32 bytes over (name, dtype, shape, bytes) of all tensors, in the order of their names; `forget` is told of each when it is done."""
     digest = blake3(b"upbeat weights", max_threads=blake3.AUTO)
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -28,13 +30,15 @@ def weights_digest(tensors: dict[str, torch.Tensor]) -> bytes:
         digest.update(struct.pack("<I", len(head)) + head)
         if tensor.numel():
             digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+            forget(tensor)
     return digest.digest()
 
 
-def cached_weights_digest(tensors: dict[str, torch.Tensor], files: list[Path], cache_dir: Path | None) -> bytes:
-    """`weights_digest(tensors)`, remembered in `cache_dir` for as long as `files` do not change. None: not remembered."""
+def cached_weights_digest(checkpoint: Checkpoint, cache_dir: Path | None) -> bytes:
+    """The digest of a checkpoint's tensors, remembered in `cache_dir` for as long as its files do not change. None: not remembered."""
+    files = checkpoint.files
     if cache_dir is None:
-        return weights_digest(tensors)
+        return weights_digest(checkpoint.tensors, checkpoint.forget)
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)]
     entry = cache_dir / f"weights-{blake3(json.dumps(stats).encode()).hexdigest()[:32]}.digest"
     try:
@@ -43,7 +47,7 @@ def cached_weights_digest(tensors: dict[str, torch.Tensor], files: list[Path], c
             return known
     except (OSError, ValueError):
         pass
-    digest = weights_digest(tensors)
+    digest = weights_digest(checkpoint.tensors, checkpoint.forget)
     cache_dir.mkdir(parents=True, exist_ok=True)
     temporary = entry.with_suffix(f".{os.getpid()}")
     temporary.write_text(digest.hex() + "\n")

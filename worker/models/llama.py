@@ -19,7 +19,7 @@ class RopeTable:
     """cos and sin of every position, `[positions, head_dim]`, in the model's type, extended as longer prompts come."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        self._frequencies = rope_frequencies(config.rope, config.head_dim)
+        self._frequencies, self._scale = rope_frequencies(config.rope, config.head_dim), config.rope.scale
         self._dtype = dtype
         self._cos = self._sin = torch.empty(0, config.head_dim, dtype=dtype)
 
@@ -28,24 +28,39 @@ class RopeTable:
         if longest > self._cos.shape[0]:
             count = 1 << max(10, (longest - 1).bit_length())
             angles = torch.arange(count, dtype=torch.float32)[:, None] * self._frequencies
-            self._cos = torch.cat((angles.cos(), angles.cos()), -1).to(self._dtype)
-            self._sin = torch.cat((-angles.sin(), angles.sin()), -1).to(self._dtype)
+            cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+            self._cos = torch.cat((cos, cos), -1).to(self._dtype)
+            self._sin = torch.cat((-sin, sin), -1).to(self._dtype)
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     """Radians a token, float32 `[head_dim / 2]`.
 
-    llama3 keeps wavelengths short against the original context, stretches long ones by `factor`, and blends in between.
+    llama3 keeps wavelengths short against the original context, stretches long ones by `factor`, and blends in between, by how often a
+    wavelength turns within that context. yarn does so too, and blends evenly over the dimensions between two such numbers of turns.
     """
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     if rope.kind == "default":
         return plain
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "yarn":
+        low, high = (_dimension_that_turns(turns, rope, head_dim) for turns in (rope.beta_fast, rope.beta_slow))
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        dimensions = torch.arange(head_dim // 2, dtype=torch.float32)
+        stretched = ((dimensions - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+        return plain / rope.factor * stretched + plain * (1 - stretched)
     turns = rope.original_tokens * plain / (2 * math.pi)  # full turns within the original context
     blend = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
     return plain / rope.factor * (1 - blend) + plain * blend
+
+
+def _dimension_that_turns(turns: float, rope: Rope, head_dim: int) -> float:
+    """Which pair of dimensions turns so often within the original context; not whole."""
+    return head_dim * math.log(rope.original_tokens / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

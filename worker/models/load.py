@@ -62,6 +62,7 @@ def load_model(
     served = choose_dtype(dtype, checkpoint)
     layers = SlotTable([WeightSpan(pool, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)])
     top = WeightSpan(pool, top_parts(checkpoint, config), served)
+    checkpoint.check_all_taken()
     weight_bytes = top.bytes + sum(layers.layer_granules(n) for n in range(config.layers)) * pool.granule_bytes
     try:
         views = top.load()
@@ -72,7 +73,7 @@ def load_model(
             f"kv.hbm_gib: the weights of {directory} need {weight_bytes / 2**30:.2f} GiB of the device's "
             f"{pool.total * pool.granule_bytes / 2**30:.2f} GiB; raise kv.hbm_gib to more than that, the KV cache included"
         ) from None
-    digest = model_digest(cached_weights_digest(checkpoint.tensors, checkpoint.files, cache_dir), config)
+    digest = model_digest(cached_weights_digest(checkpoint, cache_dir), config)
     name = str(served).removeprefix("torch.")
     return Model(
         config=config,

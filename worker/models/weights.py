@@ -20,10 +20,12 @@ from safetensors import SafetensorError, safe_open
 
 from contracts.errors import ConfigError, UpbeatError
 from worker.memory.granules import HostPool, Span
-from worker.memory.tensors import tensor_at
+from worker.memory.tensors import MappedFiles, tensor_at
 from worker.models.config import ModelConfig, read_json
 
 _ALIGNMENT = 256
+#: Old checkpoints keep the rotary embedding's frequencies, which follow from the configuration.
+_DERIVED = ".rotary_emb.inv_freq"
 
 
 class LayerUnloaded(UpbeatError):
@@ -62,25 +64,42 @@ class TopWeights:
 
 
 class Checkpoint:
-    """The tensors of a directory's safetensors files, by name, mapped and not copied; one file, or shards with an index."""
+    """The tensors of a directory's safetensors files, by name, mapped and not copied; one file, or shards with an index.
+
+    taken: names that were asked for; what is never asked for is no part of the model (`check_all_taken`).
+    """
 
     def __init__(self, directory: Path) -> None:
         """Raises ConfigError when files are missing, damaged, or do not hold what their index says."""
         index = directory / "model.safetensors.index.json"
         single = directory / "model.safetensors"
-        self.files = self._sharded(index) if index.exists() and not single.exists() else [single]
+        where = self._sharded(index) if index.exists() and not single.exists() else None
+        self.files = [single] if where is None else [directory / name for name in sorted(set(where.values()))]
         self.tensors: dict[str, torch.Tensor] = {}
+        self.taken: set[str] = set()
         for file in self.files:
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    self.tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
-            except FileNotFoundError:
-                raise ConfigError(f"{file} does not exist; give --model a directory with safetensors weights") from None
-            except (SafetensorError, OSError) as e:
-                raise ConfigError(f"{file} is not a readable safetensors file: {e}; download it again") from e
+            remedy = f"{index.name} names it; download it too" if where else "give --model a directory with safetensors weights"
+            self._open(file, remedy)
+        self._mapped = MappedFiles(self.files)
+        for name, file_name in (where or {}).items():
+            if name not in self.tensors:
+                raise ConfigError(f"{directory / file_name} has no tensor {name}, which {index.name} says it has; download both again")
+
+    def _open(self, file: Path, when_missing: str) -> None:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise ConfigError(f"{file} does not exist; {when_missing}") from None
+        except (SafetensorError, OSError) as e:
+            raise ConfigError(f"{file} is not a readable safetensors file: {e}; download it again") from e
+        twice = sorted(found.keys() & self.tensors.keys())
+        if twice:
+            raise ConfigError(f"{file} has tensor {twice[0]}, which another file has too; download the model again")
+        self.tensors |= found
 
     @staticmethod
-    def _sharded(index: Path) -> list[Path]:
+    def _sharded(index: Path) -> dict[str, str]:
         where = read_json(index).get("weight_map")
         if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
             raise ConfigError(f"{index}: weight_map must map tensor names to files; download the model again")
@@ -88,7 +107,18 @@ class Checkpoint:
         for name in names:
             if Path(name).name != name:
                 raise ConfigError(f"{index}: {name!r} must be a file beside the index")
-        return [index.parent / name for name in names]
+        return {str(tensor): str(name) for tensor, name in where.items()}
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """`tensor`, one of these or of their making, is not read for a while: it need not be in this process's memory."""
+        self._mapped.forget(tensor)
+
+    def check_all_taken(self) -> None:
+        """Raises ConfigError naming a tensor that nobody asked for: the model would compute something else with it."""
+        extra = sorted(name for name in self.tensors.keys() - self.taken if not name.endswith(_DERIVED))
+        if extra:
+            more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+            raise ConfigError(f"{self.files[0].parent}: the checkpoint has tensor {extra[0]}{more}, which its config.json does not imply")
 
     @property
     def bytes(self) -> int:
@@ -106,6 +136,7 @@ class Checkpoint:
     def get(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor `name`. Raises ConfigError unless it exists with this shape and a floating type."""
         tensor = self.tensors.get(name)
+        self.taken.add(name)
         if tensor is None:
             raise ConfigError(f"{self.files[0].parent}: the checkpoint has no tensor {name}; it does not fit its config.json")
         if list(tensor.shape) != list(shape) or not tensor.is_floating_point():
@@ -117,11 +148,12 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class _Packed:
-    """One tensor of a span: `sources` stacked along their first dimension."""
+    """One tensor of a span: `sources` stacked along their first dimension. forget: told of a source that is not read for a while."""
 
     field: str
     shape: list[int]
     sources: list[torch.Tensor]
+    forget: Callable[[torch.Tensor], object]
 
 
 #: pack(field, sources, view): writes a matrix into `view` in a layout of its own; false: it is to be copied as it is.
@@ -159,6 +191,8 @@ class WeightSpan:
             view = tensor_at(self.span.address + offset, self._dtype, part.shape)
             if self._pack is None or not self._pack(part.field, part.sources, view):
                 torch.cat([source.to(self._dtype) for source in part.sources], out=view)
+            for source in part.sources:
+                part.forget(source)
             views[part.field] = view
         return views
 
@@ -218,7 +252,7 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
 
     def pack(field: str, names: dict[str, int], *width: int) -> _Packed:
         sources = [checkpoint.get(prefix + name, [rows, *width]) for name, rows in names.items()]
-        return _Packed(field, [sum(names.values()), *width], sources)
+        return _Packed(field, [sum(names.values()), *width], sources, checkpoint.forget)
 
     projections = {f"self_attn.{name}_proj": rows for name, rows in (("q", q), ("k", kv), ("v", kv))}
     mlp = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
@@ -247,12 +281,15 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
 def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[_Packed]:
     """The packed tensors outside the layers; `head` is left out when it is the embedding."""
     table = [config.vocab_size, config.hidden_size]
-    parts = [
-        _Packed("embedding", table, [checkpoint.get("model.embed_tokens.weight", table)]),
-        _Packed("norm", [config.hidden_size], [checkpoint.get("model.norm.weight", [config.hidden_size])]),
-    ]
+
+    def plain(field: str, name: str, shape: list[int]) -> _Packed:
+        return _Packed(field, shape, [checkpoint.get(name, shape)], checkpoint.forget)
+
+    parts = [plain("embedding", "model.embed_tokens.weight", table), plain("norm", "model.norm.weight", [config.hidden_size])]
     if not config.tied:
-        parts.append(_Packed("head", table, [checkpoint.get("lm_head.weight", table)]))
+        parts.append(plain("head", "lm_head.weight", table))
+    elif "lm_head.weight" in checkpoint.tensors:
+        checkpoint.get("lm_head.weight", table)  # some checkpoints repeat the embedding; it is not used
     return parts
 
 
