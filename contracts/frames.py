@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob
+from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob, ToolCallDelta, ToolUse
 
 MAX_FRAME_BYTES = 64 << 20
 
@@ -47,7 +47,8 @@ def decode_to_worker(frame: bytes) -> GenerateRequest | str:
     if isinstance(data.get("submit"), dict):
         fields = data["submit"]
         sampling = Sampling(**fields.pop("sampling"))
-        return GenerateRequest(sampling=sampling, **fields)
+        use = fields.pop("tool_use", None)
+        return GenerateRequest(sampling=sampling, tool_use=None if use is None else ToolUse(**use), **fields)
     raise ValueError("a frame to a worker holds submit or cancel")
 
 
@@ -56,7 +57,7 @@ def encode_step(frame: StepFrame) -> bytes:
     return _pack(
         {
             "accepted": [[a.request_id, a.prompt_tokens] for a in frame.accepted],
-            "outputs": [[o.request_id, o.text, o.tokens, o.cached_tokens, _logprobs(o.logprobs), o.finish_reason] for o in frame.outputs],
+            "outputs": [_output(o) for o in frame.outputs],
             "failed": [[f.request_id, f.error] for f in frame.failed],
         }
     )
@@ -67,9 +68,21 @@ def decode_step(frame: bytes) -> StepFrame:
     data = _unpack(frame)
     return StepFrame(
         accepted=[Accepted(*a) for a in data["accepted"]],
-        outputs=[Output(rid, text, tokens, cached, _from_logprobs(lp), end) for rid, text, tokens, cached, lp, end in data["outputs"]],
+        outputs=[_from_output(*fields) for fields in data["outputs"]],
         failed=[Failed(*f) for f in data["failed"]],
     )
+
+
+def _output(o: Output) -> list[Any]:
+    calls = None if o.tool_calls is None else [[c.index, c.id, c.name, c.arguments] for c in o.tool_calls]
+    return [o.request_id, o.text, o.tokens, o.cached_tokens, _logprobs(o.logprobs), o.finish_reason, calls]
+
+
+def _from_output(
+    request_id: str, text: str, tokens: list[int], cached: int, logprobs: list[Any] | None, end: Any, calls: list[Any] | None
+) -> Output:
+    called = None if calls is None else [ToolCallDelta(*c) for c in calls]
+    return Output(request_id, text, tokens, cached, _from_logprobs(logprobs), end, called)
 
 
 def _logprobs(values: list[TokenLogprob] | None) -> list[Any] | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from contracts.ids import SessionKey
 
 FinishReason = Literal["stop", "length", "cancelled"]
+ToolChoice = Literal["none", "auto", "required"]
 
 
 @dataclass(slots=True)
@@ -28,9 +29,33 @@ class Sampling:
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    #: Above 1, tokens of the prompt and of the answer become less likely; 1 changes nothing.
+    repetition_penalty: float = 1.0
+    #: Until so many tokens are generated, none that would end the answer is chosen.
+    min_tokens: int = 0
+    #: Tokens that end the answer as an end-of-text token does.
+    stop_token_ids: list[int] = field(default_factory=list)
+    #: Whether the answer ends with the stop string or stop token that it met, instead of before it.
+    include_stop: bool = False
+    #: Whether special tokens have no text.
+    skip_special_tokens: bool = True
     logit_bias: dict[int, float] = field(default_factory=dict)
     #: None: no logprobs; 0 to 20: the chosen token's and this many alternatives'.
     logprobs: int | None = None
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """The functions that an answer may call, and whether it must.
+
+    tools: JSON text, OpenAI's list. name: the one function that must be called; None: whichever. parallel: several calls may
+    come in one answer.
+    """
+
+    tools: str
+    choice: ToolChoice = "auto"
+    name: str | None = None
+    parallel: bool = True
 
 
 @dataclass(slots=True)
@@ -38,6 +63,9 @@ class GenerateRequest:
     """One generation.
 
     Exactly one of `messages` (chat), `prompt` (text) and `prompt_tokens` is set.
+    json_schema: JSON text of a schema that the answer must satisfy. tool_use: only with `messages`.
+    group: the same for all choices of one prompt, which share the prompt's KV: while one of them computes it, those that
+    came later wait. choice: its number among them.
     resume_tokens: tokens another worker has generated already (it died); they are continued, not repeated.
     source_nodes: nodes that hold this session's cache according to the scheduler, best first: a hint for the kvstore.
     """
@@ -53,6 +81,10 @@ class GenerateRequest:
     priority: int = 0
     resume_tokens: list[int] = field(default_factory=list)
     source_nodes: list[str] = field(default_factory=list)
+    json_schema: str | None = None
+    tool_use: ToolUse | None = None
+    group: str = ""
+    choice: int = 0
 
     @property
     def session(self) -> SessionKey:
@@ -62,11 +94,22 @@ class GenerateRequest:
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """A token's text, its log probability, and the best alternatives `(text, logprob)`."""
+    """A token's bytes (a token may be a part of a character), its log probability, and the best alternatives
+    `(bytes, logprob)`. A special token has the bytes of its spelling."""
 
-    token: str
+    token: bytes
     logprob: float
-    top: list[tuple[str, float]] = field(default_factory=list)
+    top: list[tuple[bytes, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """What one tool call gained: `id` and `name` with its first delta, empty afterwards; a piece of `arguments`, JSON text."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -81,7 +124,8 @@ class Accepted:
 class Output:
     """What one request gained in one engine step.
 
-    text: new text, complete characters only. tokens: new token ids (also those whose text is still held back).
+    text: new text, complete characters only, without that of tool calls. tokens: new token ids (also those whose text is
+    still held back). logprobs: one a token that is part of the answer: what ends it has none.
     cached_tokens: prompt tokens whose KV was not computed; valid from the first output on.
     """
 
@@ -91,6 +135,7 @@ class Output:
     cached_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ def build(parts: Parts) -> web.Application:
     add("DELETE", "/v1/sessions/{session_id:.+}", sessions.erase)
     get("/v1/models", models.index)
     get("/v1/models/{model:.+}", models.show)
+    add("POST", "/v1/embeddings", models.embeddings)
     get("/v1/fleet", ops.fleet)
     get("/health", ops.health)
     get("/ready", ops.ready)

@@ -13,7 +13,7 @@ from typing import Any
 
 from contracts.errors import NotFound, RequestError, Unavailable, from_wire
 from contracts.ids import SessionKey
-from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling
+from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, ToolUse
 from gateway import metrics
 from gateway.core.refusals import is_final
 from gateway.core.retry import Again, Attempts, GiveUp, Patience
@@ -30,7 +30,8 @@ log = telemetry.logger("gateway.generate")
 class Job:
     """What one choice is. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
 
-    pin: the node that must run it, or empty. prefer: the node for the first attempt, or empty.
+    pin: the node that must run it, or empty. prefer: the node for the first attempt, or empty. group, choice, json_schema and
+    tool_use: see `GenerateRequest`.
     """
 
     request_id: str
@@ -43,6 +44,10 @@ class Job:
     priority: int = 0
     pin: str = ""
     prefer: str = ""
+    json_schema: str | None = None
+    tool_use: ToolUse | None = None
+    group: str = ""
+    choice: int = 0
 
 
 @dataclass(slots=True)
@@ -165,6 +170,10 @@ class Generation:
             priority=job.priority,
             resume_tokens=list(self.progress.tokens),
             source_nodes=list(route.source_nodes),
+            json_schema=job.json_schema,
+            tool_use=job.tool_use,
+            group=job.group,
+            choice=job.choice,
         )
         flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
         self._begun += isinstance(flight, Flight)

@@ -1,6 +1,7 @@
 """How a conversation becomes one text: the model's own chat template, rendered in a sandbox as transformers renders it.
 
-A model without a template gets a plain one: a line `role: content` for each message, and `assistant:` for the answer.
+A model without a template gets a plain one: a line `role: content` for each message, and `assistant:` for the answer. A template
+that knows no tools gets them in a system message, and calls and their results as plain text (`worker.core.tool_calls`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from contracts.errors import ConfigError, InvalidRequest
+from worker.core.tool_calls import Dialect, dialect_of, generic_notice, spelled_calls, spelled_result
 from worker.models.config import read_json
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}{{ 'assistant:' }}"
@@ -38,29 +40,38 @@ class _Generation(jinja2.ext.Extension):
 class ChatTemplate:
     """A compiled template with the model's special tokens as variables."""
 
-    def __init__(self, source: str, variables: dict[str, str], where: str = "chat_template") -> None:
-        """Raises ConfigError naming `where` when `source` is no template."""
+    def __init__(self, source: str, variables: dict[str, str], where: str = "chat_template", tool_source: str | None = None) -> None:
+        """tool_source: the template to use when there are tools, if another. Raises ConfigError naming `where` when one is no template."""
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise_exception, strftime_now=lambda form: datetime.now().strftime(form))
         try:
             self._template = environment.from_string(source)
+            with_tools = source if tool_source is None else tool_source
+            self._tool_template = environment.from_string(with_tools)
+            knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except jinja2.TemplateError as e:
             raise ConfigError(f"{where} is not a template that can be rendered: {e}") from e
+        #: How the model is told of tools, and how it spells a call.
+        self.dialect: Dialect = dialect_of(with_tools, knows_tools)
         self._variables = variables
 
-    def render(self, messages: list[dict[str, Any]], reserved: list[str]) -> list[str]:
+    def render(self, messages: list[dict[str, Any]], reserved: list[str], tools: list[dict[str, Any]] | None = None) -> list[str]:
         """The conversation's text, in parts that must be encoded one by one: it is cut inside each string of `reserved`
-        that a message contains, so that no part contains it. Raises InvalidRequest naming `messages`."""
+        that a message or tool contains, so that no part contains it. Raises InvalidRequest naming `messages`."""
         plain = [_as_text(message, i) for i, message in enumerate(messages)]
-        said = [value for message in plain for value in _strings(message)]
+        if self.dialect.told == "system":
+            plain, tools = _told_in_words(plain, tools), None
+        said = [value for item in (*plain, *(tools or ())) for value in _strings(item)]
         if any(text in value for text in reserved for value in said):
             mark = next(chr(c) for c in _PRIVATE_USE if not any(chr(c) in value for value in said))
             plain = [_broken_up(message, reserved, mark) for message in plain]
+            tools = tools and [_broken_up(tool, reserved, mark) for tool in tools]
         else:
             mark = ""
+        template = self._tool_template if tools else self._template
         try:
-            text = self._template.render(messages=plain, add_generation_prompt=True, tools=None, documents=None, **self._variables)
+            text = template.render(messages=plain, add_generation_prompt=True, tools=tools or None, documents=None, **self._variables)
         except Exception as e:  # a template is a program: it may raise anything, and what it got were the messages
             raise InvalidRequest(f"messages do not fit this model's chat template: {e}", param="messages") from e
         return [part for part in text.split(mark) if part] if mark else [text]
@@ -79,16 +90,18 @@ def load_template(directory: Path) -> ChatTemplate:
     file = directory / "chat_template.jinja"
     if file.exists():
         return ChatTemplate(file.read_text(encoding="utf-8"), variables, str(file))
-    source = settings.get("chat_template")
+    source, tool_source = settings.get("chat_template"), None
     if isinstance(source, list):
+        tool_source = next((t.get("template") for t in source if t.get("name") == "tool_use"), None)
         source = next((t.get("template") for t in source if t.get("name") == "default"), None)
-    if source is not None and not isinstance(source, str):
+    if not isinstance(source, str | None) or not isinstance(tool_source, str | None):
         raise ConfigError(f"{path}: chat_template must be a string, or a list with one named default")
-    return ChatTemplate(source or PLAIN_TEMPLATE, variables, f"{path}: chat_template")
+    return ChatTemplate(source or PLAIN_TEMPLATE, variables, f"{path}: chat_template", tool_source)
 
 
 def _as_text(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """The message with its content as one string: text parts are joined by line breaks, nothing becomes the empty string."""
+    """The message with its content as one string: text parts are joined by line breaks, nothing becomes the empty string.
+    Arguments of calls become objects, as templates want them, where they are JSON objects."""
     content = message.get("content")
     if isinstance(content, list):
         for at, part in enumerate(content):
@@ -96,7 +109,39 @@ def _as_text(message: dict[str, Any], index: int) -> dict[str, Any]:
                 name = f"messages[{index}].content[{at}]"
                 raise InvalidRequest(f"{name} must be a text part; this model reads text only", param=name)
         content = "\n".join(part["text"] for part in content)
-    return {**message, "content": "" if content is None else content}
+    message = {**message, "content": "" if content is None else content}
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_with_objects(call) for call in message["tool_calls"]]
+    return message
+
+
+def _with_objects(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        arguments = None
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}}
+
+
+def _told_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The conversation for a template that knows no tools: they are described in the system message, calls and results are text."""
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            message = {"role": "assistant", "content": spelled_calls(message)}
+        elif message["role"] == "tool":
+            message = {"role": "user", "content": spelled_result(message)}
+            if told and told[-1].get("role") == "user":  # several results are one turn: templates want roles to alternate
+                told[-1] = {**told[-1], "content": told[-1]["content"] + "\n" + message["content"]}
+                continue
+        told.append(message)
+    if not tools:
+        return told
+    notice = generic_notice(tools)
+    if told and told[0]["role"] == "system":
+        return [{**told[0], "content": told[0]["content"] + "\n\n" + notice}, *told[1:]]
+    return [{"role": "system", "content": notice}, *told]
 
 
 def _strings(value: Any) -> list[str]:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from contracts.errors import to_wire
 from contracts.frames import StepFrame
 from contracts.kv import Manifest
-from contracts.request import Accepted, GenerateRequest, Output
+from contracts.request import Accepted, Failed, GenerateRequest, Output
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
@@ -25,7 +26,7 @@ from worker.core.sequence import Event, Sequence, State
 from worker.device import Device
 from worker.inquiries import answer_store
 from worker.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
-from worker.output import Writer
+from worker.output import Guide, Writer
 from worker.prefetching import Prefetching
 from worker.runner import Steps
 from worker.sampler import Sampler, SamplingState
@@ -50,12 +51,13 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A valid, tokenised request."""
+    """A valid, tokenised request. guide: its grammar, after `resume_tokens`."""
 
     request: GenerateRequest
     prompt: list[int]
     max_tokens: int
     stream: Stream
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,9 @@ class Engine:
         request = event.request
         sequence = Sequence(request, len(event.prompt), event.prompt + request.resume_tokens, event.max_tokens, self._arrivals)
         self._arrivals += 1
-        writer = Writer(sequence, self.codec, self.eos_ids)
-        sampling = SamplingState.start(request.sampling, event.prompt, request.resume_tokens)
+        writer = Writer(sequence, self.codec, self.eos_ids, event.guide)
+        constraint = event.guide.constraint if event.guide else None
+        sampling = SamplingState.start(request.sampling, event.prompt, request.resume_tokens, frozenset(self.eos_ids), constraint)
         self._live[request.request_id] = _Live(sequence, writer, sampling, event.stream)
         self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt)))
         self.prefetching.came_true(request.session)
@@ -239,6 +242,10 @@ class Engine:
             if request_id in chosen:
                 live, choice = self._live[request_id], chosen[request_id]
                 live.sampling.took(choice.token)
+                if (error := live.writer.error) is not None:
+                    self._frames[live.stream].failed.append(Failed(request_id, to_wire(error)))
+                    self._finish(live)
+                    continue
                 output = live.writer.take(choice)
                 self._frames[live.stream].outputs.append(output)
                 if output.finish_reason:
@@ -251,7 +258,7 @@ class Engine:
         self.admission.pace.ended(s.prompt_tokens - s.cached, s.generated)
         if self.device.settings.cache and s.state is State.RUNNING:
             full = s.computed // self.device.shape.chunk_tokens
-            if full:
+            if full and not s.request.choice:  # of several answers, a conversation goes on with the first
                 fingerprint, now = self.device.shape.fingerprint, self.device.clock.wall()
                 manifest = Manifest(s.request.session, self.model_name, fingerprint, s.keys[:full], 0, now)
                 index = self.device.cache.index

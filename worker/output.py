@@ -1,59 +1,98 @@
-"""From sampled tokens to what the client reads: text, stop strings, the end of a request."""
+"""From sampled tokens to what the client reads: text, tool calls, stop strings, the end of a request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from contracts.errors import InvalidRequest
 from contracts.request import FinishReason, Output, TokenLogprob
 from worker.core.sequence import Sequence
-from worker.sampler import Choice
+from worker.core.tool_calls import CallReader
+from worker.sampler import Choice, Constraint
 from worker.text import Detokenizer, StopMatcher, TextCodec
+
+
+class GuidedConstraint(Constraint, Protocol):
+    """A constraint that the answer's end depends on."""
+
+    error: str
+
+    @property
+    def complete(self) -> bool:
+        """Nothing may be added."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What an answer must keep to, and who reads its tool calls, if it may call."""
+
+    constraint: GuidedConstraint
+    calls: CallReader | None
 
 
 @dataclass(slots=True)
 class Writer:
-    """One request's text so far. `take` is called once a sampled token."""
+    """One request's text so far. `take` is called once a sampled token, after `guide`'s constraint took it."""
 
     sequence: Sequence
     codec: TextCodec
     eos_ids: set[int]
+    guide: Guide | None = None
     detokenizer: Detokenizer = field(init=False)
     stops: StopMatcher = field(init=False)
+    _ends: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.detokenizer = self.codec.detokenizer()
-        self.stops = StopMatcher(self.sequence.request.sampling.stop)
+        sampling = self.sequence.request.sampling
+        self.detokenizer = self.codec.detokenizer(sampling.skip_special_tokens)
+        self.stops = StopMatcher(sampling.stop, sampling.include_stop)
+        self._ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(self.eos_ids))
         if self.sequence.request.resume_tokens:
-            # What a former worker sent is not sent again, but a stop string may begin in it.
-            self.stops.prime(self.detokenizer.prime(self.sequence.request.resume_tokens))
+            # What a former worker sent is not sent again, but a stop string or a call may begin in it.
+            said = self.stops.prime(self.detokenizer.prime(self.sequence.request.resume_tokens))
+            if self.guide is not None and self.guide.calls is not None:
+                self.guide.calls.push(said)
+
+    @property
+    def error(self) -> InvalidRequest | None:
+        """Why the answer cannot go on, if it cannot: its grammar met a limit of the library."""
+        if self.guide is None or not self.guide.constraint.error:
+            return None
+        field_name = "response_format" if self.sequence.request.tool_use is None else "tools"
+        return InvalidRequest(f"the answer could not be kept to {field_name}: {self.guide.constraint.error}", param=field_name)
 
     def take(self, choice: Choice) -> Output:
         """Append the token to the sequence and return what the client gains by it."""
         sequence, sampling = self.sequence, self.sequence.request.sampling
         sequence.tokens.append(choice.token)
         ended: FinishReason | None = None
-        text = ""
-        if choice.token in self.eos_ids and not sampling.ignore_eos:
-            ended = "stop"
-        else:
+        text, stopped = "", False
+        shown = choice.token not in self._ends or sampling.include_stop
+        if shown:
             text, stopped = self.stops.push(self.detokenizer.push(choice.token))
-            if stopped:
-                ended = "stop"
-            elif sequence.generated >= sequence.max_tokens:
-                ended = "length"
+        if stopped or choice.token in self._ends or (self.guide is not None and self.guide.constraint.complete):
+            ended = "stop"
+        elif sequence.generated >= sequence.max_tokens:
+            ended = "length"
         if ended:
             text += self.stops.flush(self.detokenizer.flush())
+        called = None
+        if self.guide is not None and self.guide.calls is not None:
+            text, called = self.guide.calls.push(text, last=ended is not None)
         return Output(
             request_id=sequence.request.request_id,
             text=text,
             tokens=[choice.token],
             cached_tokens=sequence.cached,
-            logprobs=self._logprobs(choice),
+            logprobs=self._logprobs(choice) if shown else None,
             finish_reason=ended,
+            tool_calls=called or None,
         )
 
     def _logprobs(self, choice: Choice) -> list[TokenLogprob] | None:
         if choice.logprob is None:
             return None
-        top = [(self.codec.decode([token]), logprob) for token, logprob in choice.top or []]
-        return [TokenLogprob(self.codec.decode([choice.token]), choice.logprob, top)]
+        top = [(self.codec.spelling(token), logprob) for token, logprob in choice.top or []]
+        return [TokenLogprob(self.codec.spelling(choice.token), choice.logprob, top)]

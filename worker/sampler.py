@@ -4,8 +4,9 @@ A draw depends on (seed, position) and the row's own logits only: not on what sh
 was resumed elsewhere. The token is found by walking the probabilities in the order of token ids with one uniform number,
 so that rounding differences between batches can hardly change it.
 
-Order, as in the field: logit bias and penalties, temperature, then min_p, top_k and top_p on what is left. Reported log
-probabilities are the model's own, before any of it.
+Order, as in the field: logit bias, repetition penalty, presence and frequency penalties, then what may not come (the grammar's
+mask, ends before min_tokens), temperature, and min_p, top_k and top_p on what is left. Reported log probabilities are the
+model's own, before any of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from blake3 import blake3
@@ -23,32 +25,68 @@ from contracts.request import Sampling
 _BELOW_ONE = 1.0 - 2.0**-53
 
 
+class Constraint(Protocol):
+    """What limits a request's tokens to those that its grammar allows next."""
+
+    def allowed(self) -> torch.Tensor:
+        """Bool `[vocab]`, never none; the same until `took`."""
+        ...
+
+    def took(self, token: int) -> None:
+        """Records that `token` was chosen."""
+        ...
+
+
 @dataclass(slots=True)
 class SamplingState:
-    """One request's sampling: its settings, a seed that is never None, and how often each token was generated."""
+    """One request's sampling: its settings, a seed that is never None, and how often each token was generated.
+
+    ends: tokens that would end the answer. seen: distinct tokens of prompt and answer, kept only with a repetition penalty.
+    """
 
     sampling: Sampling
     seed: int
-    prompt_tokens: int
     generated: Counter[int]
     position: int
+    ends: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    seen: set[int] = field(default_factory=set)
 
     @classmethod
-    def start(cls, sampling: Sampling, prompt: Sequence[int], resume: Sequence[int] = ()) -> SamplingState:
-        """The state after `prompt`, with `resume` generated elsewhere already. Without a seed, one is drawn."""
+    def start(
+        cls,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        resume: Sequence[int] = (),
+        ends: frozenset[int] = frozenset(),
+        constraint: Constraint | None = None,
+    ) -> SamplingState:
+        """The state after `prompt`, with `resume` generated elsewhere already (`constraint` knows of it). Without a seed, one is
+        drawn."""
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        return cls(sampling, seed, len(prompt), Counter(resume), len(resume))
+        seen = {*prompt, *resume} if sampling.repetition_penalty != 1 else set()
+        return cls(sampling, seed, Counter(resume), len(resume), ends | {*sampling.stop_token_ids}, constraint, seen)
 
     def took(self, token: int) -> None:
         """Records that `token` was chosen."""
         self.generated[token] += 1
         self.position += 1
+        if self.sampling.repetition_penalty != 1:
+            self.seen.add(token)
+        if self.constraint is not None:
+            self.constraint.took(token)
+
+    @property
+    def early(self) -> bool:
+        """Whether the answer may not end yet."""
+        return self.position < self.sampling.min_tokens
 
     @property
     def plain(self) -> bool:
         """Whether the logits are used as they are."""
         s = self.sampling
-        return not (s.logit_bias or s.presence_penalty or s.frequency_penalty)
+        penalties = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1
+        return not (s.logit_bias or penalties or self.early or self.constraint is not None)
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides this position."""
@@ -91,17 +129,25 @@ class Sampler:
 
 
 def adjust(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
-    """A row with bias and penalties applied: presence once for every token generated before, frequency for each time."""
+    """A row with biases and penalties applied, and what may not come at minus infinity. Presence counts once for every token
+    generated before, frequency for each time; repetition scales the logits of tokens of prompt and answer (Keskar et al., CTRL)."""
     s = state.sampling
     if state.plain:
         return logits
-    row = logits.clone()
-    inside = {token: bias for token, bias in s.logit_bias.items() if 0 <= token < row.shape[0]}
+    row, vocabulary = logits.clone(), logits.shape[0]
+    inside = {token: bias for token, bias in s.logit_bias.items() if 0 <= token < vocabulary}
     if inside:
         row[list(inside)] += torch.tensor(list(inside.values()), dtype=row.dtype)
+    if state.seen:
+        seen = torch.tensor(sorted(state.seen))
+        row[seen] = torch.where(row[seen] > 0, row[seen] / s.repetition_penalty, row[seen] * s.repetition_penalty)
     if state.generated and (s.presence_penalty or s.frequency_penalty):
         counts = torch.tensor(list(state.generated.values()), dtype=row.dtype)
         row[list(state.generated)] -= s.presence_penalty + s.frequency_penalty * counts
+    if state.early:
+        row[torch.tensor([token for token in state.ends if 0 <= token < vocabulary], dtype=torch.int64)] = float("-inf")
+    if state.constraint is not None:
+        row.masked_fill_(~state.constraint.allowed(), float("-inf"))
     return row
 
 

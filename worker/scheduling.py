@@ -8,6 +8,7 @@ from runtime.config import WorkerSection
 from worker.admission import Admission
 from worker.core.batching import choose, victim
 from worker.core.sequence import Event, Sequence, State
+from worker.core.shared_prompt import awaits_prompt
 
 
 class Scheduling:
@@ -19,7 +20,10 @@ class Scheduling:
     def admit(self, sequences: Iterable[Sequence]) -> None:
         """Give waiting sequences their blocks as far as there is room, and start those whose first layers are near."""
         live = list(sequences)
+        device = self.admission.device
         for sequence in sorted((s for s in live if s.state is State.WAITING), key=lambda s: s.priority):
+            if device.settings.cache and awaits_prompt(sequence, live, device.shape.chunk_tokens):
+                continue
             if not self.admission.admit(sequence):
                 break
         for sequence in live:

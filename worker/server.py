@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
 from worker.engine import Cancel, Engine, Submit
+from worker.grammars import Grammars
+from worker.output import Guide
 from worker.text import TextCodec
 
 log = telemetry.logger("worker.server")
@@ -39,8 +42,11 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self, engine: Engine, codec: TextCodec, max_tokens: int, vocab_size: int) -> None:
         self.engine, self.codec, self.max_tokens, self.vocab_size = engine, codec, max_tokens, vocab_size
+        self.grammars = Grammars(codec, vocab_size, engine.eos_ids)
         self.draining = False
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+        #: A large schema takes a while: it delays no request without one.
+        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     async def Stream(self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any) -> AsyncIterator[worker_pb2.Frame]:
         """See the proto: until the gateway goes away, which cancels what it asked for."""
@@ -81,7 +87,11 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 raise Unavailable("this node is shutting down; try again")
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._pool, self._tokens, request)
-            submit = Submit(request, prompt, self._limit(request, len(prompt)), stream)
+            limit = self._limit(request, len(prompt))
+            guide: Guide | None = None
+            if request.json_schema is not None or request.tool_use is not None:
+                guide = await loop.run_in_executor(self._grammar_pool, self.grammars.guide, request)
+            submit = Submit(request, prompt, limit, stream, guide)
         except RequestError as error:
             stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(error))]))
         except Exception:
@@ -99,16 +109,19 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         elif request.prompt is not None:
             tokens = self.codec.encode(request.prompt)
         else:
-            tokens = self.codec.render(request.messages or [])
+            tools = json.loads(request.tool_use.tools) if request.tool_use is not None else None
+            tokens = self.codec.render(request.messages or [], tools)
         if not tokens:
             raise InvalidRequest("the prompt is empty", param="prompt" if request.messages is None else "messages")
         return tokens
 
     def _limit(self, request: GenerateRequest, prompt: int) -> int:
-        """How many tokens may be generated. Raises InvalidRequest when the prompt leaves no room for the wish, or a bias is
-        given to a token that does not exist."""
-        if any(not 0 <= token < self.vocab_size for token in request.sampling.logit_bias):
-            raise InvalidRequest(f"logit_bias names token ids outside of 0 to {self.vocab_size - 1}", param="logit_bias")
+        """How many tokens may be generated. Raises InvalidRequest when the prompt leaves no room for the wish, or a parameter
+        names a token that does not exist."""
+        named = {"logit_bias": request.sampling.logit_bias, "stop_token_ids": request.sampling.stop_token_ids}
+        for param, tokens in named.items():
+            if any(not 0 <= token < self.vocab_size for token in tokens):
+                raise InvalidRequest(f"{param} names token ids outside of 0 to {self.vocab_size - 1}", param=param)
         wish = request.sampling.max_tokens
         room = self.max_tokens - prompt
         if room < 1 or (wish is not None and wish > room):
@@ -129,7 +142,8 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
 
     def stop(self) -> None:
         """End the tokenising threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._grammar_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def longest(model_tokens: int, pool_pages: int, layers: int, chunk_tokens: int) -> int:

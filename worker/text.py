@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from contracts.errors import ConfigError, InvalidRequest
 from worker.chat_template import ChatTemplate, load_template
+from worker.core.tool_calls import Dialect
 from worker.models.config import read_json
 
 _SPACE_MARK = "▁"
@@ -50,18 +51,28 @@ class TextCodec:
         tokenizer.no_padding()
         return cls(tokenizer, description, load_template(directory), str(path))
 
+    def plain_tokens(self, text: str) -> list[int]:
+        """`text` as tokens, without those that the tokenizer puts around a prompt."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     @property
     def vocab_size(self) -> int:
         """Ids that the tokenizer knows, special ones included; the model's vocabulary may be larger."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def render(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The prompt of a conversation, ready for the answer to begin. Raises InvalidRequest naming `messages`.
+    @property
+    def dialect(self) -> Dialect:
+        """How this model is told of tools, and how it spells a call."""
+        return self._template.dialect
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """The prompt of a conversation, ready for the answer to begin. `tools`: the functions that it may call, as OpenAI
+        describes them. Raises InvalidRequest naming `messages`.
 
         What messages say is text: where one contains a special token's spelling, it is encoded as ordinary characters and
         ends no turn. (transformers would make it a special token; everything else is encoded as there.)
         """
-        rendered = self._template.render(messages, self._special_texts)
+        rendered = self._template.render(messages, self._special_texts, tools)
         tokens: list[int] = []
         for part in rendered:
             tokens += self._tokens(part, "messages", add_special_tokens=False)
@@ -85,9 +96,13 @@ class TextCodec:
         no UTF-8, an incomplete last character included, becomes U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
-    def detokenizer(self) -> Detokenizer:
-        """A decoder for one request's tokens."""
-        return Detokenizer(self)
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        """A decoder for one request's tokens. Unless `skip_special`, special tokens have the text of their spelling."""
+        return Detokenizer(self, skip_special)
+
+    def spelling(self, token: int) -> bytes:
+        """`token_bytes`, but what a special token is called."""
+        return self._added[token].encode() if token in self.special_ids else self.token_bytes(token)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` adds to the text: none for special and unknown ids."""
@@ -116,8 +131,8 @@ class TextCodec:
 class Detokenizer:
     """Decodes one request's tokens as they come; never gives a part of a character. The cost of a token is that of its bytes."""
 
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
+    def __init__(self, codec: TextCodec, skip_special: bool = True) -> None:
+        self._bytes = codec.token_bytes if skip_special else codec.spelling
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def prime(self, ids: Sequence[int]) -> str:
@@ -126,7 +141,7 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is incomplete."""
-        return self._decoder.decode(self._codec.token_bytes(token))
+        return self._decoder.decode(self._bytes(token))
 
     def flush(self) -> str:
         """Ends the text. A character that was left incomplete is dropped: half of one is no text."""
@@ -135,22 +150,23 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Ends a text before the first stop string that it completes, wherever the text was cut into pieces.
+    """Ends a text before the first stop string that it completes (after it with `include`), wherever the text was cut into pieces.
 
     What may be the beginning of a stop string is held back. What was given out depends on the whole text so far only,
     never on its pieces, so that a request continues elsewhere without a gap.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         """Empty strings match nothing."""
+        self._include = include
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         #: Whether a stop string was met.
         self.stopped = False
 
-    def prime(self, text: str) -> None:
-        """Takes `text` as pushed before, elsewhere, where what it gave out was sent."""
-        self.push(text)
+    def prime(self, text: str) -> str:
+        """Takes `text` as pushed before, elsewhere, where what it gave out was sent. Returns what that was."""
+        return self.push(text)[0]
 
     def push(self, text: str) -> tuple[str, bool]:
         """`(emit, stopped)`: text that can be shown now, and whether a stop string was met; after that, nothing more comes."""
@@ -162,7 +178,8 @@ class StopMatcher:
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held, self.stopped = "", True
-            return text[: min(found)[1]], True
+            end, begin = min(found)
+            return text[: end if self._include else begin], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

@@ -64,6 +64,7 @@ ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("post", "/v1/completions", "Complete a prompt, streamed or not. OpenAI's format.", CompletionRequest.model_json_schema()),
     ("get", "/v1/models", "List the models that are served.", None),
     ("get", "/v1/models/{model}", "One model.", None),
+    ("post", "/v1/embeddings", "Refused: models here generate text.", None),
     ("post", "/v1/advisory", "Sessions are about to speak: bring their caches up. No text.", {"oneOf": [_ADVISORY, _BATCH]}),
     ("post", "/v1/invalidate", "A session will not speak after all.", _INVALIDATION),
     ("get", "/v1/sessions", "List this tenant's sessions.", None),
@@ -107,7 +108,9 @@ def openapi() -> Schema:
             "description": "Accepted and without effect on any answer: "
             + ", ".join(sorted(HARMLESS))
             + ". Refused by name unless idle: "
-            + ", ".join(sorted(REFUSED))
+            + ", ".join(sorted(set(REFUSED) - set(ChatRequest.model_fields)))
+            + "; and by completions "
+            + ", ".join(sorted(set(REFUSED) & set(ChatRequest.model_fields)))
             + ".",
         },
         "paths": paths,

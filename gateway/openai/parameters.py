@@ -1,8 +1,8 @@
 """Which request fields work, which are harmless, and which are refused by name.
 
 Three kinds, so that nothing is ignored silently: fields of the schema work; fields of `HARMLESS` are accepted because
-leaving them out changes no answer (labels, and hints meant for other systems); fields of `REFUSED` are known to OpenAI's
-clients but not done here, and only their do-nothing values pass. Everything else is unknown and refused too.
+leaving them out changes no answer (labels, and hints meant for other systems); fields of `REFUSED` are known to OpenAI's or vLLM's
+clients but not done here (or not on this route), and only their do-nothing values pass. Everything else is unknown and refused too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ HARMLESS = frozenset(
         "store",
         "service_tier",
         "safety_identifier",
-        "parallel_tool_calls",
         "prompt_cache_retention",
         "verbosity",
         "nvext",
@@ -38,7 +37,6 @@ HARMLESS = frozenset(
 
 #: Field -> the values that ask for nothing (besides null).
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none",),
@@ -53,10 +51,15 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1, 1.0),
-    "stop_token_ids": ([],),
-    "skip_special_tokens": (True,),
+    "length_penalty": (1, 1.0),
+    "prompt_logprobs": (),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

@@ -6,21 +6,22 @@ A field that is declared here works. What else may come is in `gateway.openai.pa
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from contracts.request import Sampling
+from contracts.request import Sampling, ToolUse
+from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, tool_use
 
 MAX_MESSAGES = 16_384
 MAX_CHOICES = 8
 MAX_PROMPTS = 32
 MAX_STOPS = 16
+MAX_STOP_TOKENS = 64
 #: OpenAI's default for completions.
 COMPLETION_MAX_TOKENS = 16
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -108,36 +109,47 @@ Ignored = Annotated[None, BeforeValidator(_ignored)]
 class Message(BaseModel):
     """One message of a chat."""
 
-    model_config = _STRICT
+    model_config = STRICT
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT_SCHEMA)]
     name: Ignored = None
     annotations: Ignored = None
     reasoning_content: Ignored = None
     reasoning: Ignored = None
-    tool_call_id: Ignored = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     refusal: Idle = None
     audio: Idle = None
     function_call: Idle = None
-    tool_calls: Idle = None
+    tool_calls: Annotated[list[Call], Field(max_length=MAX_CALLS)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _silent_assistant(cls, data: Any) -> Any:
-        # OpenAI allows an assistant message without content when it has tool calls; those are refused by name.
+        # OpenAI allows an assistant message without content when it has tool calls.
         if isinstance(data, dict) and data.get("role") == "assistant" and data.get("tool_calls") and "content" not in data:
             return {**data, "content": None}
         return data
 
-    def plain(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _own_fields(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "only an assistant calls tools", {"at": ".tool_calls"})
+        return self
+
+    def plain(self) -> dict[str, Any]:
         """What the chat template is given."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.role == "tool" and self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
 
 
 class StreamOptions(BaseModel):
     """What a stream tells besides its text."""
 
-    model_config = _STRICT
+    model_config = STRICT
     include_usage: bool | None = None
     include_obfuscation: Ignored = None
 
@@ -145,7 +157,7 @@ class StreamOptions(BaseModel):
 class Generation(BaseModel):
     """The fields that both routes share."""
 
-    model_config = _STRICT
+    model_config = STRICT
     model: Annotated[str, Field(min_length=1, max_length=512)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Unit | None = None
@@ -157,6 +169,12 @@ class Generation(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=1 << 30)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
     logit_bias: Annotated[
         dict[int, float] | None,
         BeforeValidator(lambda v: None if v is None else _biases(v)),
@@ -170,10 +188,23 @@ class Generation(BaseModel):
     session_id: Annotated[str, Field(max_length=4096)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=4096)] | None = None
 
+    @model_validator(mode="after")
+    def _ends_and_grammars(self) -> Self:
+        if self.min_tokens and (self.max_tokens or self.min_tokens) < self.min_tokens:
+            raise PydanticCustomError("min_tokens", "must not be more than max_tokens", {"at": "min_tokens"})
+        if self.min_tokens and self.json_schema is not None:
+            raise PydanticCustomError("min_tokens", "does not go with response_format, which says where to end", {"at": "min_tokens"})
+        return self
+
     @property
     def include_usage(self) -> bool:
         """A stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def json_schema(self) -> str | None:
+        """JSON text of the schema that the answer must satisfy."""
+        return self.response_format.schema_text() if self.response_format else None
 
     def sampling(self) -> Sampling:
         """The worker's parameters, without seed and token limit defaults. OpenAI's defaults where nothing was said."""
@@ -189,6 +220,11 @@ class Generation(BaseModel):
             ignore_eos=bool(self.ignore_eos),
             presence_penalty=float(self.presence_penalty or 0.0),
             frequency_penalty=float(self.frequency_penalty or 0.0),
+            repetition_penalty=1.0 if self.repetition_penalty is None else float(self.repetition_penalty),
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=self.stop_token_ids or [],
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
             logit_bias=self.logit_bias or {},
         )
 
@@ -200,12 +236,25 @@ class ChatRequest(Generation):
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
-    def _one_limit(self) -> ChatRequest:
+    def _together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs_alone", "top_logprobs needs logprobs to be true", {"at": "top_logprobs"})
+        use = self.tool_use
+        if self.min_tokens and use is not None:
+            raise PydanticCustomError("min_tokens", "does not go with tools, which say where to end", {"at": "min_tokens"})
+        if use is not None and self.skip_special_tokens is False:
+            raise PydanticCustomError("skip_special_tokens", "does not go with tools", {"at": "skip_special_tokens"})
         return self
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """What the worker is told of tools."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def sampling(self) -> Sampling:
         """See `Generation.sampling`; `max_completion_tokens` is the newer name and goes first."""

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from contracts.request import TokenLogprob
+from contracts.request import TokenLogprob, ToolCallDelta
 
 Body = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Choice:
-    """What one choice has come to. `completion_tokens` counts what the worker generated, `logprobs` one a token when asked for."""
+    """What one choice has come to. `completion_tokens` counts what the worker generated, `logprobs` one a token when asked for;
+    `calls`: functions that it calls, each with all of its arguments so far."""
 
     index: int
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     completion_tokens: int = 0
     finish_reason: str = "stop"
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+    def called(self, deltas: Sequence[ToolCallDelta]) -> None:
+        """Add what its calls gained."""
+        for delta in deltas:
+            if delta.index == len(self.calls):
+                self.calls.append(ToolCallDelta(delta.index))
+            call = self.calls[delta.index]
+            call.id, call.name = call.id or delta.id, call.name or delta.name
+            call.arguments += delta.arguments
+
+    @property
+    def ended_by(self) -> str:
+        """OpenAI's finish reason."""
+        return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +65,8 @@ class Shape(Protocol):
         """The chunk before any text, if this route has one."""
         ...
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> Body:
-        """A chunk of new text."""
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
+        """A chunk of new text, or of new parts of calls."""
         ...
 
     def closing(self, index: int, finish_reason: str) -> Body:
@@ -90,8 +107,11 @@ class ChatShape(_Head):
     def opening(self, index: int) -> Body | None:
         return self._delta(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> Body:
-        return self._delta(index, {"content": text}, logprobs)
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
+        delta: Body = {"content": text} if text or not calls else {}
+        if calls:
+            delta["tool_calls"] = [_call_delta(call) for call in calls]
+        return self._delta(index, delta, logprobs)
 
     def closing(self, index: int, finish_reason: str) -> Body:
         return self._delta(index, {}, finish_reason=finish_reason)
@@ -103,11 +123,18 @@ class ChatShape(_Head):
         return self._body("chat.completion", [self._choice(c) for c in choices], usage=usage.body(), service_tier="default")
 
     def _choice(self, choice: Choice) -> Body:
+        text = "".join(choice.text)
+        message: Body = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        if choice.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in choice.calls
+            ]
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None, "annotations": []},
+            "message": message,
             "logprobs": _chat_logprobs(choice.logprobs) if self.with_logprobs else None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": choice.ended_by,
         }
 
     def _delta(self, index: int, delta: Body, logprobs: Sequence[TokenLogprob] | None = None, finish_reason: str | None = None) -> Body:
@@ -125,13 +152,12 @@ class CompletionShape(_Head):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        #: Per choice: characters of the tokens whose logprobs were sent.
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, _Offsets] = {}
 
     def opening(self, index: int) -> Body | None:
         return None
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> Body:
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
         return self._chunk("text_completion", [self._choice(index, text, logprobs, None)])
 
     def closing(self, index: int, finish_reason: str) -> Body:
@@ -153,28 +179,53 @@ class CompletionShape(_Head):
         }
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> Body:
-        offsets, at = [], self._offsets.get(index, 0)
-        for token in logprobs:
-            offsets.append(at)
-            at += len(token.token)
-        self._offsets[index] = at
+        offsets = self._offsets.setdefault(index, _Offsets())
         return {
-            "tokens": [t.token for t in logprobs],
+            "tokens": [_legacy_token(t.token) for t in logprobs],
             "token_logprobs": [_finite(t.logprob) for t in logprobs],
-            "top_logprobs": [{text: _finite(p) for text, p in t.top} for t in logprobs],
-            "text_offset": offsets,
+            # The chosen token is always among them: so there may be one more than asked for.
+            "top_logprobs": [{_legacy_token(token): _finite(p) for token, p in (*t.top, (t.token, t.logprob))} for t in logprobs],
+            "text_offset": [offsets.next(t.token) for t in logprobs],
         }
+
+
+class _Offsets:
+    """Where tokens begin in a text, in characters; a token that goes on with a character begins where that character does."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._at = 0
+
+    def next(self, token: bytes) -> int:
+        """The offset of `token`, the next one."""
+        at = self._at
+        self._at += len(self._decoder.decode(token))
+        return at
+
+
+def _call_delta(call: ToolCallDelta) -> Body:
+    if call.id:
+        return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Body:
     return {
-        "content": [{**_token(t.token, t.logprob), "top_logprobs": [_token(text, p) for text, p in t.top]} for t in logprobs],
+        "content": [{**_token(t.token, t.logprob), "top_logprobs": [_token(token, p) for token, p in t.top]} for t in logprobs],
         "refusal": None,
     }
 
 
-def _token(text: str, logprob: float) -> Body:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+def _token(token: bytes, logprob: float) -> Body:
+    return {"token": token.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(token)}
+
+
+def _legacy_token(token: bytes) -> str:
+    """A token's text; one that is a part of a character is spelled as OpenAI does, so that no two are the same."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _finite(logprob: float) -> float:

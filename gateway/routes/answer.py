@@ -36,12 +36,12 @@ MAX_WHY_CHARS = 1024
 class Part:
     """One prompt of a request: its session, its job (without seed and index), and what to do with its answer.
 
-    ended: given the first choice's text and tokens when it ends, however it ends.
+    ended: given the first choice and its tokens when it ends, however it ends.
     """
 
     session: Resolved
     job: Job
-    ended: Callable[[str, list[int]], None]
+    ended: Callable[[Choice, list[int]], None]
 
 
 def new_job(request: web.Request, wanted: GenerationRequest, caller: Caller, session: Resolved, request_id: str) -> Job:
@@ -60,6 +60,7 @@ def new_job(request: web.Request, wanted: GenerationRequest, caller: Caller, ses
         model=wanted.model,
         sampling=sampling,
         priority=caller.priority(wanted.priority or 0),
+        json_schema=wanted.json_schema,
         pin=pinned_node(request, caller, parts),
     )
 
@@ -94,11 +95,13 @@ class _Run:
 
     # ---- life --------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
-        """Get every choice accepted. The first goes alone: what refuses it would refuse all, and it names the node."""
+        """Get every choice accepted. The first goes alone: what refuses it would refuse all, and it names the node. Then the first of
+        each other prompt, so that every worker has it before the others, which share its prompt's KV."""
         await self._begin(0, "")
-        if len(self.choices) > 1:
-            node = self.generations[0].progress.node
-            await _together([self._begin(choice.index, node) for choice in self.choices[1:]])
+        node = self.generations[0].progress.node
+        later = [choice.index for choice in self.choices[1:]]
+        for firsts in (True, False):
+            await _together([self._begin(index, node) for index in later if (index % self.n == 0) is firsts])
 
     async def _begin(self, index: int, prefer: str) -> None:
         self.generations[index] = await self.parts.generator.begin(replace(self._job(index), prefer=prefer))
@@ -112,14 +115,15 @@ class _Run:
         self._log()
         for place, prompt in enumerate(self.prompts):
             index = place * self.n
-            prompt.ended("".join(self.choices[index].text), self.generations[index].progress.tokens)
+            prompt.ended(self.choices[index], self.generations[index].progress.tokens)
 
     def _job(self, index: int) -> Job:
         prompt, number = self.prompts[index // self.n], index % self.n
         job = prompt.job
         assert job.sampling.seed is not None
         sampling = replace(job.sampling, seed=choice_seed(job.sampling.seed & SEED_MASK, number))
-        return replace(job, request_id=f"{job.request_id}-{index}", sampling=sampling)
+        group = f"{job.request_id}-{index - number}" if self.n > 1 else ""
+        return replace(job, request_id=f"{job.request_id}-{index}", sampling=sampling, group=group, choice=number)
 
     # ---- answers -----------------------------------------------------------------------------------------------
     async def collect(self) -> web.Response:
@@ -156,9 +160,10 @@ class _Run:
     async def _stream_choices(self, response: web.StreamResponse) -> None:
         async def send(index: int) -> None:
             async for output in self._outputs(index):
-                if output.text or output.logprobs:
-                    await response.write(sse.event(self.shape.delta(index, output.text, output.logprobs)))
-            await response.write(sse.event(self.shape.closing(index, self.choices[index].finish_reason)))
+                if output.text or output.logprobs or output.tool_calls:
+                    delta = self.shape.delta(index, output.text, output.logprobs, output.tool_calls or ())
+                    await response.write(sse.event(delta))
+            await response.write(sse.event(self.shape.closing(index, self.choices[index].ended_by)))
 
         await _together([send(choice.index) for choice in self.choices])
 
@@ -173,6 +178,7 @@ class _Run:
                         self._first_s[index] = last_s
                         metrics.TTFT.labels(self.route).observe(last_s - self.arrived_s)
                 choice.text.append(output.text)
+                choice.called(output.tool_calls or ())
                 choice.logprobs += output.logprobs or []
                 choice.completion_tokens += len(output.tokens)
                 choice.finish_reason = output.finish_reason or choice.finish_reason
@@ -218,8 +224,9 @@ class _Run:
 
 async def _together(works: list[Coroutine[Any, Any, None]]) -> None:
     """Run all of them; the first failure ends the others and is raised. None outlives the call."""
-    if len(works) == 1:
-        await works[0]
+    if len(works) <= 1:
+        for work in works:
+            await work
         return
     tasks = [asyncio.create_task(work) for work in works]
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import replace
+from typing import Any
 
 from aiohttp import web
 
@@ -11,7 +13,7 @@ from gateway.core.implicit import after_answer, of_messages
 from gateway.intake import caller_of, read_json
 from gateway.openai.parameters import validate
 from gateway.openai.requests import ChatRequest
-from gateway.openai.responses import ChatShape
+from gateway.openai.responses import ChatShape, Choice
 from gateway.parts import PARTS
 from gateway.routes.answer import Part, answer, new_job
 
@@ -22,13 +24,24 @@ async def create(request: web.Request) -> web.StreamResponse:
     caller = caller_of(request)
     wanted = validate(ChatRequest, await read_json(request))
     messages = [m.plain() for m in wanted.messages]
-    history = of_messages(caller.tenant, wanted.model, messages)
+    history = of_messages(caller.tenant, wanted.model, [_said(m) for m in messages])
     session = parts.sessions.resolve(caller.tenant, request.headers, wanted.session_id, wanted.prompt_cache_key, history)
     request_id = f"chatcmpl-{secrets.token_hex(12)}"
-    job = replace(new_job(request, wanted, caller, session, request_id), messages=[dict(m) for m in messages])
+    job = replace(new_job(request, wanted, caller, session, request_id), messages=messages, tool_use=wanted.tool_use)
     shape = ChatShape(request_id, wanted.model, int(parts.clock.wall()), wanted.include_usage, bool(wanted.logprobs))
 
-    def ended(text: str, _tokens: list[int]) -> None:
-        parts.sessions.remember(session, after_answer(history, text))
+    def ended(choice: Choice, _tokens: list[int]) -> None:
+        called = [[call.name, call.arguments] for call in choice.calls]
+        parts.sessions.remember(session, after_answer(history, _with_calls("".join(choice.text), called)))
 
     return await answer(request, wanted, [Part(session, job, ended)], shape)
+
+
+def _said(message: dict[str, Any]) -> dict[str, str]:
+    """The message as the history sees it: calls are part of what an assistant said."""
+    called = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
+    return {"role": message["role"], "content": _with_calls(message["content"], called)}
+
+
+def _with_calls(text: str, called: list[list[str]]) -> str:
+    return text.strip() + json.dumps(called) if called else text

@@ -12,7 +12,7 @@ from gateway.core.implicit import after_completion, of_prompt
 from gateway.intake import caller_of, read_json
 from gateway.openai.parameters import validate
 from gateway.openai.requests import CompletionRequest
-from gateway.openai.responses import CompletionShape
+from gateway.openai.responses import Choice, CompletionShape
 from gateway.parts import PARTS
 from gateway.routes.answer import Part, answer, new_job
 
@@ -39,7 +39,7 @@ def _part(request: web.Request, wanted: CompletionRequest, prompt: str | list[in
     job = new_job(request, wanted, caller, session, request_id)
     job = replace(job, prompt=prompt) if isinstance(prompt, str) else replace(job, prompt_tokens=prompt)
 
-    def ended(text: str, tokens: list[int]) -> None:
-        parts.sessions.remember(session, after_completion(history, text if isinstance(prompt, str) else tokens))
+    def ended(choice: Choice, tokens: list[int]) -> None:
+        parts.sessions.remember(session, after_completion(history, "".join(choice.text) if isinstance(prompt, str) else tokens))
 
     return Part(session, job, ended)

@@ -1,4 +1,4 @@
-"""`GET /v1/models`, `GET /v1/models/{model}`."""
+"""`GET /v1/models`, `GET /v1/models/{model}`; and what no model here does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from contracts.errors import InvalidRequest
 from gateway.core.routing import Model
 from gateway.generate import unknown_model
 from gateway.intake import caller_of
@@ -27,6 +28,16 @@ async def show(request: web.Request) -> web.Response:
     if model is None:
         raise unknown_model(name)
     return web.json_response(_body(model))
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """Refused by name."""
+    caller_of(request)
+    raise InvalidRequest(
+        "embeddings are not supported: this server's models generate text; ask a server of embedding models",
+        param="model",
+        code="unsupported_operation",
+    )
 
 
 def _body(model: Model) -> dict[str, Any]:

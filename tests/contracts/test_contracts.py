@@ -14,7 +14,7 @@ from contracts.errors import InvalidRequest, NotFound, from_wire, to_wire
 from contracts.frames import StepFrame, decode_step, decode_to_worker, encode_cancel, encode_step, encode_submit
 from contracts.ids import check_session_id
 from contracts.kv import KvShape, chunk_keys, fingerprint, leading, tenant_salt
-from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob
+from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob, ToolCallDelta, ToolUse
 
 SHAPE = KvShape(fingerprint(b"weights", dtype="float32", chunk_tokens=4), 6, 2, 32, 4, "float32")
 SALT = tenant_salt(b"s" * 32, "tenant")
@@ -108,10 +108,15 @@ def test_frames_come_back_as_they_went() -> None:
     sampling = Sampling(temperature=0.5, stop=["x"], logit_bias={5: -1.0}, seed=7)
     request = GenerateRequest("r", "t", "s", "m", sampling, messages=[{"role": "user", "content": "hé"}], resume_tokens=[1, 2])
     assert decode_to_worker(encode_submit(request)) == request
+    called = GenerateRequest("r", "t", "s", "m", sampling, messages=[], tool_use=ToolUse("[]", "required", "f", False), group="g", choice=2)
+    assert decode_to_worker(encode_submit(called)) == called
     assert decode_to_worker(encode_cancel("r")) == "r"
     step = StepFrame(
         [Accepted("a", 5)],
-        [Output("b", "é", [1], 64, [TokenLogprob("é", -0.5, [("e", -1.5)])], None), Output("c", "", [], 0, None, "stop")],
+        [
+            Output("b", "é", [1], 64, [TokenLogprob("é".encode(), -0.5, [(b"\xc3", -1.5)])], None),
+            Output("c", "", [], 0, None, "stop", [ToolCallDelta(0, "i", "f", "{")]),
+        ],
         [Failed("d", to_wire(NotFound("no", param="model")))],
     )
     assert decode_step(encode_step(step)) == step and not StepFrame() and step

@@ -148,8 +148,8 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
                 await asyncio.sleep(self.token_s)
             token = toy_token(request, position)
             word = f"{token} "
-            top = [(word, -0.5), ("other", -1.0)][: request.sampling.logprobs or 0]
-            logprobs = None if request.sampling.logprobs is None else [TokenLogprob(word, -0.5, top)]
+            top = [(word.encode(), -0.5), (b"other", -1.0)][: request.sampling.logprobs or 0]
+            logprobs = None if request.sampling.logprobs is None else [TokenLogprob(word.encode(), -0.5, top)]
             end = "length" if position == limit - 1 else None
             out.put_nowait(frames.StepFrame(outputs=[Output(rid, word, [token], self.cached_tokens, logprobs, end)]))
             if self.die_after is not None and position + 1 >= self.die_after:

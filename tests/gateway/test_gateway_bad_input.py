@@ -32,6 +32,12 @@ def chat(**more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **more}
 
 
+TOOL = {"type": "function", "function": {"name": "a"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+DEEP: dict[str, Any] = {}
+for _ in range(100):
+    DEEP = {"items": DEEP}
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "warm"}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
@@ -73,12 +79,32 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]}, "messages[0].tool_calls[0].type"),
+    ({"messages": [{"role": "tool", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "a"}}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice.function.name"),
+    ({"tools": [TOOL], "min_tokens": 3}, "min_tokens"),
     ({"functions": [{}]}, "functions"),
     ({"tool_choice": "auto"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"best_of": 2}, "best_of"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"frobnicate": 1}, "frobnicate"),
 ]

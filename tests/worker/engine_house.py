@@ -19,7 +19,7 @@ from contracts.convert import layers_from_bitmap, manifest_from_wire, session_to
 from contracts.frames import StepFrame
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest, leading, tenant_salt
-from contracts.request import Failed, GenerateRequest, Output, Sampling
+from contracts.request import Failed, GenerateRequest, Output, Sampling, ToolUse
 from contracts.v1 import kvstore_pb2
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
@@ -27,6 +27,7 @@ from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.engine import Cancel, Engine, Submit
+from worker.grammars import Grammars
 from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
 from worker.loads import FromStore, LoadTable, StoreDown, StoreUp
@@ -188,6 +189,19 @@ class Result:
     cached: int = 0
     finish: str | None = None
     logprobs: list[float] = field(default_factory=list)
+    calls: list[list[str]] = field(default_factory=list)
+
+
+@dataclass
+class Counting:
+    """A runner that counts the tokens which it computes."""
+
+    runner: Steps
+    tokens: int = 0
+
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        self.tokens += sum(len(s.tokens) for s in slices)
+        return self.runner.step(slices, before_layer, after_layer)
 
 
 @dataclass
@@ -234,6 +248,8 @@ class House:
         runner: Steps = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
         if step_ms:
             runner = Slow(runner, step_ms / 1000)
+        self.computed = runner = Counting(runner)
+        self.grammars = Grammars(self.codec, self.model.config.vocab_size, self.model.eos_ids)
         self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
         self.crashes: list[BaseException] = []
         self.engine.on_crash = self.crashes.append
@@ -264,13 +280,28 @@ class House:
         """A gateway stream's end."""
         self._frames.put(frame)
 
-    def submit(self, prompt: list[int], max_tokens: int, *, session: str = "s", resume: list[int] | None = None, **sampling: object) -> str:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        session: str = "s",
+        resume: list[int] | None = None,
+        group: str = "",
+        choice: int = 0,
+        json_schema: str | None = None,
+        tool_use: ToolUse | None = None,
+        **sampling: object,
+    ) -> str:
         """Start a request; greedy and without an end of text unless said otherwise."""
         self._count += 1
         chosen = Sampling(**{"temperature": 0.0, "ignore_eos": True, "max_tokens": max_tokens, **sampling})  # type: ignore[arg-type]
-        request = GenerateRequest(f"r{self._count}", "t", session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [])
+        request = GenerateRequest(
+            f"r{self._count}", "t", session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [],
+            group=group, choice=choice, json_schema=json_schema, tool_use=tool_use,
+        )  # fmt: skip
         self._results[request.request_id] = Result()
-        self.engine.inbox.put(Submit(request, prompt, max_tokens, self))
+        self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.grammars.guide(request)))
         return request.request_id
 
     def cancel(self, request_id: str) -> None:
@@ -294,6 +325,10 @@ class House:
         result.tokens += output.tokens
         result.cached = output.cached_tokens
         result.logprobs += [p.logprob for p in output.logprobs or []]
+        for delta in output.tool_calls or []:
+            if delta.index == len(result.calls):
+                result.calls.append([delta.id, delta.name, ""])
+            result.calls[delta.index][2] += delta.arguments
         result.finish = output.finish_reason or result.finish
 
     def _fail(self, failed: Failed) -> None:
