@@ -114,9 +114,14 @@ class WorkerSection(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     #: auto: float32 on the CPU for models of at most 64 MiB, the checkpoint's own type otherwise.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    #: Requests on the device at a time.
     max_batch: int = Field(default=64, ge=1)
+    #: Requests of one priority, or more urgent, that wait for the device at most; one more is told to try elsewhere (503).
+    max_waiting: int = Field(default=1024, ge=1)
     #: Tokens of one engine step, prefill and decode together.
     step_tokens: int = Field(default=1024, ge=16)
+    #: How long a step may take while somebody decodes, in seconds: prompts are computed in pieces that fit. 0: no such bound.
+    mixed_step_s: float = Field(default=0.2, ge=0, allow_inf_nan=False)
     granule_bytes: int = Field(default=2 << 20, ge=4096)
     #: What computes on the CPU: kernels compiled for this machine, or torch; auto: torch where they cannot be built or do not suit.
     kernels: Literal["auto", "native", "torch"] = "auto"

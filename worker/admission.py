@@ -25,10 +25,15 @@ class Admission:
     def __init__(self, device: Device, prefetching: Prefetching) -> None:
         self.device, self.prefetching = device, prefetching
         self.pace = Pace()
+        #: A sequence was sent back to wait; whoever has looked clears it.
+        self.restarted = False
 
     # ---- WAITING -> LOADING ------------------------------------------------------------------------------------
-    def admit(self, sequence: Sequence) -> bool:
-        """Give the sequence its blocks and ask for what is missing. False, with nothing changed, when there is no room."""
+    def admit(self, sequence: Sequence, spare: int) -> int:
+        """Give the sequence its blocks and ask for what is missing, if that leaves `spare` pages that are free or will be by themselves.
+
+        Returns 0, or how many pages are lacking, with nothing changed.
+        """
         d, cache = self.device, self.device.cache
         size, layers = d.shape.chunk_tokens, d.shape.layers
         usable = 0
@@ -46,10 +51,12 @@ class Admission:
         self.prefetching.give_way_to(matched)
         chunks = len(sequence.tokens) // size + 1
         gaps = [[int(i) for i in np.flatnonzero(b.pages == NO_PAGE)] for b in matched]
-        if not self._make_room(sum(map(len, gaps)) + (chunks - len(matched)) * layers):
+        pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
+        lacking = self._lacking(pages, spare)
+        if lacking:
             for block in matched:
                 cache.release(block)
-            return False
+            return lacking
         for block, missing in zip(matched, gaps, strict=True):
             cache.claim(block)
             cache.want(block, sequence.request.session)
@@ -68,15 +75,20 @@ class Admission:
         elif first < len(matched):
             # Pieces are missing and nobody can bring them: what is whole is used, the rest is computed.
             self._restart_without(sequence, first)
-        return True
+        return 0
 
-    def _make_room(self, pages: int) -> bool:
-        """Purge for a request; loads of hints give way to it, one by one, before it has to wait or somebody is preempted."""
+    def _lacking(self, pages: int, spare: int = 0) -> int:
+        """Make room for a request: 0, or how many pages are lacking.
+
+        Loads of hints give way to it, one by one, before it has to wait or somebody is preempted.
+        """
         cache, now = self.device.cache, self.device.clock.now()
+        if spare and (lacking := pages + spare - cache.available() - cache.coming()) > 0:
+            return lacking
         while not cache.make_room(pages, now):
             if not self.prefetching.give_up_one():
-                return False
-        return True
+                return pages - cache.available()
+        return 0
 
     def _ask(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:
         every = list(range(self.device.shape.layers))
@@ -148,29 +160,34 @@ class Admission:
             sequence.losses += 1
             log.warning("pieces lost, recomputing", request=sequence.request.request_id, losses=sequence.losses)
         sequence.on(event)
+        sequence.reached, sequence.restarted = max(sequence.reached, sequence.computed), event
         self.vacate(sequence)
+        self.restarted = True
 
     def vacate(self, sequence: Sequence) -> None:
-        """Let go of blocks and load."""
-        if sequence.load_id:
-            self.device.cancel_load(sequence.load_id)
-            sequence.load_id = 0
+        """Let go of blocks and load. Pages that nobody else needs are free, or to be purged, or being saved when this returns."""
+        load = self.device.table.open.get(sequence.load_id)
+        sequence.load_id = 0
         for block in reversed(sequence.blocks):
             self.device.cache.release(block)
+        if load is not None:
+            load.sequence = None
+            if not any(block.users and not block.complete for block in load.blocks):  # else others wait for what it brings
+                self.device.abort_load(load)
         sequence.blocks = []
         sequence.computed, sequence.found, sequence.matched = 0, None, 0
 
-    def extend(self, sequence: Sequence, upto_tokens: int) -> bool:
-        """Make sure there are blocks for `upto_tokens` tokens. False when there is no room (nothing changed)."""
+    def extend(self, sequence: Sequence, upto_tokens: int) -> int:
+        """Make sure there are blocks for `upto_tokens` tokens. Returns 0, or how many pages are lacking, with nothing changed."""
         d = self.device
         need = -(-upto_tokens // d.shape.chunk_tokens) - len(sequence.blocks)
         if need <= 0:
-            return True
-        if not self._make_room(need * d.shape.layers):
-            return False
+            return 0
+        if lacking := self._lacking(need * d.shape.layers):
+            return lacking
         for _ in range(need):
             block = d.cache.new_block(len(sequence.blocks), sequence.request.session, range(d.shape.layers))
             d.cache.use(block)
             sequence.blocks.append(block)
         d.back()
-        return True
+        return 0

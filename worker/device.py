@@ -87,20 +87,8 @@ class Device:
         )
         return load
 
-    def cancel_load(self, load_id: int) -> None:
-        """Give a load up; its blocks stay pinned until LoadClosed, and nobody matches them half filled."""
-        load = self.table.open.get(load_id)
-        if load is None or load.cancelled:
-            return
-        load.cancelled = True
-        self.tell(cancel=kvstore_pb2.LoadCancel(load_id=load_id))
-        self.loader.cancel(load)
-        for block in load.blocks:
-            if not block.complete:
-                self.cache.lose(block)
-
-    def abort_hint(self, load: Load) -> None:
-        """Give a hint's load up; its pages that have not come are free when this returns. What has come stays."""
+    def abort_load(self, load: Load) -> None:
+        """Give a load up. When this returns its pages are touched no more, and free as far as they have not come and nobody uses them."""
         load.cancelled = True
         self.loader.halt(load)
         self.tell(cancel=kvstore_pb2.LoadCancel(load_id=load.load_id))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from contracts.errors import to_wire
+from contracts.errors import Unavailable, to_wire
 from contracts.frames import StepFrame
 from contracts.kv import Manifest
 from contracts.request import Accepted, Failed, GenerateRequest, Output
@@ -98,7 +98,7 @@ class Engine:
         self.device, self.codec, self.eos_ids, self.model_name = device, codec, eos_ids, model_name
         self.saving, self.prefetching = Saving(device), Prefetching(device)
         self.admission = Admission(device, self.prefetching)
-        self.scheduling = Scheduling(self.admission, settings)
+        self.scheduling = Scheduling(self.admission, self.saving, settings)
         self.stepping = Stepping(device, runner, self.admission.pace)
         self.sampler = Sampler()
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -111,6 +111,7 @@ class Engine:
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
         self._stopping = False
         self._quiet = True
+        self._going_on = False
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -139,11 +140,19 @@ class Engine:
             self.on_crash(error)
 
     def _turn(self) -> None:
-        self._take_events(block=not self._can_step() and not self.prefetching.due)
+        self.turn(block=not self._going_on and not self.prefetching.due)
+
+    def turn(self, block: bool) -> None:
+        """Take what came, admit, and run one step if somebody can. Without a thread, whoever owns the engine calls it."""
+        self._take_events(block)
+        self.saving.expire()
         self.scheduling.admit(self._sequences())
         self.prefetching.pump()
-        if batch := self.scheduling.batch(self._sequences()):
+        batch = self.scheduling.batch(self._sequences())
+        if batch:
             self._step(batch)
+        # When nothing ran and nobody was sent back, only an event changes anything.
+        self._going_on, self.admission.restarted = bool(batch) or self.admission.restarted, False
         self._report()
         self._flush_frames()
         self._quiet = not self._live and not self.saving.busy and not self.prefetching.due
@@ -151,9 +160,6 @@ class Engine:
     # ---- events ------------------------------------------------------------------------------------------------
     def _sequences(self) -> list[Sequence]:
         return [live.sequence for live in self._live.values()]
-
-    def _can_step(self) -> bool:
-        return any(s.state is State.RUNNING for s in self._sequences())
 
     def _take_events(self, block: bool) -> None:
         try:
@@ -194,7 +200,13 @@ class Engine:
 
     def _submit(self, event: Submit) -> None:
         request = event.request
-        sequence = Sequence(request, len(event.prompt), event.prompt + request.resume_tokens, event.max_tokens, self._arrivals)
+        if self.scheduling.full(self._sequences(), request.priority):
+            error = Unavailable("too many requests wait on this node; try again", code="overloaded")
+            self._frames[event.stream].failed.append(Failed(request.request_id, to_wire(error)))
+            self.finished.append(request.request_id)
+            return
+        now, tokens = self.device.clock.now(), event.prompt + request.resume_tokens
+        sequence = Sequence(request, len(event.prompt), tokens, event.max_tokens, self._arrivals, now)
         self._arrivals += 1
         writer = Writer(sequence, self.codec, self.eos_ids, event.guide)
         constraint = event.guide.constraint if event.guide else None
@@ -237,8 +249,7 @@ class Engine:
             if request_id in void:
                 self.admission.restart(s, Event.LOST)
                 continue
-            s.computed += count
-            self.saving.keep_full_chunks(s)
+            self.scheduling.computed(s, count)
             if request_id in chosen:
                 live, choice = self._live[request_id], chosen[request_id]
                 live.sampling.took(choice.token)

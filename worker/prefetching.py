@@ -68,10 +68,11 @@ class Prefetching:
     def came_true(self, session: SessionKey) -> None:
         """The request is here: its own load takes over."""
         self.device.cache.standings.came(session, self.device.clock.now())
-        if (offer := self._offers.get(session)) is not None:
-            self.late += self._unasked(offer)
-        elif (offer := self._stalled.get(session)) is not None:
-            self.no_room += self._unasked(offer)
+        if (offer := self._offers.get(session) or self._stalled.get(session)) is not None:
+            if offer.no_room:
+                self.no_room += self._unasked(offer)
+            else:
+                self.late += self._unasked(offer)
         self._forget(session)
 
     def turn_ended(self, session: SessionKey) -> None:
@@ -136,7 +137,7 @@ class Prefetching:
         for fetch in fetches:
             if fetch.load.closed:
                 continue
-            self.device.abort_hint(fetch.load)
+            self.device.abort_load(fetch.load)
             offer = self._offers.get(fetch.offer.session) or self._stalled.get(fetch.offer.session)
             if offer is not None:
                 offer.band = min(offer.band, fetch.band)  # what it had brought is skipped when it is its turn again
@@ -149,7 +150,9 @@ class Prefetching:
         while len(self._fetches) < IN_FLIGHT and (offer := next_offer(self._offers.values())) is not None:
             if offer.expires_s <= self.device.clock.now():
                 del self._offers[offer.session]
-            elif not self._ask(offer):
+                continue
+            offer.no_room = not self._ask(offer)
+            if offer.no_room:
                 self._stalled[offer.session] = self._offers.pop(offer.session)
             else:
                 offer.band += 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from contracts.convert import manifest_to_wire, session_to_wire
 from contracts.ids import SessionKey
-from contracts.kv import Manifest, chunk_keys
+from contracts.kv import Manifest, chunk_keys, leading
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from worker.core.hbm import Block, Save
@@ -19,6 +19,8 @@ from worker.device import Device
 from worker.loads import SaveCopied
 
 log = telemetry.logger("worker.saving")
+#: A save that the store has not answered after this long is taken for refused, in seconds.
+ANSWER_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class Saving:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._saves: dict[int, list[Block]] = {}
+        #: When those of them were offered that the store has not answered yet, oldest first.
+        self._asked_s: dict[int, float] = {}
         #: Saves whose store went away while their blocks were copied: nobody will know of the copies.
         self._orphans: set[int] = set()
         self._turns: list[_Turn] = []
@@ -77,15 +81,39 @@ class Saving:
         for block in blocks:
             block.save = Save.WAITING
         self._saves[save_id] = blocks
+        self._asked_s[save_id] = self.device.clock.now()
         keys = [block.key for block in blocks if block.key is not None]
         request = kvstore_pb2.SaveRequest(
             save_id=save_id, session=session_to_wire(session), fingerprint=self.device.shape.fingerprint, keys=keys
         )
         self.device.tell(save=request)
 
+    def keep(self, s: Sequence) -> int:
+        """The sequence leaves the device: what was refused is offered once more.
+
+        Returns how many of its leading tokens are below or on their way there.
+        """
+        full = s.blocks[: s.computed // self.device.shape.chunk_tokens]
+        if self.device.store_here:
+            self.offer(s.request.session, [b for b in full if b.save is Save.REFUSED and b.complete and not b.lost and b.key])
+        return leading(b.save in (Save.BELOW, Save.WAITING) for b in full) * self.device.shape.chunk_tokens
+
+    def expire(self) -> None:
+        """Saves that the store has not answered for long are refused: no page waits for ever. Its late answer is declined."""
+        now = self.device.clock.now()
+        for save_id, asked_s in list(self._asked_s.items()):
+            if now - asked_s < ANSWER_TIMEOUT_S:
+                break
+            del self._asked_s[save_id]
+            for block in self._saves.pop(save_id):
+                if block.save is Save.WAITING:  # not erased meanwhile
+                    self._settle(block, Save.REFUSED)
+            self._send_turns()
+
     def granted(self, grant: kvstore_pb2.SaveGrant) -> None:
         """The store made room for some, has some, and refuses some."""
         blocks = self._saves.get(grant.save_id)
+        self._asked_s.pop(grant.save_id, None)
         arena = self.device.link.arena if self.device.link else None
         if blocks is None:  # asked of this store's predecessor in all but the last moment: it need not keep room for them
             if grant.indices:
@@ -133,6 +161,7 @@ class Saving:
                     self._settle(block, Save.REFUSED)
         self._saves = {i: blocks for i, blocks in self._saves.items() if any(b.moving for b in blocks)}
         self._orphans = set(self._saves)
+        self._asked_s.clear()
         self._send_turns()
 
     def _settle(self, block: Block, save: Save) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from contracts.errors import IllegalTransition
 from contracts.request import GenerateRequest, Sampling
-from worker.core.batching import choose, victim
 from worker.core.load_plan import may_start
 from worker.core.pace import Pace
 from worker.core.prefetch import Offer, band_layers, next_offer
@@ -31,18 +30,6 @@ def test_only_the_transitions_of_the_table_happen(state: State, event: Event) ->
     else:
         with pytest.raises(IllegalTransition, match=event.value):
             s.on(event)
-
-
-def test_decodes_come_before_prefills_and_a_long_prefill_is_cut_to_the_budget() -> None:
-    decode, short, long = sequence(2, 10, computed=9), sequence(1, 20), sequence(0, 100)
-    assert choose([long, short, decode], max_batch=8, step_tokens=50) == [(decode, 1), (long, 49)]
-    assert choose([short, decode], max_batch=8, step_tokens=50) == [(decode, 1), (short, 20)]
-
-
-def test_an_urgent_prefill_goes_first_and_the_least_urgent_youngest_is_preempted() -> None:
-    first, late, urgent = sequence(0, 40), sequence(1, 40), sequence(2, 40, priority=-1)
-    assert [s for s, _ in choose([first, late, urgent], 8, 60)] == [urgent, first]
-    assert victim([first, late, urgent]) is late
 
 
 def test_a_sequence_starts_when_no_layer_would_be_waited_for() -> None:

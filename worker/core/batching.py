@@ -1,29 +1,64 @@
-"""Who runs in the next step, and how many tokens of each."""
+"""Who computes in the next step, and how many tokens of each.
+
+- A step has at most `step_tokens` tokens. Sequences that decode go first, a token each; prefills share what is left and are cut
+  where the budget ends (chunked prefill, Sarathi-Serve).
+- Beside decodes that are at least as urgent, prefills have `mixed_tokens` a step: how long a decode waits for its next token is
+  bounded by configuration, not by the length of other people's prompts.
+- While prefills wait, a quarter of the step is theirs. Decodes that do not fit then take turns.
+- Prefills stand by priority, then by the moment at which they would be done had each been alone: arrival plus the time that the
+  rest of its prompt takes. Short ones pass long ones, but a sequence is only ever passed by what arrived before its own moment
+  came, so none starves (shortest remaining first would starve long ones, in order of arrival one long prompt holds everybody up).
+
+Between priorities there is no such mercy: as long as more urgent prompts come than can be computed, less urgent ones wait.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from worker.core.sequence import Sequence
 
+#: The share of a step that is kept for prefills while some wait: 1 / this.
+_PREFILL_SHARE = 4
+#: What prefills may add to a step at least, however slow they are: they go on.
+LEAST_MIXED_TOKENS = 32
 
-def choose(running: Iterable[Sequence], max_batch: int, step_tokens: int) -> list[tuple[Sequence, int]]:
-    """(sequence, tokens) of one step: decodes first, then prefills in order of priority while the budget lasts.
 
-    A prefill is cut to what is left of the budget (chunked prefill, Sarathi-Serve), so that decodes go on beside it.
-    """
-    ordered = sorted(running, key=lambda s: (s.pending > 1, s.priority))
-    chosen: list[tuple[Sequence, int]] = []
-    left = step_tokens
-    for sequence in ordered[:max_batch]:
-        if left <= 0:
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a step may hold. mixed_tokens: of prefills, while somebody decodes. prefill_token_s: what one is expected to take."""
+
+    step_tokens: int
+    mixed_tokens: int
+    prefill_token_s: float
+
+
+def mixed_tokens(step_s: float, decodes: int, decode_token_s: float, prefill_token_s: float) -> int | None:
+    """How many tokens of prefills fit beside so many decodes into a step of `step_s` seconds; None when that is 0: no bound."""
+    if not step_s:
+        return None
+    return max(LEAST_MIXED_TOKENS, int((step_s - decodes * decode_token_s) / prefill_token_s))
+
+
+def choose(running: Iterable[Sequence], budget: Budget) -> list[tuple[Sequence, int]]:
+    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs."""
+    decodes: list[Sequence] = []
+    prefills: list[Sequence] = []
+    for s in running:
+        (decodes if s.pending == 1 else prefills).append(s)
+    decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))
+    prefills.sort(key=lambda s: (s.request.priority, s.arrival_s + s.pending * budget.prefill_token_s, s.arrival))
+    kept = min(budget.step_tokens // _PREFILL_SHARE, sum(s.pending for s in prefills))
+    chosen = [(s, 1) for s in decodes[: budget.step_tokens - kept]]
+    left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens
+    for s in prefills:
+        count = min(s.pending, left)
+        if decodes and decodes[0].request.priority <= s.request.priority:
+            count = min(count, mixed)
+        if count <= 0:
             break
-        count = min(sequence.pending, left)
-        chosen.append((sequence, count))
+        chosen.append((s, count))
         left -= count
+        mixed -= count
     return chosen
-
-
-def victim(running: Iterable[Sequence]) -> Sequence:
-    """The sequence that is preempted when pages run out: the least urgent, then the youngest."""
-    return max(running, key=lambda s: s.priority)

@@ -253,6 +253,10 @@ class HbmCache:
         """Pages that are free or could be made so at once."""
         return self.pool.free + sum(self._held(b) for b in self.index.values() if b.purgeable)
 
+    def coming(self) -> int:
+        """Pages that nobody uses and that could be purged once their saving, or a read into their block, has ended."""
+        return sum(self._held(b) for b in self.index.values() if not b.users and (b.moving or b.save is Save.WAITING))
+
     def validate(self, in_use: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. `in_use`: private blocks of sequences."""
         self.pool.validate()

@@ -16,7 +16,7 @@ BANDS = 4
 
 @dataclass(slots=True)
 class Offer:
-    """An advised session's chunks that the store can bring. `band` is the next one to ask for."""
+    """An advised session's chunks that the store can bring. `band` is the next one to ask for; no_room: it was tried in vain."""
 
     session: SessionKey
     keys: list[bytes]
@@ -24,6 +24,7 @@ class Offer:
     arrival_s: float
     expires_s: float
     band: int = 0
+    no_room: bool = False
 
 
 def next_offer(offers: Iterable[Offer]) -> Offer | None:

@@ -52,13 +52,14 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request's tokens, keys and blocks. `arrival` orders equal priorities; smaller is earlier."""
+    """A request's tokens, keys and blocks. `arrival` orders equal priorities; smaller is earlier. `arrival_s`: monotonic."""
 
     request: GenerateRequest
     prompt_tokens: int
     tokens: list[int]
     max_tokens: int
     arrival: int
+    arrival_s: float = 0.0
     state: State = State.WAITING
     blocks: list[Block] = field(default_factory=list)
     #: Chunk keys of the full chunks of `tokens`, as far as they have been needed.
@@ -75,6 +76,11 @@ class Sequence:
     #: Restarts after lost pieces; bounds how often the store is asked.
     losses: int = 0
     started_load_s: float = 0.0
+    #: When it was last chosen for a step: smaller is longer ago, 0 is never. No two sequences share another value.
+    last_chosen: int = 0
+    #: Tokens that have had their KV before it was last taken off the device, and by what.
+    reached: int = 0
+    restarted: Event | None = None
 
     @property
     def priority(self) -> tuple[int, int]:

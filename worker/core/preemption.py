@@ -1,0 +1,65 @@
+"""Who goes when pages run short, who waits instead, and what a newcomer leaves free.
+
+A preempted sequence loses its place, not its KV: full chunks stay cached and are below already, or on their way (write-back), so it
+comes back with the tail to compute. That makes it cheap, but pages whose saving is still under way are not to be had at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from worker.core.hbm import NO_PAGE, Block, Save
+from worker.core.sequence import Sequence
+
+#: A newcomer leaves at most one page in so many of the whole pool free for the growth of others.
+_MOST_SPARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a sequence's pages come to if it is preempted alone: free at once, or once they are saved."""
+
+    sequence: Sequence
+    now: int
+    later: int
+
+
+def holding(sequence: Sequence, store_here: bool) -> Holding:
+    """What `sequence` holds and nobody else. With a store, what it refused once is offered again, so it is not free at once."""
+    now = later = 0
+    for block in sequence.blocks:
+        if block.users == 1:
+            saving = block.save is Save.WAITING or (block.save is Save.REFUSED and store_here)
+            later, now = later + _held(block) * saving, now + _held(block) * (not saving)
+    return Holding(sequence, now, later)
+
+
+def together(sequences: Iterable[Sequence]) -> int:
+    """Pages that nobody but these sequences holds."""
+    used: Counter[Block] = Counter(block for s in sequences for block in s.blocks)
+    return sum(_held(block) for block, users in used.items() if block.users == users)
+
+
+def victim(holdings: Collection[Holding], lacking: int, coming: int) -> Sequence | None:
+    """The sequence to preempt for somebody who lacks so many pages, of those that may be; None: wait.
+
+    The least urgent, then the youngest; among equally urgent ones those that free nothing at once are passed over. Nobody when all of
+    them together hold too little, when pages that come by themselves (`coming`: left behind, saves or reads under way) suffice, or when
+    the least urgent ones free nothing until they are saved.
+    """
+    if coming >= lacking > 0 or together(h.sequence for h in holdings) + coming < lacking:
+        return None
+    last = max((h.sequence.request.priority for h in holdings), default=0)
+    least = [h for h in holdings if h.sequence.request.priority == last and (h.now or not lacking)]
+    return max(least, key=lambda h: h.sequence.arrival).sequence if least else None
+
+
+def spare_pages(others: int, layers: int, total: int) -> int:
+    """What a newcomer leaves free beside so many others: a chunk for each to grow by, so that it is not preempted at once."""
+    return min(others * layers, total // _MOST_SPARE)
+
+
+def _held(block: Block) -> int:
+    return int((block.pages != NO_PAGE).sum())
