@@ -50,7 +50,7 @@ class Scheduling:
                 continue
             if any(other.priority < s.priority for other in self._lacking if other.state is State.RUNNING) or not self._admit(s, here):
                 break
-            here.append(s)
+            here += [s] if s.state is State.LOADING else []
         for s in live:
             if s.state is State.LOADING:
                 self.admission.try_start(s)
