@@ -7,7 +7,8 @@ session that was erased a moment ago may still have a turn running; its late sav
 An erasure outlives the node that was told of it: a tombstone in the blob tier names the session, the time, and the chunks that
 only it named. A node that was away heeds it: what it knows of the session from before that time is forgotten, and those chunks
 leave its own tiers (the blob tier's copies are the eraser's to delete, as the same content may be saved anew). Chunks that
-nobody names for other reasons, such as a crash before a turn's end, are orphans, and leave when they were seen so twice.
+nobody names for other reasons, such as a crash before a turn's end or a history that was cut, are orphans, and leave when they
+were seen so twice.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Erasure:
         self._doomed: dict[bytes, Chunk] = {}
         self._late: dict[SessionKey, tuple[float, frozenset[bytes]]] = {}  #: until when, and what it named
         self.tombstones: dict[SessionKey, Tombstone] = {}
+        self._nobodys: set[bytes] = set()  #: in the arena and named by nobody at the last sweep
 
     # ---- erasing
 
@@ -113,14 +115,20 @@ class Erasure:
     # ---- orphans
 
     def sweep_orphans(self, now: float) -> None:
-        """Remove what is on the SSD and was nobody's at the last call already. All sessions must be known."""
+        """Remove what is on the SSD or in the arena and was nobody's at the last call already. All sessions must be known."""
         for session in [s for s in self._index.claims if self._sessions.standing(s, now).last_use < now - CLAIM_S]:
             self._index.drop_claims(session)
         old = [key for key, sweeps in self._index.unnamed.items() if sweeps]
         for key in self._index.unnamed:
             self._index.unnamed[key] += 1
         self._count_orphans(len(old), "ssd")
-        self._remove_here(old)
+        nobodys = {key for key in self._index.resident if key not in self._index.names and key not in self._index.unnamed}
+        stale = [key for key in self._index.resident if key in nobodys and key in self._nobodys]
+        self._count_orphans(len(stale), "dram")
+        self._nobodys = nobodys.difference(stale)
+        if old or stale:
+            self._out.append(TellErase((*old, *stale)))
+        self._remove_here(old + stale)
 
     def sweep_blob(self, fingerprint: bytes, keys: Sequence[bytes]) -> None:
         """Remove those that nobody names from the blob tier, where they have been for long; note that it has the others."""

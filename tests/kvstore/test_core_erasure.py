@@ -105,6 +105,24 @@ def test_what_nobody_names_leaves_the_ssd_when_it_was_seen_so_twice():
     store.validate()
 
 
+def test_what_a_cut_history_left_in_the_arena_leaves_it_and_hbm_too():
+    store = make({}, [])
+    grant = of(do.Grant, store.handle(ev.SaveWanted(("w", 1), SESSION, SHAPE.fingerprint, KEYS[:2], 5.0)))[0]
+    for s in of(do.Sum, store.handle(ev.SaveEnded(("w", 1), grant.indices, (), 5.0))):
+        store.handle(ev.Summed(s.key, (1, 2), 5.0))
+        store.handle(ev.SsdWritten(s.key, ev.Wrote.FULL, 5.0))
+    store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, DAY), 6.0))
+    store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:1], 16, DAY + 1), 7.0))
+    for chunk_key in KEYS[:2]:
+        store.handle(ev.BlobWritten(chunk_key, ev.Wrote.FAILED, 8.0))
+    assert not of(do.TellErase, store.handle(ev.OrphansSought(10.0)))
+    (told,) = of(do.TellErase, store.handle(ev.OrphansSought(20.0)))
+    assert told.keys == (KEYS[1],)
+    assert set(store.index.resident) == {KEYS[0]}
+    assert not of(do.TellErase, store.handle(ev.OrphansSought(30.0)))
+    store.validate()
+
+
 def test_a_running_turns_chunks_are_not_orphans_until_it_has_been_silent_for_long():
     store = make({}, [])
     grant = of(do.Grant, store.handle(ev.SaveWanted(("w", 1), SESSION, SHAPE.fingerprint, KEYS[:1], 5.0)))[0]

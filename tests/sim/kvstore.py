@@ -173,10 +173,12 @@ class Scenario:
         """How many events the nodes handled. Raises AssertionError or IllegalTransition when something is wrong."""
         self.world.run(_ACTIVE_S + 30.0)
         self.world.faulty = False
-        for _ in range(2):
+        for old in (False, True):
             for node in self.nodes:
                 node.catch_up()
                 node.handle(ev.OrphansSought(self.world.now))
+                if old:
+                    node.list_old_chunks()
             self.world.run(self.world.now + _QUIET_S / 2)
         for worker in self.workers:
             for turn in worker.turns.values():

@@ -74,6 +74,13 @@ class SimNode:
         if not self.world.blob.away:
             self.handle(ev.ManifestsListed(list(self.world.blob.manifests.values()), self.now, complete=True, wall=self.now))
 
+    def list_old_chunks(self) -> None:
+        """What a sweep of the blob tier sees: everything, as when nobody has written for the grace time."""
+        if not self.world.blob.away:
+            for fingerprint in {copy.shape.fingerprint: None for copy in self.world.blob.chunks.values()}:
+                keys = [key for key, copy in self.world.blob.chunks.items() if copy.shape.fingerprint == fingerprint]
+                self.handle(ev.OldChunksListed(fingerprint, keys, self.now))
+
     @property
     def now(self) -> float:
         return self.world.now
