@@ -29,7 +29,7 @@ from worker.metrics import WorkerMetrics
 from worker.models.config import load_config
 from worker.models.load import load_model
 from worker.native_runner import NativeRunner
-from worker.profiles import compute_threads, seed, subject
+from worker.profiles import compute_threads, seed, seed_loads, subject
 from worker.reporter import Reporter
 from worker.runner import Runner
 from worker.server import WorkerServer, longest
@@ -92,6 +92,7 @@ class WorkerProcess:
         profile, why = fitting(config, subject(shape, threads, "native" if kernels else "torch"))
         if profile is not None:
             seed(self.engine.admission.pace, profile)
+            seed_loads(device.rates, profile, shape.piece_bytes)
             log.info("profile", measured_on=profile.measured_on, sources=sorted(profile.loads))
         else:
             log.info("no profile", reason=why)

@@ -8,15 +8,18 @@ from contracts.kv import chunk_keys, leading
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from worker.core.hbm import NO_PAGE, Block, Save
-from worker.core.load_plan import may_start
+from worker.core.load_plan import Missing, Plan, Prefill, Source, may_start, plan
 from worker.core.pace import Pace
 from worker.core.sequence import Event, Sequence, State
 from worker.device import Device
+from worker.loads import Load
 from worker.prefetching import Prefetching
 
 log = telemetry.logger("worker.admission")
 #: After this many restarts for lost pieces a sequence computes everything itself.
 MAX_LOSSES = 4
+#: A sequence that runs alone may wait inside its step so long for layers, in seconds: longer than that, others would wait to be admitted.
+ALONE_S = 0.1
 
 
 class Admission:
@@ -27,6 +30,8 @@ class Admission:
         self.pace = Pace()
         #: A sequence was sent back to wait; whoever has looked clears it.
         self.restarted = False
+        #: Tokens that the plan had loaded, and cached ones that it had computed again because that was sooner.
+        self.loaded_tokens = self.recomputed_tokens = 0
 
     # ---- WAITING -> LOADING ------------------------------------------------------------------------------------
     def admit(self, sequence: Sequence, spare: int) -> int:
@@ -51,6 +56,12 @@ class Admission:
         self.prefetching.give_way_to(matched)
         chunks = len(sequence.tokens) // size + 1
         gaps = [[int(i) for i in np.flatnonzero(b.pages == NO_PAGE)] for b in matched]
+        asked, chosen = usable, self._worth_loading(sequence, usable, gaps)
+        if chosen is not None:
+            usable = leading(not g for g in gaps) + chosen.chunks
+        for block in matched[usable:]:
+            cache.release(block)
+        del matched[usable:], gaps[usable:]
         pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
         lacking = self._lacking(pages, spare)
         if lacking:
@@ -69,6 +80,8 @@ class Admission:
         sequence.matched, sequence.found, sequence.load_id = len(matched), len(matched), 0
         sequence.computed = 0
         sequence.on(Event.ADMITTED)
+        if chosen is not None and sequence.worth is None:
+            self._explain(sequence, chosen, (asked - usable) * size)
         first = leading(not g for g in gaps)
         if d.store_here and first < usable:
             self._ask(sequence, first, usable, gaps)
@@ -76,6 +89,34 @@ class Admission:
             # Pieces are missing and nobody can bring them: what is whole is used, the rest is computed.
             self._restart_without(sequence, first)
         return 0
+
+    def _worth_loading(self, sequence: Sequence, usable: int, gaps: list[list[int]]) -> Plan | None:
+        """How many of the chunks that are not wholly in HBM to load: fewer than all where computing beats even a load from DRAM.
+
+        None: all of them, or there is no store to load from.
+        """
+        first, layers = leading(not g for g in gaps), self.device.shape.layers
+        if not self.device.store_here or first >= usable:
+            return None
+        missing = [Missing(len(gaps[i]) if i < len(gaps) else layers, Source.DRAM) for i in range(first, usable)]
+        if sequence.worth is not None:
+            return Plan(min(max(sequence.worth - first, 0), len(missing)), 0.0, 0.0)
+        chosen = self._plan(sequence, missing, usable)
+        return chosen if chosen.chunks < len(missing) else None
+
+    def _plan(self, sequence: Sequence, missing: list[Missing], upto: int) -> Plan:
+        shape, tokens = self.device.shape, len(sequence.tokens) - upto * self.device.shape.chunk_tokens
+        overlap = self.device.settings.layerwise
+        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, shape.layers, overlap)
+        return plan(missing, self.device.rates.believed(self.device.clock.now()), prefill)
+
+    def _explain(self, sequence: Sequence, chosen: Plan, tokens: int) -> None:
+        self.recomputed_tokens += tokens
+        log.info(
+            "computing is sooner than loading",
+            request=sequence.request.request_id, recomputed_tokens=tokens, loaded_chunks=chosen.chunks,
+            estimate_ms=round(chosen.seconds * 1e3, 2), loading_all_ms=round(chosen.all_seconds * 1e3, 2),
+        )  # fmt: skip
 
     def _lacking(self, pages: int, spare: int = 0) -> int:
         """Make room for a request: 0, or how many pages are lacking.
@@ -103,9 +144,8 @@ class Admission:
             sequence.request.priority,
             sequence.request.source_nodes,
         )
-        load.sequence = sequence
+        load.sequence, load.upto = sequence, usable
         sequence.load_id, sequence.found = load.load_id, None
-        sequence.started_load_s = self.device.clock.now()
 
     def _restart_without(self, sequence: Sequence, first: int) -> None:
         for block in sequence.blocks[first : sequence.matched]:
@@ -114,14 +154,19 @@ class Admission:
         self.restart(sequence, Event.LOST)
 
     # ---- what the store said -----------------------------------------------------------------------------------
-    def found(self, sequence: Sequence, load_id: int, chunks: int) -> None:
-        """The store can bring the first `chunks` of what was asked for."""
+    def found(self, sequence: Sequence, load_id: int, chunks: int, sources: list[Source]) -> None:
+        """The store can bring the first `chunks` of what was asked for, from these sources."""
         if sequence.load_id != load_id or sequence.state is not State.LOADING:
             return
         load = self.device.table.open.get(load_id)
         if load is None:
             return
-        sequence.found = load.blocks[chunks].index if chunks < len(load.blocks) else len(sequence.keys)
+        sequence.found_s, load.sources = self.device.clock.now(), sources[:chunks]
+        found = load.blocks[chunks].index if chunks < len(load.blocks) else load.upto
+        if self._replan(sequence, load, found):
+            return
+        sequence.found = found
+        self.loaded_tokens += chunks * self.device.shape.chunk_tokens
         for i in range(sequence.matched, sequence.found):
             self.device.cache.enter(sequence.blocks[i], sequence.keys[i])
             sequence.blocks[i].save = Save.BELOW
@@ -129,9 +174,22 @@ class Admission:
             # A layer that had been purged from HBM is nowhere below either.
             self._restart_without(sequence, sequence.found)
 
+    def _replan(self, sequence: Sequence, load: Load, found: int) -> bool:
+        """Now that it is known what comes from where: ask for less if computing the rest is clearly sooner. True when it is."""
+        if sequence.worth is not None or not load.sources or len(load.sources) > len(load.blocks):
+            return False
+        missing = [Missing(len(layers), source) for layers, source in zip(load.layers, load.sources, strict=False)]
+        chosen = self._plan(sequence, missing, found)
+        if chosen.chunks >= len(missing):
+            return False
+        self._explain(sequence, chosen, (len(missing) - chosen.chunks) * self.device.shape.chunk_tokens)
+        sequence.worth = load.blocks[chosen.chunks].index
+        self.restart(sequence, Event.REPLANNED)
+        return True
+
     # ---- LOADING -> RUNNING ------------------------------------------------------------------------------------
-    def try_start(self, sequence: Sequence) -> bool:
-        """Start the sequence if its first layers are here and the others will be in time."""
+    def try_start(self, sequence: Sequence, alone: bool) -> bool:
+        """Start the sequence if its first layers are here and the others will be in time; when it runs alone, nearly in time."""
         found = sequence.found
         if found is None:
             return False
@@ -143,10 +201,12 @@ class Admission:
                 return False
             if not self.device.settings.layerwise:
                 return False
-            elapsed = self.device.clock.now() - sequence.started_load_s
+            elapsed = self.device.clock.now() - sequence.found_s
             tokens = len(sequence.tokens) - found * self.device.shape.chunk_tokens
-            if not may_start(ready, layers, elapsed / max(ready, 1), self.pace.prefill_token_s / layers * tokens):
+            compute_s = self.pace.prefill_token_s / layers * tokens
+            if not may_start(ready, layers, elapsed / max(ready, 1), compute_s, ALONE_S if alone else 0.0):
                 return False
+        sequence.worth = None
         sequence.computed = found * self.device.shape.chunk_tokens
         if sequence.generated == len(sequence.request.resume_tokens):  # not when coming back from preemption
             sequence.cached = min(sequence.computed, sequence.prompt_tokens)

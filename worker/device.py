@@ -10,13 +10,17 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from contracts.convert import layers_to_bitmap, session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2
 from runtime.clock import Clock
 from runtime.config import KvSection
-from worker.core.hbm import Block, HbmCache
+from worker.core.hbm import NO_PAGE, Block, HbmCache
+from worker.core.load_plan import LoadRates
+from worker.core.pages import Pages
 from worker.kv_loader import KvLoader
 from worker.loads import Load, LoadTable
 from worker.memory.paged_kv import PagedKv
@@ -37,6 +41,8 @@ class Device:
     salt_of: Callable[[str], bytes]
     link: StoreLink | None = None
     store_here: bool = False
+    #: What loads took lately, by where they came from.
+    rates: LoadRates = field(default_factory=LoadRates)
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def back(self) -> None:
@@ -66,7 +72,8 @@ class Device:
     ) -> Load:
         """Ask the store for `layers[i]` of chunk `keys[i]`, into `blocks[i]`; the pages are there already."""
         self.back()
-        load = Load(self.next_id(), session, blocks, layers, hint=load_class == kvstore_pb2.PREFETCH)
+        load = Load(self.next_id(), session, blocks, layers, _pages(blocks, layers), hint=load_class == kvstore_pb2.PREFETCH)
+        load.asked_s = self.clock.now()
         for block in blocks:
             block.moving += 1
         self.table.open[load.load_id] = load
@@ -98,6 +105,7 @@ class Device:
         """The loader is done with it: unpin. Blocks that miss pieces which a sequence waits for are lost. May be told twice."""
         if self.table.open.pop(load.load_id, None) is None:
             return
+        self._learn(load)
         for block, layers in zip(load.blocks, load.layers, strict=True):
             block.moving -= 1
             if block.ready[layers].all() or block.key is None or block.lost:
@@ -106,3 +114,20 @@ class Device:
                 self.cache.give_up(block, layers)
             else:
                 self.cache.lose(block)
+
+    def _learn(self, load: Load) -> None:
+        """What the slowest source of the load took; what came from the arena beside it came at once."""
+        if not load.came or not load.sources or load.cancelled or load.hint:
+            return
+        slowest = max(load.sources)
+        pieces = sum(len(w) for w, source in zip(load.layers, load.sources, strict=False) if source == slowest)
+        if pieces:
+            self.rates.observed(slowest, load.first_s - load.asked_s, (load.last_s - load.first_s) / pieces, self.clock.now())
+
+
+def _pages(blocks: list[Block], layers: list[list[int]]) -> Pages:
+    """`[blocks, layers]`: the pages of the wanted layers, NO_PAGE elsewhere."""
+    pages = np.full((len(blocks), len(blocks[0].pages) if blocks else 0), NO_PAGE, np.int64)
+    for row, block, wanted in zip(pages, blocks, layers, strict=True):
+        row[wanted] = block.pages[wanted]
+    return pages

@@ -22,6 +22,7 @@ from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
 from worker.admission import Admission
+from worker.core.load_plan import Source
 from worker.core.sequence import Event, Sequence, State
 from worker.device import Device
 from worker.inquiries import answer_store
@@ -220,9 +221,8 @@ class Engine:
             case "found":
                 load = self.device.table.open.get(message.found.load_id)
                 if load is not None and load.sequence is not None:
-                    self.admission.found(load.sequence, load.load_id, message.found.chunks)
-            case "grant":
-                self.saving.granted(message.grant)
+                    sources = [Source(min(x, Source.BLOB)) for x in message.found.sources]
+                    self.admission.found(load.sequence, load.load_id, message.found.chunks, sources)
             case "offer":
                 self.prefetching.offered(message.offer)
             case _:
@@ -236,11 +236,11 @@ class Engine:
             load.cancelled = True
             self.device.loader.cancel(load)
             if load.sequence is not None and load.sequence.found is None and load.sequence.load_id == load.load_id:
-                self.admission.found(load.sequence, load.load_id, 0)
+                self.admission.found(load.sequence, load.load_id, 0, [])
 
     # ---- postprocess -------------------------------------------------------------------------------------------
     def _step(self, batch: list[tuple[Sequence, int]]) -> None:
-        logits, void = self.stepping.run(batch)
+        logits, void = self.stepping.run(batch, self.saving.ahead_of(batch))
         speaking = [self._live[s.request.request_id] for s, count in batch if s.computed + count == len(s.tokens)]
         choices = self.sampler.choose(logits, [live.sampling for live in speaking])
         chosen = {live.sequence.request.request_id: choice for live, choice in zip(speaking, choices, strict=True)}

@@ -2,26 +2,33 @@
 
 How bytes move is the copier's (`worker.memory.copier`). On a load, a piece's `ready` flag is set when its bytes are there, or
 will be before anything that computes behind the copier's fence; the engine waits for flags layer by layer (SYMPHONY, section
-3.4, layer-wise asynchronous reads). The store is told of a piece, and a load is closed, only when its copies have ended. What
-may be copied where is decided by the engine; nothing is decided here.
+3.4, layer-wise asynchronous reads). The store is told of a piece, and a load is closed, only when its copies have ended. On a save
+a layer is copied as soon as the step has computed it. What may be copied where is decided by the engine; nothing is decided here.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
-from worker.core.hbm import NO_PAGE, Block
-from worker.loads import Load, LoadClosed, LoadTable, PiecesCame, SaveCopied
+from runtime.clock import Clock, RealClock
+from worker.core.hbm import NO_PAGE
+from worker.core.pages import Pages
+from worker.core.sequence import State
+from worker.loads import Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied
 from worker.memory.copier import Copier, HostCopier, UnderWay
 from worker.memory.paged_kv import PagedKv
-from worker.store_link import Arena, StoreLink
+from worker.store_link import StoreLink
 
 log = telemetry.logger("worker.kv_loader")
+#: Pieces are copied in runs of about so many bytes: a run holds up whoever halts the load, and flags are set a run at a time.
+RUN_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +37,29 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Save:
+class _Withdraw:
     save_id: int
-    blocks: list[tuple[int, Block]]  # (index in the request, block)
-    offsets: list[int]  # chunk-major: layers of the first block, of the second, ...
-    arena: Arena
+
+
+class _StoreGone:
+    """No offer made so far will be granted."""
 
 
 class KvLoader:
-    """Copies pieces; reports to the engine through `to_engine`."""
+    """Copies pieces; reports to the engine through `to_engine`. Every offer of a save is answered by one SaveCopied."""
 
-    def __init__(self, kv: PagedKv, table: LoadTable, to_engine: Callable[[object], None], copier: Copier | None = None) -> None:
+    def __init__(
+        self,
+        kv: PagedKv,
+        table: LoadTable,
+        to_engine: Callable[[object], None],
+        copier: Copier | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """copier: plain copies within host memory unless another is given."""
         self.kv, self.table, self._to_engine = kv, table, to_engine
+        self._clock = clock or RealClock()
+        self._run = max(1, RUN_BYTES // kv.page_bytes)
         self.copier: Copier = copier or HostCopier(kv)
         self.link: StoreLink | None = None
         #: Pages copied, for requests and for hints, and pages copied down. Each has one writer.
@@ -52,7 +69,7 @@ class KvLoader:
         self._leaving: set[int] = set()
         self._begun = self._ended = 0  # entries of `_under_way`; the loading thread counts the first, the ending one the second
         self._loads: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[object] = queue.SimpleQueue()
         #: Copies under way and what follows their end, in the order in which they were begun.
         self._under_way: queue.SimpleQueue[tuple[UnderWay | None, Callable[[], None]] | None] = queue.SimpleQueue()
         self._threads = [
@@ -72,8 +89,8 @@ class KvLoader:
         self._saves.put(None)
 
     def from_store(self, message: object) -> None:
-        """A LoadPieces or LoadEnd of the store; any thread."""
-        self._loads.put(message)
+        """A LoadPieces, LoadEnd or SaveGrant of the store; any thread."""
+        (self._saves if isinstance(message, kvstore_pb2.SaveGrant) else self._loads).put(message)
 
     def cancel(self, load: Load) -> None:
         """Close the load without its remaining pieces; LoadClosed follows. Any thread."""
@@ -87,9 +104,17 @@ class KvLoader:
                 load.closed = True
                 self.table.progress.notify_all()
 
-    def save(self, save_id: int, blocks: list[tuple[int, Block]], offsets: list[int], arena: Arena) -> None:
-        """Copy the blocks to the arena; SaveCopied follows. The blocks must not move meanwhile. Any thread."""
-        self._saves.put(_Save(save_id, blocks, offsets, arena))
+    def offer(self, save: Save) -> None:
+        """Copy the save's chunks once the store grants it room; told before the store is asked. Its pages must not move meanwhile."""
+        self._saves.put(save)
+
+    def withdraw(self, save_id: int) -> None:
+        """Refuse this offer unless a grant has come for it. Any thread."""
+        self._saves.put(_Withdraw(save_id))
+
+    def store_gone(self) -> None:
+        """Offers that no grant has come for are refused. Any thread, after the last grant of that store."""
+        self._saves.put(_StoreGone())
 
     # ---- loads -------------------------------------------------------------------------------------------------
     def _load_forever(self) -> None:
@@ -127,29 +152,44 @@ class KvLoader:
             return  # cancelled meanwhile: the store drops the leases by itself
         if load.load_id in self._leaving:
             return
-        with self._copying:
-            if load.closed:
-                return
-            chosen = list(self._wanted(load, pieces, arena))
-            offsets, pages = [offset for *_, offset in chosen], [int(block.pages[layer]) for block, layer, _ in chosen]
-            copies = self.copier.load(arena, offsets, pages)
-            for block, layer, _ in chosen:
-                block.ready[layer] = True
-        self.loaded["hint" if load.hint else "demand"] += len(chosen)
-        with self.table.progress:
-            self.table.progress.notify_all()
-        self._to_engine(PiecesCame(load.load_id))
-        taken = kvstore_pb2.LoadTaken(load_id=load.load_id, chunks=pieces.chunks, layers=pieces.layers)
-        self._after(copies, lambda: link.send(kvstore_pb2.WorkerToStore(taken=taken)))
+        load.first_s = load.first_s or self._clock.now()
+        chunks, layers, offsets = self._sound(load, pieces, arena.nbytes)
+        pages = load.pages[chunks, layers]
+        copies: UnderWay | None = None
+        for at in range(0, len(chunks), self._run):
+            run = slice(at, at + self._run)
+            self._after(copies, _nothing) if copies else None
+            with self._copying:
+                if load.closed:
+                    return
+                copies = self.copier.load(arena, offsets[run], pages[run])
+                with self.table.progress:
+                    for chunk, layer in zip(chunks[run].tolist(), layers[run].tolist(), strict=True):
+                        load.blocks[chunk].ready[layer] = True
+                    self.table.progress.notify_all()
+            if load.sequence is not None and load.sequence.state is State.LOADING:
+                self._to_engine(PiecesCame(load.load_id))
+        self.loaded["hint" if load.hint else "demand"] += len(chunks)
 
-    def _wanted(self, load: Load, pieces: kvstore_pb2.LoadPieces, arena: Arena) -> Iterator[tuple[Block, int, int]]:
-        """(block, layer, offset) of the pieces that were asked for and have a page."""
-        wanted = [set(layers) for layers in load.layers]
-        for chunk, layer, offset in zip(pieces.chunks, pieces.layers, pieces.offsets, strict=True):
-            if chunk >= len(load.blocks) or layer not in wanted[chunk] or offset + self.kv.page_bytes > arena.nbytes:
-                log.error("unasked piece", load=load.load_id, chunk=chunk, layer=layer, offset=offset)
-            elif load.blocks[chunk].pages[layer] != NO_PAGE:
-                yield load.blocks[chunk], layer, offset
+        def taken() -> None:
+            load.last_s = self._clock.now()
+            load.came += len(chunks)
+            done = kvstore_pb2.LoadTaken(load_id=load.load_id, chunks=pieces.chunks, layers=pieces.layers)
+            link.send(kvstore_pb2.WorkerToStore(taken=done))
+
+        self._after(copies, taken)
+
+    def _sound(self, load: Load, pieces: kvstore_pb2.LoadPieces, arena_bytes: int) -> tuple[Pages, Pages, Pages]:
+        """Chunks, layers and offsets of the pieces that were asked for and lie in the arena: a message is checked before it is believed."""
+        chunks, layers, offsets = (np.array(x, np.int64) for x in (pieces.chunks, pieces.layers, pieces.offsets))
+        count = min(map(len, (chunks, layers, offsets)))
+        chunks, layers, offsets = chunks[:count], layers[:count], offsets[:count]
+        rows, columns = load.pages.shape
+        sound = (chunks < rows) & (layers < columns) & (offsets <= arena_bytes - self.kv.page_bytes)
+        sound[sound] = load.pages[chunks[sound], layers[sound]] != NO_PAGE
+        if len(pieces.chunks) > sound.sum():
+            log.error("unasked pieces", load=load.load_id, pieces=len(pieces.chunks) - int(sound.sum()))
+        return chunks[sound], layers[sound], offsets[sound]
 
     def _leave(self, load: Load) -> None:
         """Begin no further copies for this load, and close it when those under way have ended."""
@@ -167,17 +207,41 @@ class KvLoader:
 
     # ---- saves -------------------------------------------------------------------------------------------------
     def _save_forever(self) -> None:
+        offered: dict[int, Save] = {}
         while (work := self._saves.get()) is not None:
-            ok: list[int] = []
-            failed: list[int] = []
-            size = self.kv.page_bytes
-            layers = len(work.blocks[0][1].pages) if work.blocks else 0
-            for n, (index, block) in enumerate(work.blocks):
-                offsets = work.offsets[n * layers : (n + 1) * layers]
-                if len(offsets) < layers or max(offsets) + size > work.arena.nbytes:
-                    failed.append(index)
-                    continue
-                self.copier.save(work.arena, offsets, [int(page) for page in block.pages])
-                self.saved += layers
-                ok.append(index)
-            self._to_engine(SaveCopied(work.save_id, ok, failed))
+            if isinstance(work, Save):
+                offered[work.save_id] = work
+            elif isinstance(work, kvstore_pb2.SaveGrant):
+                self._granted(offered.pop(work.save_id, None), work)
+            elif isinstance(work, _Withdraw | _StoreGone):
+                for save_id in [work.save_id] if isinstance(work, _Withdraw) else list(offered):
+                    if (save := offered.pop(save_id, None)) is not None:
+                        self._to_engine(SaveCopied(save_id, [], [], [], list(range(len(save.pages)))))
+
+    def _granted(self, save: Save | None, grant: kvstore_pb2.SaveGrant) -> None:
+        link = self.link
+        arena = link.arena if link else None
+        if save is None:  # asked of this store's predecessor in all but the last moment: it need not keep room for it
+            if link is not None and grant.indices:
+                link.send(kvstore_pb2.WorkerToStore(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices)))
+            return
+        indices, held, refused = list(grant.indices), list(grant.held), list(grant.refused)
+        count, layers = save.pages.shape
+        offsets = np.array(grant.offsets, np.int64)
+        if arena is None or len(offsets) != len(indices) * layers or max(indices, default=0) >= count:
+            self._to_engine(SaveCopied(save.save_id, [], [i for i in indices if i < count], held, refused))
+            return
+        offsets = offsets.reshape(len(indices), layers)
+        inside = np.flatnonzero((offsets <= arena.nbytes - self.kv.page_bytes).all(axis=1))
+        ok = [indices[i] for i in inside.tolist()]
+        offsets, pages = offsets[inside], save.pages[ok]
+        for layer in range(layers if ok else 0):
+            if save.progress is not None:
+                save.progress.wait_for(layer + 1)
+            self.copier.save(arena, offsets[:, layer], pages[:, layer])
+        self.saved += len(ok) * layers
+        self._to_engine(SaveCopied(save.save_id, ok, sorted(set(indices) - set(ok)), held, refused))
+
+
+def _nothing() -> None:
+    """What follows a run of copies that is not the last of its message."""

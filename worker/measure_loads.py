@@ -22,7 +22,7 @@ from contracts.profile import LoadRate
 from contracts.v1 import kvstore_pb2
 from worker.core.hbm import Block, Save
 from worker.device import Device
-from worker.loads import FromStore, LoadClosed, SaveCopied, StoreDown, StoreUp
+from worker.loads import LoadClosed, SaveCopied, StoreDown, StoreUp
 from worker.saving import Saving
 
 #: Sets of chunks that are read in turn, and how many of them the store's arena has room for.
@@ -117,8 +117,6 @@ class Mover:
             except queue.Empty:
                 raise LoadFailed(f"the store said nothing for {_ANSWER_S:.0f} s") from None
             match event:
-                case FromStore(message) if message.WhichOneof("kind") == "grant":
-                    saving.granted(message.grant)
                 case SaveCopied():
                     saving.copied(event)
                 case StoreDown():

@@ -66,3 +66,9 @@ class WorkerMetrics(Collector):
             {(what,): pages for what, pages in loader.loaded.items()},
         )
         yield by(CounterMetricFamily("upbeat_worker_saved_bytes", "Bytes copied from HBM to DRAM", labels=[]), {(): loader.saved})
+        planned = CounterMetricFamily(
+            "upbeat_worker_planned_tokens", "Cached tokens that were loaded, or computed again because that is sooner", labels=["choice"]
+        )
+        planned.add_metric(["loaded"], engine.admission.loaded_tokens)
+        planned.add_metric(["recomputed"], engine.admission.recomputed_tokens)
+        yield planned

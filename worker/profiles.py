@@ -8,12 +8,16 @@ from contracts.kv import KvShape
 from contracts.profile import Profile, Subject
 from runtime.config import Config
 from runtime.profiles import cores, processor
+from worker.core.load_plan import LoadRate, LoadRates, Source
 from worker.core.pace import Pace
 
 #: Prefill is taken from a step of so many tokens, decoding from one sequence with so long a context.
 _PREFILL_TOKENS, _CONTEXT_TOKENS = 512, 1024
 #: A request as long as many are, until one has ended here: tokens to prefill and to generate.
 _TYPICAL_PREFILL, _TYPICAL_OUTPUT = 256, 128
+
+#: What a profile calls them. Whether the page cache has a file is not known ahead: the better case is tried, and observed.
+_SOURCES = {"dram": Source.DRAM, "ssd": Source.SSD, "peer": Source.PEER}
 
 
 def compute_threads(config: Config) -> int:
@@ -32,3 +36,10 @@ def seed(pace: Pace, profile: Profile) -> None:
     pace.decode_token_s = profile.decode_s(1, _CONTEXT_TOKENS)
     pace.request_s = profile.prefill_s(_TYPICAL_PREFILL) + _TYPICAL_OUTPUT * pace.decode_token_s
     pace.output_tokens = _TYPICAL_OUTPUT
+
+
+def seed_loads(rates: LoadRates, profile: Profile, piece_bytes: int) -> None:
+    """Let the load plan reckon with what was measured, until it sees loads of its own."""
+    for name, source in _SOURCES.items():
+        if (rate := profile.loads.get(name)) is not None:
+            rates.seed(source, LoadRate(rate.first_s, piece_bytes / rate.bytes_per_s))

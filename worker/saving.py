@@ -1,22 +1,27 @@
-"""Write-back: full chunks go to the store right after the step that filled them, off the critical path.
+"""Write-back: full chunks go down to the store, and a turn's manifest follows its last chunk.
 
-offer -> grant -> copy (the loader's thread) -> done, two-phase; a session's manifest follows its last chunk, so that what a
-manifest names can be found. Never waits: what the store refuses is dropped first and recomputed when wanted.
+Two phases: offer -> grant -> copied (ok | aborted). A chunk that a step is about to complete is offered before the step, so that its
+layers are copied while later ones compute; whether what was computed is good is known after the step, and nothing is told to the
+store before that. Chunks that the store refuses stay usable in HBM, are dropped first, and are offered again with the session's
+next turn (DESIGN section 6: no page may become unfreeable). Nothing here is waited for by a step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from contracts.convert import manifest_to_wire, session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import Manifest, chunk_keys, leading
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
+from worker import loads
 from worker.core.hbm import Block, Save
 from worker.core.sequence import Sequence
 from worker.device import Device
-from worker.loads import SaveCopied
+from worker.loads import SaveCopied, StepProgress
 
 log = telemetry.logger("worker.saving")
 #: A save that the store has not answered after this long is taken for refused, in seconds.
@@ -29,15 +34,25 @@ class _Turn:
     blocks: list[Block]
 
 
+@dataclass(slots=True)
+class _Offered:
+    blocks: list[Block]
+    keys: list[bytes]
+    asked_s: float
+    withdrawn: bool = False
+
+
 class Saving:
-    """Saves under way, and manifests that wait for them. Engine thread only."""
+    """Saves under way, and manifests that wait for them. Engine thread only.
+
+    Invariant: a block of a save under way is WAITING (or was erased meanwhile) and pinned, until its SaveCopied.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._saves: dict[int, list[Block]] = {}
-        #: When those of them were offered that the store has not answered yet, oldest first.
-        self._asked_s: dict[int, float] = {}
-        #: Saves whose store went away while their blocks were copied: nobody will know of the copies.
+        self._saves: dict[int, _Offered] = {}
+        self._keys: set[bytes] = set()
+        #: Saves whose store went away meanwhile: nobody will know of the copies.
         self._orphans: set[int] = set()
         self._turns: list[_Turn] = []
         #: Chunks that went down, and chunks that the store would not take.
@@ -48,25 +63,50 @@ class Saving:
         """Something is on its way down."""
         return bool(self._saves or self._turns)
 
-    def keep_full_chunks(self, s: Sequence) -> None:
-        """Name the chunks of a running sequence that are full now, and offer them to the store. Nothing with the cache off."""
-        d = self.device
-        if not d.settings.cache:
+    def ahead_of(self, batch: list[tuple[Sequence, int]]) -> StepProgress | None:
+        """Offer the chunks that a step of so many tokens of each sequence completes, so that their layers go down while later ones compute.
+
+        None when there are none, as far as is known now, or no store, or with `kv.layerwise` off.
+        """
+        d, offered, progress = self.device, False, StepProgress()
+        if not (d.settings.cache and d.settings.layerwise and d.store_here):
+            return None
+        for s, count in batch:
+            first, full = self._completed(s, s.computed, s.computed + count)
+            chunks = list(zip(s.blocks[first:full], s.keys[first:full], strict=True))
+            fresh = [(b, key) for b, key in chunks if b.save is Save.NONE and key not in d.cache.index and key not in self._keys]
+            if fresh:
+                self._offer(s.request.session, [b for b, _ in fresh], [key for _, key in fresh], progress)
+                offered = True
+        return progress if offered else None
+
+    def keep_full_chunks(self, s: Sequence, before: int) -> None:
+        """Name the chunks of a running sequence that are full now and were not at `before` tokens, and offer those that were not yet.
+
+        Nothing with the cache off.
+        """
+        if not self.device.settings.cache:
             return
-        size = d.shape.chunk_tokens
-        full = s.computed // size
-        if full > len(s.keys):
-            s.keys = chunk_keys(d.salt_of(s.request.tenant), d.shape, s.tokens[: full * size], s.keys)
+        first, full = self._completed(s, before, s.computed)
         fresh = []
-        for block, key in zip(s.blocks[s.found or 0 : full], s.keys[s.found or 0 : full], strict=True):
-            if block.ready.all():
-                continue
+        for block, key in zip(s.blocks[first:full], s.keys[first:full], strict=True):
             block.ready[:] = True
-            if d.cache.enter(block, key):
+            entered = self.device.cache.enter(block, key)
+            if block.save is not Save.NONE:
+                continue  # offered ahead of the step
+            if entered:
                 fresh.append(block)
             else:
                 block.save = Save.BELOW  # an equal block is cached already, and is the one that goes down
         self.offer(s.request.session, fresh)
+
+    def _completed(self, s: Sequence, before: int, after: int) -> tuple[int, int]:
+        """The sequence's chunks, from and to, that are completed between so many tokens; their keys are known afterwards."""
+        d, size = self.device, self.device.shape.chunk_tokens
+        first, full = max(before // size, s.found or 0), after // size
+        if full > len(s.keys):
+            s.keys = chunk_keys(d.salt_of(s.request.tenant), d.shape, s.tokens[: full * size], s.keys)
+        return min(first, full), full
 
     def offer(self, session: SessionKey, blocks: list[Block]) -> None:
         """Offer full, keyed blocks to the store; without a store they count as refused."""
@@ -77,16 +117,18 @@ class Saving:
                 block.save = Save.REFUSED
             self.refused += len(blocks)
             return
-        save_id = self.device.next_id()
+        self._offer(session, blocks, [block.key for block in blocks if block.key is not None], None)
+
+    def _offer(self, session: SessionKey, blocks: list[Block], keys: list[bytes], progress: StepProgress | None) -> None:
+        d, save_id = self.device, self.device.next_id()
         for block in blocks:
             block.save = Save.WAITING
-        self._saves[save_id] = blocks
-        self._asked_s[save_id] = self.device.clock.now()
-        keys = [block.key for block in blocks if block.key is not None]
-        request = kvstore_pb2.SaveRequest(
-            save_id=save_id, session=session_to_wire(session), fingerprint=self.device.shape.fingerprint, keys=keys
-        )
-        self.device.tell(save=request)
+            block.moving += 1
+        self._saves[save_id] = _Offered(blocks, keys, d.clock.now())
+        self._keys.update(keys)
+        d.loader.offer(loads.Save(save_id, np.stack([b.pages for b in blocks]), progress))
+        request = kvstore_pb2.SaveRequest(save_id=save_id, session=session_to_wire(session), fingerprint=d.shape.fingerprint, keys=keys)
+        d.tell(save=request)
 
     def keep(self, s: Sequence) -> int:
         """The sequence leaves the device: what was refused is offered once more.
@@ -99,52 +141,34 @@ class Saving:
         return leading(b.save in (Save.BELOW, Save.WAITING) for b in full) * self.device.shape.chunk_tokens
 
     def expire(self) -> None:
-        """Saves that the store has not answered for long are refused: no page waits for ever. Its late answer is declined."""
+        """Saves that the store has not answered for long are given up: no page waits for ever. A late answer is declined."""
         now = self.device.clock.now()
-        for save_id, asked_s in list(self._asked_s.items()):
-            if now - asked_s < ANSWER_TIMEOUT_S:
+        for save_id, offered in self._saves.items():
+            if now - offered.asked_s < ANSWER_TIMEOUT_S:
                 break
-            del self._asked_s[save_id]
-            for block in self._saves.pop(save_id):
-                if block.save is Save.WAITING:  # not erased meanwhile
-                    self._settle(block, Save.REFUSED)
-            self._send_turns()
-
-    def granted(self, grant: kvstore_pb2.SaveGrant) -> None:
-        """The store made room for some, has some, and refuses some."""
-        blocks = self._saves.get(grant.save_id)
-        self._asked_s.pop(grant.save_id, None)
-        arena = self.device.link.arena if self.device.link else None
-        if blocks is None:  # asked of this store's predecessor in all but the last moment: it need not keep room for them
-            if grant.indices:
-                self.device.tell(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices))
-            return
-        for index in grant.held:
-            self._settle(blocks[index], Save.BELOW)
-        for index in grant.refused:
-            self._settle(blocks[index], Save.REFUSED)
-        chosen = [(index, blocks[index]) for index in grant.indices]
-        if not chosen or arena is None:
-            for _, block in chosen:
-                self._settle(block, Save.REFUSED)
-            del self._saves[grant.save_id]
-            self._send_turns()
-            return
-        for _, block in chosen:
-            block.moving += 1
-        self.device.loader.save(grant.save_id, chosen, list(grant.offsets), arena)
+            if not offered.withdrawn:
+                offered.withdrawn = True
+                self.device.loader.withdraw(save_id)
 
     def copied(self, done: SaveCopied) -> None:
-        """The loader's thread has copied a save's blocks."""
-        blocks = self._saves.pop(done.save_id, None)
+        """The save is over as far as this side goes: tell the store which copies hold, and let go of the blocks."""
+        offered = self._saves.pop(done.save_id)
         known = done.save_id not in self._orphans
         self._orphans.discard(done.save_id)
-        if known:
-            self.device.tell(saved=kvstore_pb2.SaveDone(save_id=done.save_id, ok=done.ok, aborted=done.failed))
-        if blocks is not None:
-            for index in [*done.ok, *done.failed]:
-                blocks[index].moving -= 1
-                self._settle(blocks[index], Save.BELOW if known and index in done.ok else Save.REFUSED)
+        self._keys.difference_update(offered.keys)
+        blocks = offered.blocks
+        # A step that was void, or a sequence that ended before the chunk was whole, leaves copies that nobody may have.
+        good = [index for index in done.ok if known and blocks[index].complete and blocks[index].save is Save.WAITING]
+        bad = [index for index in [*done.ok, *done.failed] if index not in good]
+        if good or bad:
+            self.device.tell(saved=kvstore_pb2.SaveDone(save_id=done.save_id, ok=good, aborted=bad))
+        below = {*good, *(done.held if known else [])}
+        for index, block in enumerate(blocks):
+            block.moving -= 1
+            if not block.complete:
+                self._settle(block, Save.NONE)
+            else:
+                self._settle(block, Save.BELOW if index in below else Save.REFUSED)
         self._send_turns()
 
     def turn_ended(self, manifest: Manifest, blocks: list[Block]) -> None:
@@ -155,19 +179,13 @@ class Saving:
 
     def store_down(self) -> None:
         """Nothing offered will be granted. Copies under way end by themselves, into memory nobody reads."""
-        for blocks in self._saves.values():
-            for block in blocks:
-                if block.save is Save.WAITING and not block.moving:
-                    self._settle(block, Save.REFUSED)
-        self._saves = {i: blocks for i, blocks in self._saves.items() if any(b.moving for b in blocks)}
         self._orphans = set(self._saves)
-        self._asked_s.clear()
-        self._send_turns()
+        self.device.loader.store_gone()
 
     def _settle(self, block: Block, save: Save) -> None:
         if save is Save.REFUSED:
             self.refused += 1
-        else:
+        elif save is Save.BELOW:
             self.saved += 1
         block.save = save
         self.device.cache.settle(block)

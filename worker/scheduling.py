@@ -53,7 +53,7 @@ class Scheduling:
             here += [s] if s.state is State.LOADING else []
         for s in live:
             if s.state is State.LOADING:
-                self.admission.try_start(s)
+                self.admission.try_start(s, alone=not any(other.state is State.RUNNING for other in live))
 
     def _admit(self, s: Sequence, here: list[Sequence]) -> bool:
         d, priority = self.device, s.request.priority
@@ -105,7 +105,7 @@ class Scheduling:
         if s.restarted is not None and s.computed < s.reached:
             self.recomputed_tokens[s.restarted] += min(s.computed + count, s.reached) - s.computed
         s.computed += count
-        self.saving.keep_full_chunks(s)
+        self.saving.keep_full_chunks(s, s.computed - count)
 
     # ---- preemption --------------------------------------------------------------------------------------------
     def _preempt(self, candidates: list[Sequence], here: list[Sequence], lacking: int) -> bool:

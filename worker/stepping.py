@@ -15,6 +15,7 @@ from worker.core.hbm import Block
 from worker.core.pace import Pace
 from worker.core.sequence import Sequence
 from worker.device import Device
+from worker.loads import StepProgress
 from worker.runner import Slice, Steps
 
 #: A layer that has not come after this long is lost, in seconds.
@@ -29,10 +30,11 @@ class Stepping:
     runner: Steps
     pace: Pace
 
-    def run(self, batch: list[tuple[Sequence, int]]) -> tuple[torch.Tensor, set[str]]:
+    def run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None = None) -> tuple[torch.Tensor, set[str]]:
         """Compute the next `count` tokens of each sequence, whose blocks are there.
 
-        Returns the logits of those that are computed to their end, in their order, and the ids of the requests whose part is void.
+        progress: told of each layer whose KV is written. Returns the logits of those that are computed to their end, in their order,
+        and the ids of the requests whose part is void.
         The sequences themselves are left as they are.
         """
         slices = []
@@ -52,7 +54,7 @@ class Stepping:
                     void.add(sequence.request.request_id)
 
         began = self.device.clock.now()
-        logits = self.runner.step(slices, before_layer, lambda layer: None)
+        logits = self.runner.step(slices, before_layer, lambda layer: progress.reached(layer + 1) if progress else None)
         if not arriving:
             decodes = sum(count == 1 for _, count in batch)
             prefill_tokens = sum(count for _, count in batch) - decodes

@@ -31,7 +31,7 @@ Arena = npt.NDArray[np.uint8]
 class StoreLink:
     """One worker's attachment to `address`.
 
-    to_engine: called with StoreUp, StoreDown and FromStore. to_loader: called with each LoadPieces and LoadEnd.
+    to_engine: called with StoreUp, StoreDown and FromStore. to_loader: called with each LoadPieces, LoadEnd and SaveGrant.
     hugepages: `kv.hugepages`, which the store was told too. arena: uint8 `[arena_bytes]` over the shared memory while attached, else None.
     """
 
@@ -98,6 +98,8 @@ class StoreLink:
                     self._to_loader(message.pieces)
                 elif kind == "end":
                     self._to_loader(message.end)
+                elif kind == "grant":
+                    self._to_loader(message.grant)
                 else:
                     self._to_engine(FromStore(message))
         finally:

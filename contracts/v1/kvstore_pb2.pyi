@@ -154,14 +154,16 @@ class AttachWelcome(_message.Message):
     def __init__(self, node: _Optional[str] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadFound(_message.Message):
-    __slots__ = ("load_id", "chunks", "near")
+    __slots__ = ("load_id", "chunks", "near", "sources")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     chunks: int
     near: bool
-    def __init__(self, load_id: _Optional[int] = ..., chunks: _Optional[int] = ..., near: _Optional[bool] = ...) -> None: ...
+    sources: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, load_id: _Optional[int] = ..., chunks: _Optional[int] = ..., near: _Optional[bool] = ..., sources: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadPieces(_message.Message):
     __slots__ = ("load_id", "chunks", "layers", "offsets")

@@ -21,6 +21,7 @@ class Found:
     near: bool
     indices: tuple[int, ...]
     in_arena: tuple[int, ...] = ()  #: those of `indices` whose wanted pieces are all readable already
+    sources: tuple[SourceKind | None, ...] = ()  #: from where each of `indices` is expected; None: it is in the arena
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class Loads:
         if load.kind is LoadKind.DEMAND and load.found < len(load.wants):
             self._out.append(Counted("chunks_missed", len(load.wants) - load.found))
         ready = tuple(i for i in indices if self._sources.ready(load, i))
-        self._out.append(Found(load.ident, len(indices), bool(ready) and ready == indices, indices, ready))
+        self._out.append(Found(load.ident, len(indices), () != ready == indices, indices, ready, self._sources.expected(load, indices)))
         load.progress = now
         for i in indices:
             if i >= load.acquired and i < load.found:

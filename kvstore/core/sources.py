@@ -6,6 +6,8 @@ blob tier. A tier that is left alone (health.py) is none, and a source that fail
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvstore.core.events import SourceKind
 from kvstore.core.index import Chunk, Index
 from kvstore.core.load import Load
@@ -55,6 +57,18 @@ class Sources:
         """Whether every wanted piece can be read in the arena."""
         chunk = self.usable(load, load.wants[i][0])
         return chunk is not None and all(chunk.state(layer) is PieceState.READY for layer in load.wants[i][1])
+
+    def expected(self, load: Load, indices: Iterable[int]) -> tuple[SourceKind | None, ...]:
+        """From where these chunks' pieces are expected, for whoever estimates how long that takes; None: they are here, or nearly."""
+        return tuple(self._expected(load, i) for i in indices)
+
+    def _expected(self, load: Load, i: int) -> SourceKind | None:
+        chunk = self.usable(load, load.wants[i][0])
+        if chunk is None or self.ready(load, i):
+            return None
+        if any(chunk.state(layer) is PieceState.EXPECTED for layer in load.wants[i][1]):
+            return SourceKind.PEER
+        return self.tier(load, chunk, len(load.wants[i][1]))
 
     def absent(self, load: Load, i: int) -> tuple[int, ...]:
         """The wanted layers that are neither here nor on their way."""

@@ -24,6 +24,7 @@ from contracts.v1 import kvstore_pb2
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
 from worker.core.hbm import HbmCache
+from worker.core.load_plan import Source
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.engine import Cancel, Engine, Submit
@@ -73,6 +74,8 @@ class FakeStore:
         self.fault: Callable[[bytes, int], bool] = lambda key, layer: True
         self.refuse: Callable[[bytes], bool] = lambda key: False
         self.delay_s = 0.0
+        #: Where it says that chunks come from.
+        self.source = Source.DRAM
         self.delivered = 0
         #: Every load that was asked for, in order, and how many chunks' copies were granted.
         self.asked: list[kvstore_pb2.LoadRequest] = []
@@ -136,7 +139,8 @@ class FakeStore:
     def _load(self, load: kvstore_pb2.LoadRequest) -> None:
         self.asked.append(load)
         found = leading(c.key in self.chunks for c in load.chunks)
-        self.to_engine(FromStore(kvstore_pb2.StoreToWorker(found=kvstore_pb2.LoadFound(load_id=load.load_id, chunks=found))))
+        told = kvstore_pb2.LoadFound(load_id=load.load_id, chunks=found, sources=[self.source] * found)
+        self.to_engine(FromStore(kvstore_pb2.StoreToWorker(found=told)))
         whole = set(range(found))
         for layer in range(self.shape.layers):
             if load.load_id in self._cancelled:
@@ -177,7 +181,7 @@ class FakeStore:
                 self.granted += 1
                 grant.offsets.extend(slot * self.shape.piece_bytes for slot in slots[index])
         self._grants[save.save_id] = (list(save.keys), slots)
-        self.to_engine(FromStore(kvstore_pb2.StoreToWorker(grant=grant)))
+        self.to_loader(grant)
 
 
 @dataclass

@@ -14,8 +14,10 @@ from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2
 from tests.worker.engine_house import CHUNK, FakeStore, House, random_prompt, tiny_model
 from worker.core.hbm import NO_PAGE
+from worker.core.pages import Pages
 from worker.core.standings import Rank
 from worker.inquiries import residency
+from worker.memory.copier import Arena, Copier
 from worker.metrics import WorkerMetrics
 
 LAYERS = 4
@@ -306,18 +308,30 @@ def test_a_hint_whose_piece_is_bad_leaves_nothing_that_a_request_waits_for(model
     house.close()
 
 
+class HeldSaves:
+    """A copier whose saves wait until they may go on."""
+
+    def __init__(self, copier: Copier) -> None:
+        self.copier, self.begun, self.go_on = copier, threading.Event(), threading.Event()
+        self.load, self.settle = copier.load, copier.settle
+
+    def save(self, arena: Arena, offsets: Pages, pages: Pages) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        self.copier.save(arena, offsets, pages)
+
+
 def test_what_a_dying_store_was_given_does_not_count_as_saved(model: Path) -> None:
     prompt = conversation(32)
     house = House(model)
     assert house.store is not None
-    granted: list[object] = []
-    pass_on, house.loader.save = house.loader.save, lambda *save: granted.append(save)  # type: ignore[assignment,method-assign]
+    held = HeldSaves(house.loader.copier)
+    house.loader.copier = held
     house.run(prompt, 1)
-    until(lambda: bool(granted))
+    assert held.begun.wait(10)
     house.detach()
     until(lambda: not house.device.store_here)
-    for save in granted:
-        pass_on(*save)  # type: ignore[arg-type]
+    held.go_on.set()
     house.settle()
     assert house.cache.index and house.engine.saving.saved == 0 and house.engine.saving.refused == 6
     house.close()

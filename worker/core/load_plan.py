@@ -1,18 +1,138 @@
-"""When a sequence whose cache is still coming may start (SYMPHONY, section 3.4, layer-wise reads)."""
+"""How much of a cached prompt is loaded, how much is computed again, and when a step may begin while layers still come.
+
+Loading and computing overlap layer by layer (SYMPHONY, section 3.4), so a prompt is ready after about the longer of the two. Where a
+tier is slow, or little is missing, computing a stretch again is sooner than bringing it; an estimate of both decides, chunk by chunk
+from the end, as a prefix is all that can be used. What is not known is taken to cost nothing: loading teaches what it costs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 
-def may_start(ready_layers: int, layers: int, layer_load_s: float, layer_compute_s: float) -> bool:
-    """True when, starting now, no layer would have to be waited for by the estimates.
+#: Computing again must be clearly sooner: it also takes compute from others, and estimates are noisy.
+CLEARLY = 0.8
+_WEIGHT = 0.3
+#: A rate that was not seen for so long is not believed, so that a tier that was slow once is tried again, in seconds.
+BELIEVED_S = 60.0
+
+
+class Source(IntEnum):
+    """Where a chunk comes from, as the store says (LoadFound.sources)."""
+
+    DRAM = 0
+    SSD = 1
+    PEER = 2
+    BLOB = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRate:
+    """Seconds from asking until the first piece comes, and from piece to piece."""
+
+    latency_s: float
+    piece_s: float
+
+
+@dataclass(slots=True)
+class LoadRates:
+    """What loads from each source took lately, at this worker; else what was measured before (`upbeat profile`)."""
+
+    _lately: dict[Source, tuple[LoadRate, float]] = field(default_factory=dict)
+    _seeds: dict[Source, LoadRate] = field(default_factory=dict)
+
+    def seed(self, source: Source, rate: LoadRate) -> None:
+        """What is believed as long as nothing was observed lately."""
+        self._seeds[source] = rate
+
+    def observed(self, source: Source, latency_s: float, piece_s: float, now: float) -> None:
+        """A load from `source` took so long."""
+        old = self.of(source, now)
+        new = LoadRate(max(latency_s, 0.0), max(piece_s, 0.0))
+        if old is not None:
+            new = LoadRate(*(a + _WEIGHT * (b - a) for a, b in ((old.latency_s, new.latency_s), (old.piece_s, new.piece_s))))
+        self._lately[source] = (new, now)
+
+    def of(self, source: Source, now: float) -> LoadRate | None:
+        """What is believed; None when nothing is known."""
+        known = self._lately.get(source)
+        return known[0] if known is not None and now - known[1] < BELIEVED_S else self._seeds.get(source)
+
+    def believed(self, now: float) -> dict[Source, LoadRate]:
+        """All that is believed now."""
+        return {source: rate for source in Source if (rate := self.of(source, now)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A chunk of which so many pieces are not in HBM, and where they would come from."""
+
+    pieces: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The first `chunks` of those that are missing are loaded. Estimates in seconds: of this, and of loading them all."""
+
+    chunks: int
+    seconds: float
+    all_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What is computed in any case, in tokens, and what a token costs; layers of the model; whether loads overlap with compute."""
+
+    tokens: int
+    token_s: float
+    chunk_tokens: int
+    layers: int
+    overlap: bool = True
+
+
+def estimate_s(loaded: Sequence[Missing], computed_chunks: int, rates: Mapping[Source, LoadRate], prefill: Prefill) -> float:
+    """Seconds until a prompt has its first token when `loaded` are loaded and as many chunks behind them computed."""
+    used = {m.source for m in loaded if m.pieces and m.source in rates}
+    load_s = sum(m.pieces * rates[m.source].piece_s for m in loaded if m.source in used)
+    load_s += max((rates[source].latency_s for source in used), default=0.0)
+    return _together(load_s, (prefill.tokens + computed_chunks * prefill.chunk_tokens) * prefill.token_s, prefill)
+
+
+def plan(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], prefill: Prefill) -> Plan:
+    """How many of the missing chunks, from the first on, to load: all, unless computing from some chunk on is clearly sooner."""
+    count = len(missing)
+    everything = best_s = estimate_s(missing, 0, rates, prefill)
+    best, load_s, latency_s = count, 0.0, 0.0
+    for k in range(count):  # load the first k, compute the rest; sums are carried along
+        seconds = _together(load_s + latency_s, (prefill.tokens + (count - k) * prefill.chunk_tokens) * prefill.token_s, prefill)
+        if seconds <= CLEARLY * everything and seconds < best_s:
+            best, best_s = k, seconds
+        rate = rates.get(missing[k].source)
+        if rate is not None and missing[k].pieces:
+            load_s += missing[k].pieces * rate.piece_s
+            latency_s = max(latency_s, rate.latency_s)
+    return Plan(best, best_s, everything)
+
+
+def _together(load_s: float, compute_s: float, prefill: Prefill) -> float:
+    """Two that overlap but for their first or last layer, or that follow each other."""
+    if not prefill.overlap:
+        return load_s + compute_s
+    return max(load_s, compute_s) + min(load_s, compute_s) / max(prefill.layers, 1)
+
+
+def may_start(ready_layers: int, layers: int, layer_load_s: float, layer_compute_s: float, patience_s: float = 0.0) -> bool:
+    """True when, starting now, no layer would have to be waited for longer than `patience_s` in all, by the estimates.
 
     ready_layers: leading layers that are in HBM. layer_load_s: time between two layers' arrivals. layer_compute_s: time
-    one layer of the coming step takes. Layer l arrives after (l - ready + 1) loads and is wanted after l computations.
-    The condition is linear in l, so its two ends decide.
+    one layer of the coming step takes. Layer l arrives after (l - ready + 1) loads and is wanted after l computations; what is waited
+    in all is the most that any layer is late. That is linear in l, so its two ends decide.
     """
     if ready_layers >= layers:
         return True
     if ready_layers < 1:
         return False
     first, last = ready_layers, layers - 1
-    return all((layer - ready_layers + 1) * layer_load_s <= layer * layer_compute_s for layer in (first, last))
+    return all((layer - ready_layers + 1) * layer_load_s <= layer * layer_compute_s + patience_s for layer in (first, last))

@@ -2,7 +2,7 @@
 
     WAITING --admitted--> LOADING --layers near--> RUNNING --done--> FINISHED
        ^                     |                        |
-       +----- lost ----------+------ lost, preempted -+        cancelled: from any state to FINISHED
+       +- lost, replanned ---+------ lost, preempted -+        cancelled: from any state to FINISHED
 
 Invariants: blocks cover positions [0, len(blocks) * chunk_tokens); `computed` tokens have their KV in them; what is shared
 with others (keyed blocks) lies wholly below `computed` and is never written.
@@ -34,6 +34,7 @@ class Event(Enum):
     LAYERS_NEAR = "layers near"
     LOST = "lost"
     PREEMPTED = "preempted"
+    REPLANNED = "replanned"
     DONE = "done"
 
 
@@ -43,6 +44,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.LOADING, Event.LAYERS_NEAR): State.RUNNING,
     (State.LOADING, Event.LOST): State.WAITING,
     (State.LOADING, Event.PREEMPTED): State.WAITING,
+    (State.LOADING, Event.REPLANNED): State.WAITING,
     (State.LOADING, Event.DONE): State.FINISHED,
     (State.RUNNING, Event.LOST): State.WAITING,
     (State.RUNNING, Event.PREEMPTED): State.WAITING,
@@ -73,14 +75,17 @@ class Sequence:
     found: int | None = None
     #: Leading chunks that were in HBM, wholly or partly, at admission.
     matched: int = 0
+    #: Chunks that are worth having from the cache; what is behind them is sooner computed. None: all.
+    worth: int | None = None
     #: Restarts after lost pieces; bounds how often the store is asked.
     losses: int = 0
-    started_load_s: float = 0.0
     #: When it was last chosen for a step: smaller is longer ago, 0 is never. No two sequences share another value.
     last_chosen: int = 0
     #: Tokens that have had their KV before it was last taken off the device, and by what.
     reached: int = 0
     restarted: Event | None = None
+    #: When the store said what it brings.
+    found_s: float = 0.0
 
     @property
     def priority(self) -> tuple[int, int]:

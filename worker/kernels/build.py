@@ -21,7 +21,8 @@ from pathlib import Path
 
 from contracts.errors import UpbeatError
 
-SOURCES = Path(__file__).parent / "cpu"
+#: What is compiled; everything beside it in its folder belongs to it.
+KERNELS = Path(__file__).parent / "cpu" / "layer.cpp"
 _OPTIMISE = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _FLAGS = ("-std=c++17", *_OPTIMISE, "-shared", "-fPIC", "-pthread")
 _BUILD_S = 600.0
@@ -31,13 +32,13 @@ class NoKernels(UpbeatError):
     """The kernels cannot be built or used here; the message says why."""
 
 
-def library() -> Path:
-    """The built library; builds it when it is not there. Raises NoKernels."""
+def library(source: Path = KERNELS) -> Path:
+    """The library built from `source`; builds it when it is not there. Raises NoKernels."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoKernels("there is no C++ compiler; install one (Debian: apt-get install g++)")
     folder = _cache()
-    target = folder / f"cpu-{_identity(compiler)}.so"
+    target = folder / f"{source.parent.name}-{_identity(compiler, source)}.so"
     if target.exists():
         return target
     try:
@@ -45,16 +46,16 @@ def library() -> Path:
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                _build(compiler, target)
+                _build(compiler, source, target)
     except OSError as e:
         raise NoKernels(f"{folder} cannot be written: {e}; set XDG_CACHE_HOME to a directory that can") from e
     return target
 
 
-def _build(compiler: str, target: Path) -> None:
+def _build(compiler: str, source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        command = [compiler, *_FLAGS, str(SOURCES / "layer.cpp"), "-o", str(made)]
+        command = [compiler, *_FLAGS, str(source), "-o", str(made)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
         except subprocess.TimeoutExpired as e:
@@ -64,11 +65,11 @@ def _build(compiler: str, target: Path) -> None:
         made.rename(target)
 
 
-def _identity(compiler: str) -> str:
+def _identity(compiler: str, source: Path) -> str:
     """What the result depends on: sources, flags, the compiler and the processor's abilities."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
+    for file in sorted(source.parent.iterdir()):
+        digest.update(file.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest.update("\0".join((*_FLAGS, compiler, version, platform.machine(), _abilities())).encode())
     return digest.hexdigest()[:24]

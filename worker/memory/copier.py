@@ -1,4 +1,4 @@
-"""How bytes move between HBM pages and the arena: one seam, with a host and a CUDA side.
+"""How bytes move between HBM pages and the arena: one seam, with a host and a CUDA side. Offsets and pages are int64 `[n]`.
 
 A load may be under way when `load` returns; whoever computes with its pages asks the copier's `Fence` first. A save has ended when
 `save` returns. What may be copied where, and when, is the loader's and the engine's decision.
@@ -6,13 +6,13 @@ A load may be under way when `load` returns; whoever computes with its pages ask
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from worker.core.pages import Pages
+from worker.memory.copies import Copy, fastest_copy
 from worker.memory.paged_kv import PagedKv
 
 Arena = npt.NDArray[np.uint8]
@@ -29,15 +29,18 @@ class UnderWay(Protocol):
 class Copier(Protocol):
     """Copies whole pages. One thread loads and one saves; `settle` is any thread's."""
 
-    def load(self, arena: Arena, offsets: Sequence[int], pages: Sequence[int]) -> UnderWay | None:
+    def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
         """Begin copying the page-sized bytes at `offsets` of `arena` into `pages`. None: they are there.
 
         Offsets lie within the arena, and pages are mapped; both are kept so until the copies have ended.
         """
         ...
 
-    def save(self, arena: Arena, offsets: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy `pages` to `offsets` of `arena`; their bytes are there when this returns."""
+    def save(self, arena: Arena, offsets: Pages, pages: Pages) -> None:
+        """Copy `pages` to `offsets` of `arena`; their bytes are there when this returns.
+
+        The pages' layer was computed when this is called, or comes earlier in the device's order than anything begun from now on.
+        """
         ...
 
     def settle(self) -> None:
@@ -46,23 +49,23 @@ class Copier(Protocol):
 
 
 class HostCopier:
-    """Plain `memmove`s, without the interpreter lock."""
+    """Copies within host memory: a call is one run of copies without the interpreter lock, and nothing is left under way."""
 
-    def __init__(self, kv: PagedKv) -> None:
-        self._kv = kv
+    def __init__(self, kv: PagedKv, copy: Copy | None = None) -> None:
+        """copy: the fastest on this machine unless given."""
+        self._kv, self._copy = kv, copy or fastest_copy()
 
-    def load(self, arena: Arena, offsets: Sequence[int], pages: Sequence[int]) -> UnderWay | None:
+    def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
         """See `Copier.load`."""
-        base, size = arena.ctypes.data, self._kv.page_bytes
-        for offset, page in zip(offsets, pages, strict=True):
-            ctypes.memmove(self._kv.page_bytes_view(page).ctypes.data, base + offset, size)
+        self._copy(self._addresses(pages), offsets + arena.ctypes.data, self._kv.page_bytes)
         return None
 
-    def save(self, arena: Arena, offsets: Sequence[int], pages: Sequence[int]) -> None:
+    def save(self, arena: Arena, offsets: Pages, pages: Pages) -> None:
         """See `Copier.save`."""
-        base, size = arena.ctypes.data, self._kv.page_bytes
-        for offset, page in zip(offsets, pages, strict=True):
-            ctypes.memmove(base + offset, self._kv.page_bytes_view(page).ctypes.data, size)
+        self._copy(offsets + arena.ctypes.data, self._addresses(pages), self._kv.page_bytes)
 
     def settle(self) -> None:
         """Nothing is ever under way."""
+
+    def _addresses(self, pages: Pages) -> Pages:
+        return np.asarray(self._kv.offsets(pages) + self._kv.span.address, np.int64)
