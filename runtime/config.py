@@ -63,7 +63,9 @@ class KvSection(BaseModel):
     chunk_tokens: int = Field(default=64, ge=1, le=1024)
     #: The worker's engine may overwrite prefetched pages at any time (SYMPHONY 3.4). Off: prefetch stops at DRAM.
     cooperative: bool = True
-    #: Victims and prefetches are ranked by layer. Off: whole chunks.
+    #: For comparison: what hints brought into HBM stays there until it is used or its hint has ended, and requests wait for room.
+    hold_hinted: bool = False
+    #: Victims and prefetches are ranked by layer. Off: whole chunks, the least recently used session's last ones first.
     layer_priority: bool = True
     #: A request starts when its first layers are there. Off: when all are.
     layerwise: bool = True

@@ -85,7 +85,7 @@ class WorkerProcess:
             return salts.setdefault(tenant, tenant_salt(secret, tenant))
 
         self.loader = KvLoader(kv, table, lambda event: self.engine.inbox.put(event))
-        cache = HbmCache(pool, config.kv.layer_priority)
+        cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
         device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
         runner = NativeRunner(model, kv, kernels) if kernels else Runner(model, kv)
         self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker)

@@ -125,7 +125,7 @@ class Prefetching:
     def give_up_one(self) -> bool:
         """A request needs memory: give up the load of the highest layers. False when no load of a hint is under way."""
         self._fetches = [f for f in self._fetches if not f.load.closed]
-        if not self._fetches:
+        if not self._fetches or self.device.cache.hold_hinted:
             return False
         last = max(self._fetches, key=lambda f: f.band)
         self._abort([last])

@@ -70,6 +70,29 @@ def test_a_session_is_as_recent_as_its_last_use_whenever_its_chunks_came() -> No
     assert (len(here(early)), len(here(late))) == (4, 3), "of one session the latest chunk goes, not the one that came first"
 
 
+def test_what_is_held_for_a_hint_stays_until_it_is_used_or_the_hint_has_ended() -> None:
+    cache = make(16)
+    cache.hold_hinted = True
+    fetched, used, plain = cached(cache, b"f", A), cached(cache, b"u", B), cached(cache, b"p", C, used_s=3)
+    for block, session in ((fetched, A), (used, B)):
+        block.hinted[:] = True
+        advise(cache, session)
+    cache.claim(used)
+    assert not cache.make_room(4 + 9, now=1), "the held block counts as no room"
+    assert cache.make_room(4 + 8, now=1)
+    assert len(here(fetched)) == 4 and here(used) == here(plain) == []
+    assert cache.make_room(16, now=61), "the hint has expired"
+    cache.validate()
+
+
+def test_without_holding_a_hints_pages_make_way_like_any_others() -> None:
+    cache = make(4)
+    fetched = cached(cache, b"f", A)
+    fetched.hinted[:] = True
+    advise(cache, A)
+    assert cache.make_room(4, now=1) and here(fetched) == []
+
+
 def test_what_was_not_saved_goes_first_and_whole_and_is_counted() -> None:
     cache = make(16)
     first, last = cached(cache, b"1", A, index=0, save=Save.REFUSED), cached(cache, b"2", A, index=1, save=Save.REFUSED)

@@ -76,10 +76,14 @@ _Victim = tuple[tuple[int, int, int, float, int, int], int, Block, int]
 
 @dataclass(slots=True)
 class HbmCache:
-    """The blocks of one model, over one PagePool. `layer_priority` off purges whole chunks."""
+    """The blocks of one model, over one PagePool. `layer_priority` off purges whole chunks.
+
+    hold_hinted: nothing that was brought for a live hint is purged before a request has used it; the opposite of cooperative memory.
+    """
 
     pool: PagePool
     layer_priority: bool = True
+    hold_hinted: bool = False
     index: dict[bytes, Block] = field(default_factory=dict)
     standings: Standings = field(default_factory=Standings)
     #: Pages purged to make room, by the victim's class.
@@ -226,6 +230,8 @@ class HbmCache:
                 if session not in known:
                     known[session] = self.standings.of(session, now)
             rank, urgency, last_use_s = max(known[session] for session in block.sessions)
+            if self.hold_hinted and rank is Rank.ADVISED and block.hinted.any():
+                continue
             for layer in map(int, np.flatnonzero(block.pages != NO_PAGE)):
                 if below is not None and (rank, urgency, -layer) >= below:
                     continue

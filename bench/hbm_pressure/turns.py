@@ -1,0 +1,150 @@
+"""The load: sessions that come back at random, each hinted some turns ahead, and as many at a time as there are clients.
+
+Closed: a client asks its next turn as soon as its last one was answered, so turns a second are the throughput. The same seed gives
+the same sessions in the same order under every arm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import urllib.request
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from loadtest.client import Endpoint, Outcome, advise, ask
+from loadtest.prompts import block_words
+from loadtest.stack import Stack, StackError
+from runtime.clock import RealClock
+from runtime.config import load_config
+
+CLOCK = RealClock()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How many turns run, and are hinted, at a time, and how long they are, in tokens."""
+
+    clients: int
+    ahead: int
+    new: int
+    answer: int
+
+
+@dataclass
+class Talks:
+    """All sessions: what each said so far. `body` goes into every request."""
+
+    count: int
+    tokens: int
+    body: dict[str, Any]
+    histories: list[list[dict[str, str]]] = field(default_factory=list)
+    said: int = 0
+    _begun: list[list[dict[str, str]]] = field(default_factory=list)
+
+    async def begin(self, stack: Stack, answer_tokens: int) -> None:
+        """Every session's first turn, which nobody has seen."""
+        endpoint = Endpoint(stack.url, stack.model_name(), body=self.body)
+        self.histories = [[] for _ in range(self.count)]
+        async with aiohttp.ClientSession() as http:
+            for number in range(self.count):
+                await self.speak(http, endpoint, number, block_words(number, self.tokens - answer_tokens), answer_tokens)
+        self._begun = [list(history) for history in self.histories]
+
+    def rewind(self) -> None:
+        """Forget all turns but the first ones. What follows has other words, so nothing of it is cached."""
+        self.histories = [list(history) for history in self._begun]
+
+    async def speak(self, http: aiohttp.ClientSession, endpoint: Endpoint, number: int, words: list[str], answer_tokens: int) -> Outcome:
+        """One turn, after which the history is longer. Raises StackError unless it was answered."""
+        history = self.histories[number]
+        messages = [*history, {"role": "user", "content": " ".join(words)}]
+        outcome = Outcome(name(number), len(history) // 2, 0.0, sent_s=CLOCK.now())
+        await ask(http, endpoint, messages, answer_tokens, name(number), outcome, CLOCK.now)
+        if outcome.error is not None:
+            raise StackError(f"{name(number)}: {outcome.error}")
+        self.histories[number] = [*messages, {"role": "assistant", "content": outcome.text}]
+        return outcome
+
+
+def name(number: int) -> str:
+    """The session's id."""
+    return f"pressed-{number}"
+
+
+class Order:
+    """Which session comes next: at random, of those that are neither running nor hinted, as people come back."""
+
+    def __init__(self, sessions: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._idle = list(range(sessions))
+
+    def draw(self) -> int:
+        """The next one."""
+        return self._idle.pop(self._random.randrange(len(self._idle)))
+
+    def back(self, number: int) -> None:
+        """Its turn has ended."""
+        self._idle.append(number)
+
+
+async def hold(stack: Stack, talks: Talks, timing: Timing, turns: int, seed: int) -> tuple[list[Outcome], float]:
+    """So many turns, each hinted `ahead` turns before it is asked; and the seconds they took. Raises StackError when one fails."""
+    if timing.clients + timing.ahead >= talks.count:
+        raise ValueError(f"{talks.count} sessions are too few for {timing.clients} clients and {timing.ahead} hinted turns")
+    endpoint = Endpoint(stack.url, stack.model_name(), hints=True, body=talks.body)
+    order, outcomes, coming = Order(talks.count, seed), list[Outcome](), deque[int]()
+    async with aiohttp.ClientSession() as http:
+
+        async def hint() -> None:
+            number = order.draw()
+            status = await advise(http, endpoint, name(number), 1.0)
+            if status != 202:
+                raise StackError(f"an advisory was answered {status}")
+            coming.append(number)
+
+        for _ in range(timing.ahead):
+            await hint()
+        await CLOCK.sleep(1.0)
+        left = turns
+
+        async def client() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                number = coming.popleft()
+                await hint()
+                talks.said += 1
+                words = block_words(100_000 + talks.said, timing.new - timing.answer)
+                outcomes.append(await talks.speak(http, endpoint, number, words, timing.answer))
+                order.back(number)
+
+        began = CLOCK.now()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(timing.clients):
+                group.create_task(client())
+        span_s = CLOCK.now() - began
+        # Those that were hinted and did not come must not stand above others in what follows.
+        for number in coming:
+            await withdraw(http, endpoint, name(number))
+    return outcomes, span_s
+
+
+async def withdraw(http: aiohttp.ClientSession, endpoint: Endpoint, session_id: str) -> None:
+    """The session is not coming after all."""
+    async with http.post(f"{endpoint.base_url}/v1/invalidate", json={"session_id": session_id}) as response:
+        await response.read()
+
+
+def samples(stack: Stack) -> dict[str, float]:
+    """The worker's metrics by name and labels."""
+    places = load_config(stack.config_file, {"nodes": {"count": 1}}).node(0)
+    host, port = places.worker_address.rsplit(":", 1)
+    with urllib.request.urlopen(f"http://{host}:{int(port) + 2}/metrics", timeout=5) as reply:
+        lines = reply.read().decode().splitlines()
+    found = (re.fullmatch(r"(upbeat_worker_\S+) (\S+)", line) for line in lines)
+    return {match[1]: float(match[2]) for match in found if match}
