@@ -152,7 +152,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 if report.WhichOneof("kind") == "hello":
                     name, instance = report.hello.node, report.hello.instance
                     self._workers[name] = instance
-                    self.fleet.worker_joined(name, report.hello.address, tuple(_model(m) for m in report.hello.models), now)
+                    models = tuple(_model(m) for m in report.hello.models)
+                    self.fleet.worker_joined(name, report.hello.address, models, now, report.hello.peer_bytes_per_s)
                     log.info("worker joined", node=name, address=report.hello.address)
                 elif not name or self._workers.get(name) != instance:
                     continue

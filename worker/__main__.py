@@ -118,6 +118,7 @@ class WorkerProcess:
             address=places.worker_address,
             max_tokens=max_tokens,
             created_s=int(time.time()),
+            peer_bytes_per_s=profile.loads["peer"].bytes_per_s if profile is not None and "peer" in profile.loads else 0.0,
         )
         self.tasks.start(self.reporter.run(), "reporter")
         log.info("serving", model=config.served_model, max_tokens=max_tokens, pages=pool.total, start_s=round(time.monotonic() - began, 2))

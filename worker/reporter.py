@@ -24,9 +24,11 @@ METRICS_EVERY = 10
 class Reporter:
     """Tells the scheduler that this worker serves, what it has to do, and which requests have ended."""
 
-    def __init__(self, engine: Engine, *, scheduler: str, node: str, address: str, max_tokens: int, created_s: int) -> None:
+    def __init__(
+        self, engine: Engine, *, scheduler: str, node: str, address: str, max_tokens: int, created_s: int, peer_bytes_per_s: float = 0.0
+    ) -> None:
         self.engine, self.scheduler, self.node, self.address = engine, scheduler, node, address
-        self.max_tokens, self.created_s = max_tokens, created_s
+        self.max_tokens, self.created_s, self.peer_bytes_per_s = max_tokens, created_s, peer_bytes_per_s
         self._instance = uuid.uuid4().hex
 
     async def run(self) -> None:
@@ -48,7 +50,9 @@ class Reporter:
         model = scheduler_pb2.ModelInfo(
             name=self.engine.model_name, shape=shape_to_wire(self.engine.device.shape), max_tokens=self.max_tokens, created_s=self.created_s
         )
-        hello = scheduler_pb2.WorkerHello(node=self.node, address=self.address, models=[model], instance=self._instance)
+        hello = scheduler_pb2.WorkerHello(
+            node=self.node, address=self.address, models=[model], instance=self._instance, peer_bytes_per_s=self.peer_bytes_per_s
+        )
         yield scheduler_pb2.WorkerReport(hello=hello)
         turn = 0
         while True:

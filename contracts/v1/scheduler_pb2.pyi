@@ -162,16 +162,18 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("node", "address", "models", "instance")
+    __slots__ = ("node", "address", "models", "instance", "peer_bytes_per_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PEER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     instance: str
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ...) -> None: ...
+    peer_bytes_per_s: float
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., peer_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s")

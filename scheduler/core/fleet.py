@@ -13,6 +13,8 @@ from contracts.kv import KvShape
 
 #: A node that has not reported for this long gets no new work while others can take it, in seconds.
 SUSPECT_AFTER_S = 3.0
+#: Between two nodes or a slow tier and DRAM, bytes a second, where nobody has measured: the order of a 10 Gbit/s link.
+LINK_BYTES_PER_S = 1e9
 #: A placement that no worker report has confirmed within this time is forgotten, in seconds.
 UNCONFIRMED_S = 10.0
 
@@ -52,6 +54,8 @@ class Node:
     worker_address: str = ""
     store_address: str = ""
     models: tuple[Model, ...] = ()
+    #: How fast KV comes here from elsewhere.
+    link_bytes_per_s: float = LINK_BYTES_PER_S
     load: Load = field(default_factory=Load)
     #: request id -> time of its placement; the node's outstanding work.
     outstanding: dict[str, float] = field(default_factory=dict)
@@ -94,9 +98,10 @@ class Fleet:
             self.nodes[name] = Node(name)
         return self.nodes[name]
 
-    def worker_joined(self, name: str, address: str, models: tuple[Model, ...], now: float) -> None:
-        """A worker process said hello; a new process has nothing outstanding."""
+    def worker_joined(self, name: str, address: str, models: tuple[Model, ...], now: float, link_bytes_per_s: float = 0.0) -> None:
+        """A worker process said hello; a new process has nothing outstanding. link_bytes_per_s: 0 when it was not measured."""
         node = self.node(name)
+        node.link_bytes_per_s = link_bytes_per_s if link_bytes_per_s > 0 else LINK_BYTES_PER_S
         node.worker_address, node.models, node.worker_here, node.draining, node.heard_s = address, models, True, False, now
         node.outstanding.clear()
         node.confirmed.clear()

@@ -13,8 +13,6 @@ from scheduler.core.snapshot import NodeView, Snapshot, Turn
 
 #: The chance that a hint comes true, until it is measured.
 HINT_CHANCE = 0.9
-#: Between two nodes or a slow tier and DRAM, bytes a second: the order of a 10 Gbit/s link.
-LINK_BYTES_PER_S = 1e9
 _TIE = 1e-3
 
 Terms = dict[str, float]
@@ -23,7 +21,7 @@ Scorer = Callable[[NodeView, Snapshot, Turn], Terms]
 
 def balanced(node: NodeView, snapshot: Snapshot, turn: Turn) -> Terms:
     """Outstanding work, expected arrivals, and the load time as far as it will be felt."""
-    load_s = 0.0 if node.name == turn.prefetched else node.missing_bytes / LINK_BYTES_PER_S
+    load_s = 0.0 if node.name == turn.prefetched else node.missing_bytes / node.link_bytes_per_s
     return {
         "work_s": node.work_s,
         "arrivals_s": node.advised * HINT_CHANCE * snapshot.request_s,

@@ -14,7 +14,7 @@ class NodeView:
     """One node as a decision sees it.
 
     work_s: its outstanding work. advised: hints placed there whose request has not come.
-    missing_bytes: of the session in question, what this node would have to fetch.
+    missing_bytes: of the session in question, what this node would have to fetch. link_bytes_per_s: how fast.
     """
 
     name: str
@@ -25,6 +25,7 @@ class NodeView:
     advised: int
     held_tokens: int
     missing_bytes: int
+    link_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def take(fleet: Fleet, directory: Directory, advisories: Advisories, session_key
                 advised=advisories.on_node(name),
                 held_tokens=held.tokens if held else 0,
                 missing_bytes=most - (held.bytes if held else 0),
+                link_bytes_per_s=node.link_bytes_per_s,
             )
         )
     return Snapshot(tuple(views), fleet.request_s)
