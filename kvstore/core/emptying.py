@@ -1,5 +1,8 @@
 """Which slabs are best emptied whole, when slots of another kind are wanted: those whose most precious piece goes first.
 
+Of the class that nobody wants any more, whole slabs go before single pieces: one piece of a hint in each of many slabs would keep all
+of them from being emptied for the next hint, which may not displace it.
+
 Looking is dear, so a plan looks at the first victims of all kinds once, keeps what it found in order, and looks further only
 while there is nothing else to take.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import cast
 
-from kvstore.core.eviction import VictimKey, Victims, protected
+from kvstore.core.eviction import VictimKey, Victims, dropped, protected
 from kvstore.core.index import Chunk
 from kvstore.core.ledger import Ledger, Slab
 from kvstore.core.prefetch import quarter
@@ -18,6 +21,11 @@ from kvstore.core.vacating import Vacating
 
 #: So many victims are looked at first, and then so many times more.
 _LOOK, _FURTHER = 64, 16
+
+
+def _rather(price: VictimKey, cost: VictimKey) -> bool:
+    """Whether slabs whose most precious piece is at `price` are emptied rather than that the victim at `cost` leaves its slab alone."""
+    return price < cost or (dropped(price) and dropped(cost))
 
 
 class Emptying:
@@ -40,7 +48,7 @@ class Emptying:
                 self._found.pop()
             if self._found:
                 price, _, slabs = self._found[-1]
-                if cost is not None and price >= cost:
+                if cost is not None and not _rather(price, cost):
                     return None
                 self._found.pop()
                 return slabs

@@ -54,6 +54,11 @@ def protected(key: VictimKey, below: Rank | None) -> bool:
     return below is not None and key[0] == _SAVED and key[1] >= below
 
 
+def dropped(key: VictimKey) -> bool:
+    """Whether nobody is known to want the piece any more, though a slower tier has it."""
+    return key[0] == _SAVED and key[1] == Rank.DROPPED
+
+
 def kind_of(chunk: Chunk, layer: int) -> SlotKind:
     """The slots that hold such a piece."""
     return SlotKind(chunk.shape.fingerprint, band_of(chunk.shape, layer), slot_bytes(chunk.shape.piece_bytes))

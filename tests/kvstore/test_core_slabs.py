@@ -246,6 +246,21 @@ def test_what_a_live_advisory_protects_goes_only_for_demand():
     assert desk.fill(desk.session("c", shape(b"a", 4), 1))
 
 
+def test_what_nobody_wants_any_more_goes_by_the_slab_so_that_hints_do_not_strew_their_pieces():
+    desk = Desk(16, 2 * SLOT)
+    model = shape(b"a", 8)  # a slab holds one band of one chunk: two slots
+    assert desk.fill(desk.session("a", model, 4))
+    desk.sessions.invalidate(SessionKey("t", "a"))
+    desk.advise("b")
+    assert desk.fill(desk.session("b", model, 4), [7], below=Rank.ADVISED)
+    desk.advise("c")
+    chunks = desk.session("c", shape(b"c", 8), 4)
+    assert desk.fill(chunks[:3], below=Rank.ADVISED)
+    assert desk.fill(chunks[3:], [0, 1, 2, 3], below=Rank.ADVISED), "the four pieces of the other hint lie in two slabs, not in four"
+    assert not any(name.startswith("a") for name in desk.here())
+    desk.ledger.validate()
+
+
 def test_the_order_follows_when_sessions_change_their_standing_between_two_evictions():
     desk = Desk(8)
     model = shape(b"a", 1)
