@@ -20,6 +20,8 @@ SHAPE = KvShape(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
 #: An 8 B parameter model of the Llama family: 32 layers, pieces of 256 KiB, chunks of 8 MiB.
 SHAPE_8B = KvShape(b"8b".ljust(32, b"."), 32, 8, 128, 64, "bfloat16")
 GB = 1e9
+# Before any agent is made, ours or a bare one: without it the store would do without NIXL.
+nixl.set_environment("lo")
 #: NIXL's agents and the arenas that they know live as long as the process: the one must not go before the other.
 _KEPT: list[Any] = []
 
@@ -60,7 +62,6 @@ def bands(writes: Sequence[WriteSsd], layers: int, base: int = 0) -> list[tuple[
 
 def bare_agent(name: str, backend: str, memory: Arena) -> Any:
     """A NIXL agent with one backend and the arena registered: nothing of ours around it."""
-    nixl.set_environment("lo")
     api = nixl.load()
     agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[backend]))
     agent.register_memory([(memory.address, memory.size_bytes, 0, "")], "DRAM", backends=[backend])

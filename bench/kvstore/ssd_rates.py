@@ -52,9 +52,8 @@ def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions:
     found: list[Pair | Figure] = []
     with arena(2 * count * shape.chunk_bytes, model[:3].strip()) as memory:
         writes = chunks(memory, shape, count)
-        tier = SsdTier(
-            scratch / "ssd", memory, make_file_io("auto", memory, "ours-reads"), make_file_io("auto", memory, "ours-writes"), "auto"
-        )
+        reader, writer = (make_file_io("nixl", memory, f"ours-{what}") for what in ("reads", "writes"))
+        tier = SsdTier(scratch / "ssd", memory, reader, writer, "auto")
         assert set(tier.write(writes)) == {Wrote.OK}
         paths = [tier.path(w.key, shape.fingerprint) for w in writes]
         reads = bands(writes, len(cut(shape, list(range(shape.layers)), SourceKind.SSD)[0]), base=count * shape.chunk_bytes)
