@@ -313,12 +313,10 @@ class Node:
     # ---- bytes
 
     async def _sum(self, work: do.Sum) -> None:
-        def compute() -> tuple[int, ...]:
-            return tuple(self.arena.checksum(offset, work.shape.piece_bytes) for offset in work.offsets)
-
-        checksums = await asyncio.to_thread(compute)
+        ranges = [(offset, work.shape.piece_bytes) for offset in work.offsets]
+        checksums = await asyncio.to_thread(self.arena.checksums, ranges)
         reach("save.summed")
-        self.handle(ev.Summed(work.key, checksums, self.clock.now()))
+        self.handle(ev.Summed(work.key, tuple(checksums), self.clock.now()))
 
     # ---- finding things
 

@@ -143,7 +143,8 @@ class Peers:
             await self._transport.forget(card)
             return every
         reach("peer.read")
-        return await asyncio.to_thread(verify, self._arena, fetch.shape, fetch.pieces)
+        (faults,) = await asyncio.to_thread(verify, self._arena, [(fetch.shape, fetch.pieces)])
+        return faults
 
     async def stop(self) -> None:
         """Close the channels."""

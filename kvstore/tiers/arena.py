@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
@@ -45,6 +46,10 @@ class Arena:
     def checksum(self, offset: int, length: int) -> int:
         """xxh3-64 of a range."""
         return xxhash.xxh3_64_intdigest(self.view[offset : offset + length])
+
+    def checksums(self, ranges: Sequence[tuple[int, int]]) -> Sequence[int]:
+        """xxh3-64 of each (offset, length)."""
+        return [self.checksum(offset, length) for offset, length in ranges]
 
     def close(self) -> None:
         """Unlink the file; the mapping goes with the process, as transports may still refer to it."""

@@ -204,7 +204,7 @@ class BlobTier:
         for piece in pieces:
             at = piece_offset(shape, piece.layer) - start
             self._arena.view[piece.offset : piece.offset + shape.piece_bytes] = data[at : at + shape.piece_bytes]
-        return verify(self._arena, shape, pieces)
+        return verify(self._arena, [(shape, pieces)])[0]
 
     async def write(self, key: bytes, fingerprint: bytes, data: Path | bytes, header: Header | None = None) -> bool:
         """Store the object, whole or not at all. `data`: its bytes, or the SSD's file of it; `header`: its header when it is known."""

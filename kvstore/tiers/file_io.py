@@ -50,10 +50,12 @@ class Moving(Protocol):
 
 
 class FileIo(abc.ABC):
-    """See the module. `threads`: how many threads may call at the same time. `depth`: transfers that each should have under way."""
+    """See the module. `threads`: how many threads may call at the same time. `depth`: reads or writes that each should have under way.
+    `joined_bytes`: short reads are joined to one transfer up to so much."""
 
     threads: int
     depth: int
+    joined_bytes = 0
 
     @abc.abstractmethod
     def begin(self, operation: Operation, fd: int, parts: Sequence[Part], header: bytes = b"") -> Moving:
@@ -61,6 +63,13 @@ class FileIo(abc.ABC):
 
         Raises PieceLost when a file that is read is too short, OSError when it cannot be moved.
         """
+
+    def begin_joined(self, reads: Sequence[tuple[int, Sequence[Part]]]) -> Moving:
+        """Start to read parts of several files as one transfer, each file at least as long as its parts want. Raises OSError, and its
+        `ended` does, when any of it cannot be moved; which is not known."""
+        for fd, parts in reads:
+            self.begin("READ", fd, parts)
+        return _Moved()
 
     def read(self, fd: int, parts: Sequence[Part]) -> None:
         """File to arena. Raises PieceLost when the file is too short, OSError when it cannot be read."""
@@ -141,6 +150,7 @@ class NixlFileIo(FileIo):
 
     threads = 1
     depth = 16
+    joined_bytes = 1 << 20
 
     def __init__(self, arena: Arena, name: str, backend: str = "POSIX") -> None:
         """Raises ImportError where NIXL is not installed, RuntimeError where it does not work."""
@@ -155,9 +165,14 @@ class NixlFileIo(FileIo):
         self._direct = ThreadFileIo(arena)
 
     def begin(self, operation: Operation, fd: int, parts: Sequence[Part], header: bytes = b"") -> Moving:
-        if operation == "READ" and os.fstat(fd).st_size < max(p.file_offset + p.length for p in parts):
-            raise PieceLost("short file")
-        moving = _NixlMoving(self, operation, fd, parts, header)
+        if operation == "READ":
+            check_length(fd, parts)
+        return self._begin(_NixlMoving(self, operation, [(fd, parts)], header))
+
+    def begin_joined(self, reads: Sequence[tuple[int, Sequence[Part]]]) -> Moving:
+        return self._begin(_NixlMoving(self, "READ", reads, b""))
+
+    def _begin(self, moving: _NixlMoving) -> Moving:
         try:
             moving.start(self._agent, self._arena.address, self._name, self._backends)
         except Exception:  # NIXL's errors have no base of their own
@@ -173,34 +188,42 @@ class NixlFileIo(FileIo):
 
 
 class _NixlMoving:
-    __slots__ = ("_agent", "_done", "_handle", "_io", "_registered", "_what")
+    """One transfer. `files`: descriptors and what is moved of each; `header` goes to the beginning of the first."""
 
-    def __init__(self, io: NixlFileIo, operation: Operation, fd: int, parts: Sequence[Part], header: bytes) -> None:
+    __slots__ = ("_agent", "_done", "_files", "_handle", "_header", "_io", "_operation", "_registered")
+
+    def __init__(self, io: NixlFileIo, operation: Operation, files: Sequence[tuple[int, Sequence[Part]]], header: bytes) -> None:
         self._io = io
-        self._what = (operation, fd, parts, header)
+        self._operation = operation
+        self._files = files
+        self._header = header
         self._agent: Any = None
         self._handle: Any = None
         self._registered: list[Any] = []
         self._done = False
 
     def start(self, agent: Any, base: int, name: str, backends: list[str]) -> None:
-        operation, fd, parts, header = self._what
         self._agent = agent
-        merged = _merged(parts)
-        local = [(base + p.arena_offset, p.length, 0) for p in merged]
-        remote = [(p.file_offset, p.length, fd) for p in merged]
-        if header:
-            pages = _aligned(header)
+        local: list[tuple[int, int, int]] = []
+        remote: list[tuple[int, int, int]] = []
+        files: list[tuple[int, int, int, str]] = []
+        if self._header:
+            length, fd = len(self._header), self._files[0][0]
+            pages = _aligned(self._header)
             # The address of a page that `pages` keeps mapped until the transfer has ended.
             address = _address(pages)
-            self._registered.append(agent.register_memory([(address, len(header), 0, "")], "DRAM", backends=backends))
+            self._registered.append(agent.register_memory([(address, length, 0, "")], "DRAM", backends=backends))
             self._registered.append(pages)
-            local.insert(0, (address, len(header), 0))
-            remote.insert(0, (0, len(header), fd))
-        end = max(offset + length for offset, length, _ in remote)
-        self._registered.append(agent.register_memory([(0, end, fd, "")], "FILE", backends=backends))
+            local.append((address, length, 0))
+            remote.append((0, length, fd))
+        for fd, parts in self._files:
+            merged = _merged(parts)
+            local += [(base + p.arena_offset, p.length, 0) for p in merged]
+            remote += [(p.file_offset, p.length, fd) for p in merged]
+            files.append((0, max(p.file_offset + p.length for p in parts), fd, ""))
+        self._registered.append(agent.register_memory(files, "FILE", backends=backends))
         sources, targets = agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "FILE")
-        self._handle = agent.initialize_xfer(operation, sources, targets, name)
+        self._handle = agent.initialize_xfer(self._operation, sources, targets, name)
         self._note(agent.transfer(self._handle))
 
     def _note(self, state: str) -> None:
@@ -211,9 +234,12 @@ class _NixlMoving:
             self.failed()
 
     def failed(self) -> None:
-        """NIXL gave up; it says no errno. Raises OSError when the bytes cannot be moved without it either."""
+        """NIXL gave up; it says no errno. Raises OSError when the bytes cannot be moved without it either, or when more than one file is
+        concerned: then each is better tried by itself."""
         self._release()
-        self._io.again(*self._what)
+        if len(self._files) > 1:
+            raise OSError(errno.EIO, "a transfer of several files failed")
+        self._io.again(self._operation, *self._files[0], self._header)
         self._done = True
 
     def ended(self) -> bool:
@@ -234,6 +260,12 @@ class _NixlMoving:
                 with contextlib.suppress(Exception):
                     self._agent.deregister_memory(registered)
         self._handle, self._registered = None, []
+
+
+def check_length(fd: int, parts: Sequence[Part]) -> None:
+    """Raises PieceLost when the file is too short for what is to be read of it."""
+    if os.fstat(fd).st_size < max(p.file_offset + p.length for p in parts):
+        raise PieceLost("short file")
 
 
 def _address(pages: mmap.mmap) -> int:

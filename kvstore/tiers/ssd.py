@@ -81,6 +81,7 @@ class SsdTier:
         self._arena = arena
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
+        self._folders: dict[bytes, str] = {}  #: by fingerprint: of each read a path is made
         self._direct_wanted = direct
         self.direct = False
         with contextlib.suppress(OSError):
@@ -179,7 +180,10 @@ class SsdTier:
         self._reads.begin(Read(shape, pieces, done, given_up))
 
     def _open_chunk(self, key: bytes, shape: KvShape) -> int:
-        return os.open(self.path(key, shape.fingerprint), os.O_RDONLY | self._flags(shape))
+        folder = self._folders.get(shape.fingerprint)
+        if folder is None:
+            folder = self._folders[shape.fingerprint] = str(self.root / folder_name(shape.fingerprint))
+        return os.open(f"{folder}/{key.hex()}", os.O_RDONLY | self._flags(shape))
 
     def try_read(self, size: int) -> bool:
         """Read so many bytes of some file: would a chunk come? Whether it is right is not asked."""

@@ -1,4 +1,6 @@
-"""Reads of the SSD tier's raw files: threads of their own, each of which keeps many under way and verifies each as it ends."""
+"""Reads of the SSD tier's raw files: threads of their own, each of which keeps many under way and verifies each as it ends.
+
+What is short is joined with others that wait to one transfer: what a transfer costs besides its bytes is then paid once."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.metrics import log
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part
+from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, check_length
 from kvstore.tiers.format import piece_offset
 
 #: Told the faults of a read by index of the piece; none: all are good.
@@ -26,7 +28,7 @@ Done = Callable[[dict[int, Fault]], None]
 class Read:
     """One fetch on its way. `done` is told the faults once, when nothing writes to its slots any more."""
 
-    __slots__ = ("done", "fd", "given_up", "moving", "pieces", "shape")
+    __slots__ = ("done", "fd", "given_up", "parts", "pieces", "shape")
 
     def __init__(self, shape: KvShape, pieces: Sequence[FetchPiece], done: Done, given_up: Callable[[], bool]) -> None:
         self.shape = shape
@@ -34,10 +36,20 @@ class Read:
         self.done = done
         self.given_up = given_up
         self.fd = -1
-        self.moving: Moving
+        self.parts: list[Part] = []
 
     def all(self, fault: Fault) -> dict[int, Fault]:
         return dict.fromkeys(range(len(self.pieces)), fault)
+
+
+class _Transfer:
+    """Reads that are moved as one."""
+
+    __slots__ = ("moving", "reads")
+
+    def __init__(self, reads: list[Read], moving: Moving) -> None:
+        self.reads = reads
+        self.moving = moving
 
 
 class Reads:
@@ -62,62 +74,101 @@ class Reads:
 
     def _run(self) -> None:
         """One reading thread. What has come is verified only after others have been begun, so that the disk never waits for that."""
-        running: list[Read] = []
-        come: list[tuple[Read, Exception | None]] = []
+        running: list[_Transfer] = []
+        come: list[_Transfer] = []
         while self._fill(running, block=not running and not come):
-            for read, error in come:
-                self._end(read, error)
+            for transfer in come:
+                self._end_good(transfer.reads)
             come = []
-            going: list[Read] = []
-            for read in running:
+            going: list[_Transfer] = []
+            for transfer in running:
                 try:
-                    if not read.moving.ended():
-                        going.append(read)
+                    if not transfer.moving.ended():
+                        going.append(transfer)
                         continue
                     reach("ssd.after_read")
-                    come.append((read, None))
+                    come.append(transfer)
                 except Exception as e:
-                    come.append((read, e))
+                    self._failed(transfer.reads, e)
             running = going
             if running and not come:
                 # The more there is under way, the less it matters when the first of it is noticed.
-                time.sleep(POLL_S * max(1, len(running) // 6))
+                time.sleep(POLL_S * max(1, sum(len(t.reads) for t in running) // 6))
 
-    def _fill(self, running: list[Read], *, block: bool) -> bool:
+    def _fill(self, running: list[_Transfer], *, block: bool) -> bool:
         """Begin what is asked for, as long as not too much is under way; false when the threads shall stop."""
-        while len(running) < self._reader.depth:
+        most = self._reader.depth - sum(len(t.reads) for t in running)
+        joined: list[Read] = []
+        size = taken = 0
+        while taken < most:
             try:
                 read = self._queue.get(block=block)
             except queue.Empty:
                 break
             if read is None:
                 return False
-            if self._begin(read):
-                running.append(read)
             block = False
+            taken += 1
+            if not self._opened(read):
+                continue
+            if joined and size + _bytes(read) > self._reader.joined_bytes:
+                self._begin(running, joined)
+                joined, size = [], 0
+            joined.append(read)
+            size += _bytes(read)
+        if joined:
+            self._begin(running, joined)
         return True
 
-    def _begin(self, read: Read) -> bool:
-        """Whether it is on its way; else its faults are told."""
-        shape = read.shape
+    def _opened(self, read: Read) -> bool:
+        """Whether its file is there, and long enough; else its faults are told."""
         if read.given_up():
             read.done(read.all(Fault.CANCELLED))
             return False
+        shape = read.shape
         try:
             read.fd = self._open(read.pieces[0].key, shape)
-            parts = [Part(piece_offset(shape, p.layer), p.offset, shape.piece_bytes) for p in read.pieces]
-            read.moving = self._reader.begin("READ", read.fd, parts)
+            read.parts = [Part(piece_offset(shape, p.layer), p.offset, shape.piece_bytes) for p in read.pieces]
+            check_length(read.fd, read.parts)
         except Exception as e:
-            self._end(read, e)
+            self._end_bad(read, e)
             return False
         return True
 
-    def _end(self, read: Read, error: Exception | None) -> None:
+    def _begin(self, running: list[_Transfer], reads: list[Read]) -> None:
+        try:
+            if len(reads) == 1:
+                moving = self._reader.begin("READ", reads[0].fd, reads[0].parts)
+            else:
+                moving = self._reader.begin_joined([(read.fd, read.parts) for read in reads])
+        except Exception as e:
+            self._failed(reads, e)
+        else:
+            running.append(_Transfer(reads, moving))
+
+    def _failed(self, reads: list[Read], error: Exception) -> None:
+        """A transfer did not go well. Of several reads each is tried by itself, so that one bad file is not held against the others."""
+        if len(reads) == 1:
+            self._end_bad(reads[0], error)
+            return
+        for read in reads:
+            try:
+                self._reader.read(read.fd, read.parts)
+            except Exception as e:
+                self._end_bad(read, e)
+            else:
+                self._end_good([read])
+
+    def _end_good(self, reads: list[Read]) -> None:
+        for read in reads:
+            os.close(read.fd)
+        for read, faults in zip(reads, verify(self._arena, [(read.shape, read.pieces) for read in reads]), strict=True):
+            read.done(faults)
+
+    def _end_bad(self, read: Read, error: Exception) -> None:
         if read.fd >= 0:
             os.close(read.fd)
         match error:
-            case None:
-                faults = verify(self._arena, read.shape, read.pieces)
             case FileNotFoundError():
                 faults = read.all(Fault.MISSING)
             case PieceLost():
@@ -131,6 +182,11 @@ class Reads:
         read.done(faults)
 
 
-def verify(arena: Arena, shape: KvShape, pieces: Sequence[FetchPiece]) -> dict[int, Fault]:
-    """Which of the pieces that were just brought are not what they should be."""
-    return {i: Fault.CORRUPT for i, p in enumerate(pieces) if arena.checksum(p.offset, shape.piece_bytes) != p.checksum}
+def _bytes(read: Read) -> int:
+    return len(read.pieces) * read.shape.piece_bytes
+
+
+def verify(arena: Arena, fetches: Sequence[tuple[KvShape, Sequence[FetchPiece]]]) -> list[dict[int, Fault]]:
+    """Of each fetch, which of its pieces that were just brought are not what they should be."""
+    sums = iter(arena.checksums([(p.offset, shape.piece_bytes) for shape, pieces in fetches for p in pieces]))
+    return [{i: Fault.CORRUPT for i, p in enumerate(pieces) if next(sums) != p.checksum} for _, pieces in fetches]

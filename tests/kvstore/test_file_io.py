@@ -145,6 +145,36 @@ def test_many_transfers_are_under_way_at_once(file_io, arena, file):
     assert bytes(arena.view[: len(data)]) == data
 
 
+def joined(file_io, reads):
+    moving = file_io.begin_joined(reads)
+    while not moving.ended():
+        time.sleep(0.0001)
+
+
+def test_reads_of_several_files_go_as_one_transfer(file_io, arena, tmp_path):
+    contents = [os.urandom(5 * 4096) for _ in range(6)]
+    files = []
+    for number, data in enumerate(contents):
+        (tmp_path / f"file-{number}").write_bytes(data)
+        files.append(os.open(tmp_path / f"file-{number}", os.O_RDONLY))
+    reads = [(fd, [Part(4096 * i, (n * 5 + 4 - i) * 4096, 4096) for i in (1, 2, 4)]) for n, fd in enumerate(files)]
+    joined(file_io, reads)
+    for fd, parts in reads:
+        assert content(arena, parts) == [os.pread(fd, p.length, p.file_offset) for p in parts]
+        os.close(fd)
+
+
+def test_one_bad_file_fails_the_transfer_that_it_is_part_of_and_the_next_one_works(file_io, arena, file, tmp_path):
+    os.write(file, b"x" * 8192)
+    bad = os.open(tmp_path / "write-only", os.O_WRONLY | os.O_CREAT)
+    os.write(bad, b"y" * 8192)
+    with pytest.raises(OSError):  # noqa: PT011 - which errno depends on the implementation
+        joined(file_io, [(file, [Part(0, 0, 4096)]), (bad, [Part(0, 8192, 4096)])])
+    os.close(bad)
+    joined(file_io, [(file, [Part(0, 0, 4096)]), (file, [Part(4096, 8192, 4096)])])
+    assert arena.view[:4096] == arena.view[8192:12_288] == b"x" * 4096
+
+
 def test_gds_where_it_does_not_work_is_an_error_with_a_remedy(arena):
     if Path("/dev/nvidiactl").exists():
         pytest.skip("GDS may work here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,55 @@ def test_many_reads_under_way_each_answer_once(ssd, arena):
         ssd.begin_read(ROUND, pieces, lambda faults, turn=turn: answers.put((turn, faults)))
     answered = dict(answers.get(timeout=30) for _ in range(50))
     assert answered == {turn: {0: Fault.MISSING} if turn % 10 == 3 else {} for turn in range(50)}
+
+
+class Joining(ThreadFileIo):
+    """Joins all that waits, and fails for whoever asks for a certain file: as one transfer without saying so, by itself with its error."""
+
+    threads, depth, joined_bytes = 1, 32, 1 << 30
+
+    def __init__(self, arena, bad: Path) -> None:
+        super().__init__(arena)
+        self.bad = bad
+        self.joined: list[int] = []
+
+    def begin(self, operation, fd, parts, header=b""):
+        if operation == "READ" and os.path.samestat(os.fstat(fd), self.bad.stat()):
+            raise OSError(errno.EIO, "medium error")
+        return super().begin(operation, fd, parts, header)
+
+    def begin_joined(self, reads):
+        self.joined.append(len(reads))
+        return super().begin_joined(reads)
+
+
+def test_a_bad_file_among_reads_that_are_joined_is_not_held_against_the_others(tmp_path, arena):
+    writes = [written(arena, bytes([n]) * 32, n * ROUND.chunk_bytes, ROUND) for n in range(10)]
+    plain = ThreadFileIo(arena)
+    ssd = SsdTier(tmp_path / "ssd", arena, plain, plain)
+    assert ssd.write(writes) == [True] * 10
+    ssd.close()
+    disk = Joining(arena, ssd.path(writes[4].key, ROUND.fingerprint))
+    ssd = SsdTier(tmp_path / "ssd", arena, disk, disk)
+    ssd.delete(writes[3].key, ROUND.fingerprint)
+    os.truncate(ssd.path(writes[5].key, ROUND.fingerprint), piece_offset(ROUND, 1))
+    flipped = ssd.path(writes[6].key, ROUND.fingerprint)
+    data = bytearray(flipped.read_bytes())
+    data[piece_offset(ROUND, 1) + 9] ^= 4
+    flipped.write_bytes(data)
+    expected = {3: dict.fromkeys((0, 1), Fault.MISSING), 4: dict.fromkeys((0, 1), Fault.MEDIUM), 5: {1: Fault.CORRUPT, 0: Fault.CORRUPT}}
+    expected[6] = {1: Fault.CORRUPT}
+    held, answers = threading.Event(), queue.SimpleQueue()
+    ssd.begin_read(ROUND, wanted(writes[0], [0]), lambda faults: held.wait(30))  # the others wait for the thread, and are taken together
+    pieces = [wanted(write, [0, 1], 2 * MIB + n * ROUND.chunk_bytes) for n, write in enumerate(writes)]
+    for n, wants in enumerate(pieces):
+        ssd.begin_read(ROUND, wants, lambda faults, n=n: answers.put((n, faults)))
+    held.set()
+    assert dict(answers.get(timeout=30) for _ in writes) == {n: expected.get(n, {}) for n in range(10)}
+    assert max(disk.joined) > 1
+    for n in set(range(10)) - expected.keys():
+        assert_same(arena, writes[n], pieces[n])
+    ssd.close()
 
 
 def test_a_read_that_is_given_up_before_it_begins_is_left_out(ssd, arena):
