@@ -41,7 +41,8 @@ class Constraint(Protocol):
 class SamplingState:
     """One request's sampling: its settings, a seed that is never None, and how often each token was generated.
 
-    ends: tokens that would end the answer. seen: distinct tokens of prompt and answer, kept only with a repetition penalty.
+    ends: tokens that would end the answer. seen: distinct tokens of prompt and answer, kept only with a repetition penalty;
+    `seen_ids` has the same as a tensor, so that a step does not go through a long prompt again.
     """
 
     sampling: Sampling
@@ -51,6 +52,7 @@ class SamplingState:
     ends: frozenset[int] = frozenset()
     constraint: Constraint | None = None
     seen: set[int] = field(default_factory=set)
+    seen_ids: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     @classmethod
     def start(
@@ -65,14 +67,16 @@ class SamplingState:
         drawn."""
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         seen = {*prompt, *resume} if sampling.repetition_penalty != 1 else set()
-        return cls(sampling, seed, Counter(resume), len(resume), ends | {*sampling.stop_token_ids}, constraint, seen)
+        ids = torch.tensor(sorted(seen), dtype=torch.int64)
+        return cls(sampling, seed, Counter(resume), len(resume), ends | {*sampling.stop_token_ids}, constraint, seen, ids)
 
     def took(self, token: int) -> None:
         """Records that `token` was chosen."""
         self.generated[token] += 1
         self.position += 1
-        if self.sampling.repetition_penalty != 1:
+        if self.sampling.repetition_penalty != 1 and token not in self.seen:
             self.seen.add(token)
+            self.seen_ids = torch.cat([self.seen_ids, torch.tensor([token])])
         if self.constraint is not None:
             self.constraint.took(token)
 
@@ -139,8 +143,8 @@ def adjust(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
     if inside:
         row[list(inside)] += torch.tensor(list(inside.values()), dtype=row.dtype)
     if state.seen:
-        seen = torch.tensor(sorted(state.seen))
-        row[seen] = torch.where(row[seen] > 0, row[seen] / s.repetition_penalty, row[seen] * s.repetition_penalty)
+        known = row[state.seen_ids]
+        row[state.seen_ids] = torch.where(known > 0, known / s.repetition_penalty, known * s.repetition_penalty)
     if state.generated and (s.presence_penalty or s.frequency_penalty):
         counts = torch.tensor(list(state.generated.values()), dtype=row.dtype)
         row[list(state.generated)] -= s.presence_penalty + s.frequency_penalty * counts

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from contracts import frames
 from contracts.errors import InvalidRequest, NotFound, RequestError, Unavailable, to_wire
-from contracts.request import Accepted, Failed, GenerateRequest, Output, TokenLogprob
+from contracts.request import Accepted, Failed, GenerateRequest, Output, TokenLogprob, ToolCallDelta
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from gateway.app import Gateway
@@ -72,6 +72,15 @@ def toy_token(request: GenerateRequest, position: int) -> int:
     """The token at `position` of the answer: by prompt alone when greedy, by prompt and seed otherwise."""
     seed = 0 if request.sampling.temperature == 0 else request.sampling.seed
     return int.from_bytes(blake3(f"{prompt_text(request)}|{seed}|{position}".encode()).digest(2), "little")
+
+
+def toy_call(request: GenerateRequest, position: int, last: bool) -> ToolCallDelta:
+    """What a call of the function that must be called gains with this token: `{"n": [...]}`."""
+    assert request.tool_use is not None
+    if position == 0:
+        name = request.tool_use.name or json.loads(request.tool_use.tools)[0]["function"]["name"]
+        return ToolCallDelta(0, f"call_{request.group or request.request_id.split('.')[0]}", name, '{"n":[')
+    return ToolCallDelta(0, arguments="0]}" if last else f"{toy_token(request, position)},")
 
 
 class ToyWorker(worker_pb2_grpc.WorkerServicer):
@@ -150,8 +159,13 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
             word = f"{token} "
             top = [(word.encode(), -0.5), (b"other", -1.0)][: request.sampling.logprobs or 0]
             logprobs = None if request.sampling.logprobs is None else [TokenLogprob(word.encode(), -0.5, top)]
-            end = "length" if position == limit - 1 else None
-            out.put_nowait(frames.StepFrame(outputs=[Output(rid, word, [token], self.cached_tokens, logprobs, end)]))
+            last = position == limit - 1
+            output = Output(rid, word, [token], self.cached_tokens, logprobs, "length" if last else None)
+            if request.tool_use is not None and request.tool_use.choice == "required":
+                output = Output(
+                    rid, "", [token], self.cached_tokens, logprobs, "stop" if last else None, [toy_call(request, position, last)]
+                )
+            out.put_nowait(frames.StepFrame(outputs=[output]))
             if self.die_after is not None and position + 1 >= self.die_after:
                 self.die_after = None
                 out.put_nowait(None)

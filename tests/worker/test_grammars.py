@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
+from contracts.frames import StepFrame
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from tests.worker.engine_house import DEMO, House, random_prompt, tiny_model
 from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_grammar, json_grammar
+from worker.engine import Submit
 from worker.grammars import GrammarConstraint, Grammars
 from worker.text import TextCodec
 
@@ -265,12 +268,30 @@ def test_a_compiled_grammar_is_kept_and_answers_do_not_disturb_each_other(gramma
     assert second.constraint.allowed()[quote] and not first.constraint.allowed()[quote]
 
 
-def test_a_limit_of_the_library_ends_the_request_with_an_error(house: House) -> None:
-    guide = house.grammars.guide(request('{"type":"object"}'))
-    assert guide is not None
-    assert isinstance(guide.constraint, GrammarConstraint)
+class Frames:
+    """A gateway's stream."""
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[StepFrame] = queue.Queue()
+
+    def put(self, frame: StepFrame) -> None:
+        self.queue.put(frame)
+
+
+def test_a_limit_of_the_library_ends_the_request_with_an_error_and_no_other(house: House) -> None:
+    asked = request('{"type":"object"}')
+    guide = house.grammars.guide(asked)
+    assert guide is not None and isinstance(guide.constraint, GrammarConstraint)
     guide.constraint.took(house.codec.plain_tokens("x")[0])  # what no JSON object begins with
     assert guide.constraint.error and guide.constraint.allowed().all()
+    prompt, stream = random_prompt(random.Random(1), 20), Frames()
+    beside = house.submit(prompt, 20)
+    house.engine.inbox.put(Submit(asked, prompt, 10, stream, guide))
+    failed = []
+    while not failed:
+        failed = stream.queue.get(timeout=30).failed
+    assert failed[0].request_id == "r" and failed[0].error[0] == 400 and failed[0].error[2] == "response_format"
+    assert len(house.wait(beside)[0].tokens) == 20
 
 
 @given(seed=st.integers(0, 2**32), dialect=st.sampled_from([HERMES, GENERIC, LLAMA]), parallel=st.booleans())

@@ -154,3 +154,49 @@ def test_rows_and_requests_must_match() -> None:
     with pytest.raises(ValueError, match="2 rows"):
         Sampler().choose(rows(2), [state()])
     assert Sampler().choose(torch.empty(0, VOCAB), []) == []
+
+
+def test_a_repetition_penalty_counts_prompt_and_answer_whatever_the_sign() -> None:
+    chosen = state(temperature=0, repetition_penalty=2.0)
+    assert pick([0.0, 3.0, 1.0, 0.5, 2.0], chosen) == 4  # token 1 is in the prompt: 3 / 2 < 2
+    chosen.took(4)
+    assert pick([0.0, 3.0, 1.0, 0.5, 2.0], chosen) == 1
+    assert pick([-3.0, -1.0, -9.0, -9.0], state(temperature=0, repetition_penalty=4.0)) == 0  # -1 * 4 < -3
+    assert pick([0.0, 3.0, 1.0], state(temperature=0, repetition_penalty=1.0)) == 1
+    resumed = state((4,), temperature=0, repetition_penalty=2.0)
+    assert pick([0.0, 3.0, 1.0, 0.5, 2.0], resumed) == 1
+
+
+def test_no_end_is_chosen_before_min_tokens() -> None:
+    chosen = SamplingState.start(Sampling(temperature=0, min_tokens=2, stop_token_ids=[1]), [9], [], frozenset({0}))
+    for expected in (2, 2, 0):
+        assert pick([3.0, 2.0, 1.0], chosen) == expected
+        chosen.took(expected)
+    drawing = SamplingState.start(Sampling(seed=3, min_tokens=1), [9], [], frozenset({0, 1}))
+    assert pick([50.0, 50.0, 1.0], drawing) == 2
+
+
+class Only:
+    """Allows these tokens, and those that were taken no more."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.left = set(tokens)
+
+    def allowed(self) -> torch.Tensor:
+        return torch.tensor([t in self.left for t in range(VOCAB)])
+
+    def took(self, token: int) -> None:
+        self.left.discard(token)
+
+
+def test_a_constraint_limits_its_own_row_and_no_other() -> None:
+    logits = rows(3)
+    guided = SamplingState.start(Sampling(temperature=0, logprobs=0), [1], constraint=Only(7, 8))
+    drawn_ = SamplingState.start(Sampling(temperature=1.0, seed=2, top_k=1, logit_bias={3: 100.0}), [1], constraint=Only(7, 8))
+    plain = state(temperature=0)
+    chosen = Sampler().choose(logits, [guided, drawn_, plain])
+    assert [c.token for c in chosen][:2] == [7 + int(logits[0, 8] > logits[0, 7]), 7 + int(logits[1, 8] > logits[1, 7])]
+    assert chosen[2].token == int(logits[2].argmax())
+    assert chosen[0].logprob == pytest.approx(float(logits.log_softmax(-1)[0, chosen[0].token]))
+    guided.took(chosen[0].token)
+    assert Sampler().choose(logits[:1], [guided])[0].token == 15 - chosen[0].token
