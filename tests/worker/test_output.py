@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,7 @@ def text_of(outputs: list[Output]) -> str:
 
 def expected(tokens: list[int], stops: list[str], include: bool) -> str:
     """The text of whole tokens: decoded at once, without half a character at its end, cut at the first stop string."""
-    data = b"".join(map(CODEC.token_bytes, tokens))
-    text = data.decode("utf-8", "replace")
-    for dropped in range(1, 4):  # an unfinished last character
-        try:
-            data[-dropped:].decode()
-        except UnicodeDecodeError as e:
-            if e.reason == "unexpected end of data" and len(data) >= dropped and e.start == 0:
-                text = data[: len(data) - dropped].decode("utf-8", "replace")
-        else:
-            break
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(map(CODEC.token_bytes, tokens)))
     ends = sorted((text.find(s) + len(s), text.find(s)) for s in stops if s in text)
     return text if not ends else text[: ends[0][0] if include else ends[0][1]]
 
