@@ -55,6 +55,18 @@ def test_with_equal_load_the_cache_decides() -> None:
         assert h.choose().node == holder
 
 
+def test_a_link_that_was_measured_counts_as_fast_as_it_is() -> None:
+    h = House()
+    h.hold("node-0", 1000)  # 0.1 s at a link's usual rate
+    h.fleet.request_s = 0.05
+    h.fleet.placed("node-0", "r1", 0.0)
+    assert h.choose().node == "node-0"
+    h.fleet.worker_joined("node-1", "w1", (MODEL,), 0.0, link_bytes_per_s=4e9)
+    assert h.choose().node == "node-1"
+    h.fleet.worker_joined("node-1", "w1", (MODEL,), 0.0)
+    assert h.choose().node == "node-0", "a new process that did not measure counts as usual again"
+
+
 def test_without_a_hint_a_short_queue_is_worth_less_than_a_long_load() -> None:
     h = House()
     h.fleet.request_s = 0.05
