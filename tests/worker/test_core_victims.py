@@ -214,18 +214,25 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
         if data.draw(st.integers(0, 6)) == 0:
             block.moving = 1
         blocks.append(block)
+    cache.layer_priority = data.draw(st.booleans())
+    below = data.draw(st.none() | st.tuples(st.sampled_from(sorted(Rank)), st.integers(-2, 2), st.integers(-LAYERS, 1)))
     free_to_go = [b for b in blocks if not b.users and not b.moving and b.save is not Save.WAITING]
     unsaved = [b for b in free_to_go if b.save is Save.REFUSED]
-    saved = [(b, layer) for b in free_to_go if b.save is Save.BELOW for layer in range(LAYERS)]
 
     def standing(block: Block) -> tuple[int, int, float]:
         return cache.standings.strongest(block.sessions, now)
 
-    order = sorted(saved, key=lambda v: (*standing(v[0])[:2], -v[1], standing(v[0])[2], -v[0].index))
-    places = {(id(b), layer): (*standing(b)[:2], -layer, standing(b)[2], -b.index) for b, layer in order}
+    def place(block: Block, layer: int) -> tuple[float, ...]:
+        rank, urgency, used_s = standing(block)
+        return (rank, urgency, -layer, used_s, -block.index) if cache.layer_priority else (rank, urgency, used_s, -block.index, -layer)
+
+    saved = [(b, n) for b in free_to_go if b.save is Save.BELOW for n in range(LAYERS) if below is None or (*standing(b)[:2], -n) < below]
+    places = {(id(b), layer): place(b, layer) for b, layer in saved}
     short = data.draw(st.integers(1, 64))
-    possible = short <= len(saved) + LAYERS * len(unsaved)
-    assert cache.make_room(cache.pool.free + short, now) == possible
+    could = len(saved) + LAYERS * len(unsaved)
+    assert below is None or cache.room(now, below) == cache.pool.free + could
+    possible = short <= could
+    assert cache.make_room(cache.pool.free + short, now, below) == possible
     gone = {(id(b), int(layer)) for b in blocks for layer in np.flatnonzero(b.pages < 0)}
     if not possible:
         assert not gone
@@ -233,9 +240,10 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
     whole = [b for b in unsaved if b.lost]
     assert len(whole) == min(len(unsaved), -(-short // LAYERS)), "unsaved blocks go whole, and no more of them than needed"
     assert all(b in free_to_go for b in blocks if (id(b), 3) in gone or (id(b), 0) in gone)
+    assert gone <= places.keys() | {(id(b), layer) for b in whole for layer in range(LAYERS)}, "nothing leaves that stands too high"
     left = [places[v] for v in gone if v in places]
     stayed = [place for v, place in places.items() if v not in gone]
     assert not left or not stayed or max(left) <= min(stayed), "nothing stays that ranks under what left"
-    spare = cache.pool.total // 64
+    spare = 0 if below is not None else cache.pool.total // 64
     assert len(left) in (max(0, short - LAYERS * len(whole)), spare), "no more leaves than was asked for, or a few in advance"
     cache.validate(blocks)

@@ -12,7 +12,6 @@ Invariants (`validate`):
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,7 +22,8 @@ import numpy.typing as npt
 
 from contracts.ids import SessionKey
 from worker.core.pages import PagePool, Pages
-from worker.core.standings import Rank, Standing, Standings
+from worker.core.standings import Rank, Standings
+from worker.core.victims import Limit, Victims, victims
 
 NO_PAGE = -1
 #: Sessions that a block remembers to be wanted by; of more, those that came first are forgotten.
@@ -58,6 +58,8 @@ class Block:
     moving: int = 0
     lost: bool = False
     save: Save = Save.NONE
+    #: How many layers have a page.
+    held: int = 0
 
     @property
     def complete(self) -> bool:
@@ -67,11 +69,12 @@ class Block:
     @property
     def purgeable(self) -> bool:
         """May lose pages now."""
-        return not self.users and not self.moving and self.save in (Save.BELOW, Save.REFUSED)
+        return not self.users and not self.moving and (self.save is Save.BELOW or self.save is Save.REFUSED)
 
-
-#: (order, tie-breaker, block, layer)
-_Victim = tuple[tuple[int, int, int, float, int, int], int, Block, int]
+    @property
+    def unsaved(self) -> bool:
+        """Nobody below could take it."""
+        return self.save is Save.REFUSED
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class HbmCache:
         for layer in layers:
             assert block.pages[layer] == NO_PAGE
             block.pages[layer] = self.pool.take(layer)
+            block.held += 1
 
     def enter(self, block: Block, key: bytes) -> bool:
         """Put the block into the index under `key`. False when a better one is there already: this one stays private."""
@@ -178,6 +182,7 @@ class HbmCache:
         self.pool.give([int(block.pages[layer]) for layer in taken])
         self.hints_wasted += int((block.hinted & block.ready)[taken].sum())
         block.pages[taken] = NO_PAGE
+        block.held -= len(taken)
         block.ready[taken] = block.hinted[taken] = False
 
     def _drop(self, block: Block) -> None:
@@ -187,57 +192,35 @@ class HbmCache:
         block.lost = True
 
     # ---- room --------------------------------------------------------------------------------------------------
-    def make_room(self, pages: int, now: float, below: tuple[int, int, int] | None = None) -> bool:
+    def make_room(self, pages: int, now: float, below: Limit | None = None) -> bool:
         """Purge until `pages` pages are free. Changes nothing and returns False when that is impossible.
 
         below: only victims that rank under this (class, -priority, -layer) may go: what a prefetch is allowed.
-        Order (DESIGN section 6): what is not saved below, whole, because a part of it is worth nothing; then class, least urgent
-        priority, highest layer, least recently used session, latest chunk.
+        The order is that of `worker.core.victims`.
         """
         short = pages - self.pool.free
         if short <= 0:
             return True
-        unsaved, victims = self._victims(now, below)
-        if len(victims) + sum(self._held(block) for block in unsaved) < short:
+        found = self._victims(now, below)
+        if found.total < short:
             return False
-        short -= self._drop_unsaved(unsaved, short, now)
+        short -= self._drop_unsaved(found.unsaved, short, now)
         # A few more than asked for, so that the next caller need not search again.
-        spare = 0 if below is not None else min(len(victims), self.pool.total // 64)
-        for order, _, block, layer in heapq.nsmallest(max(short, spare), victims) if short > 0 else ():
-            self.purged[Rank(order[0])] += 1
-            self._strip(block, [layer])
+        spare = 0 if below is not None else min(found.pages, self.pool.total // 64)
+        for rank, block, layers in found.first(max(short, spare)) if short > 0 else ():
+            self.purged[rank] += len(layers)
+            self._strip(block, layers)
             if not block.ready.any():
                 self._drop(block)
         return True
 
-    def room(self, now: float, below: tuple[int, int, int]) -> int:
+    def room(self, now: float, below: Limit) -> int:
         """Pages that `make_room` could give with this `below`."""
-        unsaved, victims = self._victims(now, below)
-        return self.pool.free + len(victims) + sum(self._held(block) for block in unsaved)
+        return self.pool.free + self._victims(now, below).total
 
-    def _victims(self, now: float, below: tuple[int, int, int] | None) -> tuple[list[Block], list[_Victim]]:
-        """Blocks that were not saved, and pages of the others with their order; see make_room."""
-        unsaved: list[Block] = []
-        victims: list[_Victim] = []
-        known: dict[SessionKey, Standing] = {}
-        for block in self.index.values():
-            if not block.purgeable:
-                continue
-            if block.save is Save.REFUSED:
-                unsaved.append(block)
-                continue
-            for session in block.sessions:
-                if session not in known:
-                    known[session] = self.standings.of(session, now)
-            rank, urgency, last_use_s = max(known[session] for session in block.sessions)
-            if self.hold_hinted and rank is Rank.ADVISED and block.hinted.any():
-                continue
-            for layer in map(int, np.flatnonzero(block.pages != NO_PAGE)):
-                if below is not None and (rank, urgency, -layer) >= below:
-                    continue
-                depth = -layer if self.layer_priority else 0
-                victims.append(((rank, urgency, depth, last_use_s, -block.index, -layer), id(block), block, layer))
-        return unsaved, victims
+    def _victims(self, now: float, below: Limit | None) -> Victims:
+        by_layer, hold = self.layer_priority, self.hold_hinted
+        return victims(self.index.values(), self.standings, now, by_layer=by_layer, hold_hinted=hold, below=below)
 
     def _drop_unsaved(self, blocks: list[Block], short: int, now: float) -> int:
         """Drop blocks that were not saved until `short` pages are free or none is left. Returns the number of pages."""
@@ -245,23 +228,19 @@ class HbmCache:
         for block in sorted(blocks, key=lambda b: (self.standings.strongest(b.sessions, now)[2], -b.index)):
             if freed >= short:
                 break
-            held = self._held(block)
+            held = block.held
             self.purged[Rank.LOST_CAUSE] += held
             self._drop(block)
             freed += held
         return freed
 
-    @staticmethod
-    def _held(block: Block) -> int:
-        return int((block.pages != NO_PAGE).sum())
-
     def available(self) -> int:
         """Pages that are free or could be made so at once."""
-        return self.pool.free + sum(self._held(b) for b in self.index.values() if b.purgeable)
+        return self.pool.free + sum(b.held for b in self.index.values() if b.purgeable)
 
     def coming(self) -> int:
         """Pages that nobody uses and that could be purged once their saving, or a read into their block, has ended."""
-        return sum(self._held(b) for b in self.index.values() if not b.users and (b.moving or b.save is Save.WAITING))
+        return sum(b.held for b in self.index.values() if not b.users and (b.moving or b.save is Save.WAITING))
 
     def validate(self, in_use: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. `in_use`: private blocks of sequences."""
@@ -274,4 +253,4 @@ class HbmCache:
             assert block.key == key and not block.lost
         for block in blocks:
             assert not ((block.ready | block.hinted) & (block.pages == NO_PAGE)).any()
-            assert block.users >= 0 and block.moving >= 0
+            assert block.users >= 0 and block.moving >= 0 and block.held == (block.pages != NO_PAGE).sum()

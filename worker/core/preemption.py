@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from worker.core.hbm import NO_PAGE, Block, Save
+from worker.core.hbm import Block, Save
 from worker.core.sequence import Sequence
 
 #: A newcomer leaves at most one page in so many of the whole pool free for the growth of others.
@@ -32,14 +32,14 @@ def holding(sequence: Sequence, store_here: bool) -> Holding:
     for block in sequence.blocks:
         if block.users == 1:
             saving = block.save is Save.WAITING or (block.save is Save.REFUSED and store_here)
-            later, now = later + _held(block) * saving, now + _held(block) * (not saving)
+            later, now = later + block.held * saving, now + block.held * (not saving)
     return Holding(sequence, now, later)
 
 
 def together(sequences: Iterable[Sequence]) -> int:
     """Pages that nobody but these sequences holds."""
     used: Counter[Block] = Counter(block for s in sequences for block in s.blocks)
-    return sum(_held(block) for block, users in used.items() if block.users == users)
+    return sum(block.held for block, users in used.items() if block.users == users)
 
 
 def victim(holdings: Collection[Holding], lacking: int, coming: int) -> Sequence | None:
@@ -59,7 +59,3 @@ def victim(holdings: Collection[Holding], lacking: int, coming: int) -> Sequence
 def spare_pages(others: int, layers: int, total: int) -> int:
     """What a newcomer leaves free beside so many others: a chunk for each to grow by, so that it is not preempted at once."""
     return min(others * layers, total // _MOST_SPARE)
-
-
-def _held(block: Block) -> int:
-    return int((block.pages != NO_PAGE).sum())
