@@ -7,7 +7,7 @@ import numpy as np
 from contracts.kv import chunk_keys, leading
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
-from worker.core.hbm import NO_PAGE, Block, Save
+from worker.core.hbm import Block, Save
 from worker.core.load_plan import Missing, Plan, Prefill, Source, may_start, plan
 from worker.core.pace import Pace
 from worker.core.sequence import Event, Sequence, State
@@ -55,7 +55,7 @@ class Admission:
             cache.use(block)
         self.prefetching.give_way_to(matched)
         chunks = len(sequence.tokens) // size + 1
-        gaps = [[int(i) for i in np.flatnonzero(b.pages == NO_PAGE)] for b in matched]
+        gaps = cache.gaps(matched)
         asked, chosen = usable, self._worth_loading(sequence, usable, gaps)
         if chosen is not None:
             usable = leading(not g for g in gaps) + chosen.chunks
@@ -68,8 +68,8 @@ class Admission:
             for block in matched:
                 cache.release(block)
             return lacking
+        cache.claim(matched)
         for block, missing in zip(matched, gaps, strict=True):
-            cache.claim(block)
             cache.want(block, sequence.request.session)
             cache.fill(block, missing)
         fresh = [cache.new_block(i, sequence.request.session, range(layers)) for i in range(len(matched), chunks)]

@@ -154,8 +154,8 @@ class Engine:
             self._step(batch)
         # When nothing ran and nobody was sent back, only an event changes anything.
         self._going_on, self.admission.restarted = bool(batch) or self.admission.restarted, False
-        self._report()
         self._flush_frames()
+        self._report()
         self._quiet = not self._live and not self.saving.busy and not self.prefetching.due
 
     # ---- events ------------------------------------------------------------------------------------------------

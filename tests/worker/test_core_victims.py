@@ -169,8 +169,8 @@ def test_hinted_pages_are_used_or_wasted_once() -> None:
     used, wasted = cached(cache, b"u", A, used_s=2), cached(cache, b"w", B, used_s=1)
     for block in (used, wasted):
         block.hinted[:] = True
-    cache.claim(used)
-    cache.claim(used)
+    cache.claim([used])
+    cache.claim([used])
     assert cache.make_room(8, now=1)
     assert (cache.hints_used, cache.hints_wasted, cache.hits) == (4, 4, 8)
 

@@ -134,11 +134,24 @@ class HbmCache:
         """A sequence needs the block from now on."""
         block.users += 1
 
-    def claim(self, block: Block) -> None:
-        """A request found the block here and will use it: what was fetched for a hint has been of use."""
-        self.hits += int(block.ready.sum())
-        self.hints_used += int((block.hinted & block.ready).sum())
-        block.hinted[:] = False
+    def claim(self, blocks: list[Block]) -> None:
+        """A request found the blocks here and will use them: what was fetched for a hint has been of use."""
+        if not blocks:
+            return
+        ready = np.array([block.ready for block in blocks])
+        self.hits += int(ready.sum())
+        hinted = np.array([block.hinted for block in blocks])
+        self.hints_used += int((hinted & ready).sum())
+        for i in np.flatnonzero(hinted.any(axis=1)).tolist():
+            blocks[i].hinted[:] = False
+
+    @staticmethod
+    def gaps(blocks: list[Block]) -> list[list[int]]:
+        """The layers of each block that have no page."""
+        if not blocks:
+            return []
+        missing = np.array([block.pages for block in blocks]) == NO_PAGE
+        return [np.flatnonzero(row).tolist() if some else [] for row, some in zip(missing, missing.any(axis=1), strict=True)]
 
     def release(self, block: Block) -> None:
         """A sequence needs it no more. A block that is nobody's and of no further use gives its pages back."""
