@@ -335,3 +335,19 @@ def test_what_a_dying_store_was_given_does_not_count_as_saved(model: Path) -> No
     house.settle()
     assert house.cache.index and house.engine.saving.saved == 0 and house.engine.saving.refused == 6
     house.close()
+
+
+def test_what_is_held_for_a_hint_makes_requests_wait_until_the_hint_ends(model: Path, cold: Cold) -> None:
+    hinted, other = conversation(41, 200), conversation(42, 200)
+    house, store, [keys, _] = remembered(model, hinted, other, pages=80)
+    house.cache.hold_hinted = True
+    store.hint("p0", keys)
+    house.settle()
+    assert in_hbm(house, keys) == [12] * LAYERS
+    request = house.submit(other, 8, session="p1")
+    until(lambda: house.engine.counts.waiting == 1)
+    assert in_hbm(house, keys) == [12] * LAYERS, "nothing of it made way"
+    store.invalidate("p0")
+    [answer] = house.wait(request)
+    assert answer.tokens == cold(other, 8) and answer.cached == 192
+    house.close()

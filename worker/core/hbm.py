@@ -249,7 +249,7 @@ class HbmCache:
 
     def available(self) -> int:
         """Pages that are free or could be made so at once."""
-        return self.pool.free + sum(b.held for b in self.index.values() if b.purgeable)
+        return self.pool.free + sum(b.held for b in self.index.values() if b.purgeable and not (self.hold_hinted and b.hinted.any()))
 
     def coming(self) -> int:
         """Pages that nobody uses and that could be purged once their saving, or a read into their block, has ended."""
