@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from contracts.errors import InvalidRequest
@@ -37,7 +37,7 @@ class GrammarConstraint:
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._words = np.zeros(vocab_size // 32 + 1, np.int32)  # with the stand-in's bit (`_tables`)
-        self._allowed: torch.Tensor | None = None
+        self._allowed: npt.NDArray[np.bool_] | None = None
         self.error = ""
 
     @property
@@ -45,15 +45,15 @@ class GrammarConstraint:
         """Nothing may be added."""
         return bool(self._matcher.is_stopped())
 
-    def allowed(self) -> torch.Tensor:
+    def allowed(self) -> npt.NDArray[np.bool_]:
         """See `worker.sampler.Constraint`."""
         if self._allowed is None:
             self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
             bits = np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little")
-            self._allowed = torch.from_numpy(bits.view(np.bool_))
+            self._allowed = bits.view(np.bool_)
             if self._matcher.is_error() or not bits.any():
                 self._failed()
-                self._allowed = torch.ones(self._vocab_size, dtype=torch.bool)
+                self._allowed = np.ones(self._vocab_size, np.bool_)
         return self._allowed
 
     def took(self, token: int) -> None:

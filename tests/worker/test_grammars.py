@@ -212,7 +212,7 @@ def test_json_is_one_line_with_or_without_spaces(grammars: Grammars) -> None:
 
 def test_special_tokens_are_no_text_of_a_grammar(grammars: Grammars) -> None:
     constraint = GrammarConstraint(grammars._matcher(call_grammar(HERMES, ToolUse(TOOLS), None), "test"), VOCAB)
-    allowed = np.flatnonzero(constraint.allowed().numpy())
+    allowed = np.flatnonzero(constraint.allowed())
     assert {t for t in grammars._codec.special_ids if t in allowed} == {EOS}
     assert len(allowed) > 1500
 
@@ -221,7 +221,7 @@ def test_special_tokens_are_no_text_of_a_grammar(grammars: Grammars) -> None:
 def test_other_ends_of_text_and_none_at_all(ends: set[int]) -> None:
     made = Grammars(TextCodec.load(DEMO), VOCAB + 64, ends)  # the model's vocabulary is padded
     constraint = GrammarConstraint(made._matcher('start: "a"?', "test"), VOCAB + 64)
-    allowed = set(np.flatnonzero(constraint.allowed().numpy()).tolist())
+    allowed = set(np.flatnonzero(constraint.allowed()).tolist())
     assert allowed & {0, 1, 2} == ends and max(allowed) < VOCAB
     constraint.took(made._codec.plain_tokens("a")[0])
     assert constraint.complete and not constraint.error
@@ -304,7 +304,7 @@ def test_whatever_is_drawn_under_a_call_grammar_is_read_back(grammars: Grammars,
     for _ in range(600):
         if constraint.complete:
             break
-        token = rng.choice(np.flatnonzero(constraint.allowed().numpy()).tolist())
+        token = rng.choice(np.flatnonzero(constraint.allowed()).tolist())
         constraint.took(token)
         if token == EOS:
             break

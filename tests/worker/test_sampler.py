@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.request import Sampling
-from worker.sampler import Sampler, SamplingState, allowed
+from worker.drawing import allowed, draw
+from worker.sampler import Sampler, SamplingState
 
 VOCAB = 50
 
@@ -77,7 +79,7 @@ def test_limits_keep_a_best_token_and_never_a_worse_one_before_a_better(
     logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
     row = torch.tensor(logits, dtype=torch.float64)
-    kept = allowed(row, Sampling(top_k=top_k, top_p=top_p, min_p=min_p))
+    kept = torch.from_numpy(allowed(row.numpy(), Sampling(top_k=top_k, top_p=top_p, min_p=min_p)))
     assert kept.any()
     if not kept.all():
         assert row[kept].min() >= row[~kept].max()
@@ -182,8 +184,8 @@ class Only:
     def __init__(self, *tokens: int) -> None:
         self.left = set(tokens)
 
-    def allowed(self) -> torch.Tensor:
-        return torch.tensor([t in self.left for t in range(VOCAB)])
+    def allowed(self) -> np.ndarray:
+        return np.array([t in self.left for t in range(VOCAB)])
 
     def took(self, token: int) -> None:
         self.left.discard(token)
@@ -200,3 +202,42 @@ def test_a_constraint_limits_its_own_row_and_no_other() -> None:
     assert chosen[0].logprob == pytest.approx(float(logits.log_softmax(-1)[0, chosen[0].token]))
     guided.took(chosen[0].token)
     assert Sampler().choose(logits[:1], [guided])[0].token == 15 - chosen[0].token
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 3000),
+    st.sampled_from([0, 1, 7, 200]),
+    st.sampled_from([1.0, 0.99, 0.6]),
+    st.sampled_from([0.0, 0.01]),
+)
+@settings(max_examples=200, deadline=None)
+def test_limits_are_those_of_a_sorted_vocabulary(seed: int, vocabulary: int, top_k: int, top_p: float, min_p: float) -> None:
+    """As a sort in double precision says, with ties between low-precision values, and rows where much is forbidden."""
+    rng = np.random.default_rng(seed)
+    row = np.round(rng.normal(0, 2, vocabulary), 1).astype(np.float32)
+    row[rng.random(vocabulary) < 0.3] = -np.inf
+    row[rng.integers(vocabulary)] = 1.0
+    s = Sampling(top_k=top_k, top_p=top_p, min_p=min_p)
+    order = np.lexsort((np.arange(vocabulary), -row))
+    count = int((row.astype(np.float64) >= float(row.max()) + np.log(min_p)).sum()) if min_p else vocabulary
+    count = min(count, top_k or vocabulary)
+    weights = np.exp(row[order[:count]].astype(np.float64) - float(row.max()))
+    reached = weights.cumsum() / weights.sum()
+    kept = np.flatnonzero(allowed(row - row.max(), s))
+    exact = min(int((reached < top_p).sum()) + 1, count) if top_p < 1 else count
+    off = abs(len(kept) - exact)
+    if off:  # only where rounding decides
+        assert off <= 1 and (abs(reached[min(exact, len(kept)) - 1] - top_p) < 1e-5 or min_p)
+    assert set(kept) == set(order[: len(kept)])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=2000), st.floats(0, 1, exclude_max=True))
+@settings(max_examples=200, deadline=None)
+def test_a_walk_ends_where_the_weights_say_and_never_at_one_without(given_: list[float], uniform: float) -> None:
+    weights = np.array([*given_, 0.5, 0.0], np.float32)
+    with np.errstate(divide="ignore"):
+        token = draw(np.log(weights), Sampling(), uniform)
+    upto = weights.astype(np.float64).cumsum() / weights.astype(np.float64).sum()
+    assert weights[token] > 0
+    assert upto[token] >= uniform - 1e-5 and (token == 0 or upto[token - 1] <= uniform + 1e-5)
