@@ -114,7 +114,7 @@ class Ours:
     """One engine and its requests."""
 
     def __init__(self, model: Path, threads: int, hbm_gib: float, max_batch: int, made_up: bool) -> None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)  # as in the worker: the kernels have threads of their own
         torch.set_grad_enabled(False)
         settings, worker = KvSection(), WorkerSection(max_batch=max_batch)
         chunk = settings.chunk_tokens
@@ -132,7 +132,7 @@ class Ours:
         self._engine = Engine(device, self._gate, NoText.load(model), loaded.eos_ids, "bench", worker)
         self._engine.on_crash = lambda error: os._exit(1)
         self._vocabulary = loaded.config.vocab_size
-        self._made_up, self._threads = made_up, threads
+        self._made_up, self._threads, self.products = made_up, threads, kernels.products[0]
         self._filled = np.empty(0, np.uint8)
         self._count = 0
         self._live: list[str] = []
@@ -236,7 +236,7 @@ def main() -> None:
     said = arguments()
     ours = Ours(Path(said["model"]), said["threads"], said["kv_gib"] + WEIGHTS_GIB, said["max_batch"], said["made_up"])
     does = {"prefill": ours.prefill, "begin": ours.begin, "decode": ours.decode, "end": ours.end, "read": ours.read}
-    serve(does, {"kernels": "native"})
+    serve(does, {"our_products": ours.products})
 
 
 if __name__ == "__main__":
