@@ -67,6 +67,8 @@ class WorkerProcess:
             config.run_dir / "digests",
             kernels.pack if kernels else None,
         )
+        if kernels:
+            torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
         codec = TextCodec.load(config.model)
         shape = model.shape
         kv = PagedKv(memory, shape, max(memory.free * granule // shape.piece_bytes, 1))

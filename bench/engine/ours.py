@@ -62,8 +62,8 @@ class Silent(Detokenizer):
 class NoText(TextCodec):
     """The model's codec, silent."""
 
-    def detokenizer(self) -> Detokenizer:
-        return Silent(self)
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        return Silent(self, skip_special)
 
 
 class Gated:
