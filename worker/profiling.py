@@ -70,6 +70,8 @@ def assemble(config: Config) -> Computer:
     pack = kernels.pack if kernels else None
     w = config.worker
     model = load_model(config.model, memory, w.dtype, w.device, config.kv.chunk_tokens, config.run_dir / "digests", pack)
+    if kernels:
+        torch.set_num_threads(1)  # as in a worker: the kernels have threads of their own
     kv = PagedKv(memory, model.shape, max(memory.free * granule // model.shape.piece_bytes, 1))
     return Computer(
         model, kv, NativeRunner(model, kv, kernels) if kernels else Runner(model, kv), "native" if kernels else "torch", threads
