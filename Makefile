@@ -27,6 +27,7 @@ $(VENV)/.serves: pyproject.toml constraints.txt
 	@echo "installing what serving needs (pinned in constraints.txt)"
 	@$(PIP) torch
 	@$(PIP) --editable '.[$(SERVICES)]'
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then $(PIP) --editable '.[cuda]'; fi
 	@echo "compiling the CPU kernels for this machine"
 	@$(BIN)/python -m worker.kernels.build >/dev/null
 	@touch $@

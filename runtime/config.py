@@ -113,7 +113,10 @@ class WorkerSection(BaseModel):
     model_config = _STRICT
     #: 0: all cores, shared evenly between this machine's workers.
     threads: int = Field(default=0, ge=0)
+    #: auto: CUDA where torch sees a device and the extra [cuda] is installed, else the CPU.
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    #: No row's result depends on its batch or on how its prompt was cut. The compiled CPU kernels always compute so; on CUDA it costs time.
+    batch_invariant: bool = False
     #: auto: float32 on the CPU for models of at most 64 MiB, the checkpoint's own type otherwise.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     #: Requests on the device at a time.
@@ -126,8 +129,7 @@ class WorkerSection(BaseModel):
     mixed_step_s: float = Field(default=0.2, ge=0, allow_inf_nan=False)
     granule_bytes: int = Field(default=2 << 20, ge=4096)
     #: What computes on the CPU: kernels compiled for this machine, or torch; auto: torch where they cannot be built or do not suit.
-    #: portable: compiled, without bfloat16 instructions, so that unlike processors answer with the same bits.
-    kernels: Literal["auto", "native", "portable", "torch"] = "auto"
+    kernels: Literal["auto", "native", "torch"] = "auto"
     #: What `upbeat profile` measured. auto: what it kept for this model and machine, if that; off: nothing; else a file that must fit.
     profile: str = Field(default="auto", min_length=1)
 

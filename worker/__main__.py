@@ -20,18 +20,14 @@ from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.engine import Engine
-from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
-from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.metrics import WorkerMetrics
-from worker.models.config import load_config
 from worker.models.load import load_model
-from worker.native_runner import NativeRunner
+from worker.platforms import choose_platform
 from worker.profiles import compute_threads, seed, seed_loads, subject
 from worker.reporter import Reporter
-from worker.runner import Runner
 from worker.server import WorkerServer, longest
 from worker.store_link import StoreLink
 from worker.text import TextCodec
@@ -55,20 +51,10 @@ class WorkerProcess:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         began = time.monotonic()
-        granule = config.worker.granule_bytes
-        memory = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
-        kernels = choose_kernels(config.worker.kernels, load_config(config.model), config.kv.chunk_tokens, threads)
-        model = load_model(
-            config.model,
-            memory,
-            config.worker.dtype,
-            config.worker.device,
-            config.kv.chunk_tokens,
-            config.run_dir / "digests",
-            kernels.pack if kernels else None,
-        )
-        if kernels:
-            torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
+        platform = choose_platform(config, threads)
+        memory, granule = platform.memory, config.worker.granule_bytes
+        w, digests = config.worker, config.run_dir / "digests"
+        model = load_model(config.model, memory, w.dtype, w.device, config.kv.chunk_tokens, digests, platform.pack)
         codec = TextCodec.load(config.model)
         shape = model.shape
         kv = PagedKv(memory, shape, max(memory.free * granule // shape.piece_bytes, 1))
@@ -86,12 +72,12 @@ class WorkerProcess:
         def salt_of(tenant: str) -> bytes:
             return salts.setdefault(tenant, tenant_salt(secret, tenant))
 
-        self.loader = KvLoader(kv, table, lambda event: self.engine.inbox.put(event))
+        runner, copier = platform.movers(model, kv)
+        self.loader = KvLoader(kv, table, lambda event: self.engine.inbox.put(event), copier)
         cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
         device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
-        runner = NativeRunner(model, kv, kernels) if kernels else Runner(model, kv)
         self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker)
-        profile, why = fitting(config, subject(shape, threads, "native" if kernels else "torch"))
+        profile, why = fitting(config, subject(shape, threads, platform.computes))
         if profile is not None:
             seed(self.engine.admission.pace, profile)
             seed_loads(device.rates, profile, shape.piece_bytes)

@@ -89,7 +89,7 @@ class KvLoader:
         self._saves.put(None)
 
     def from_store(self, message: object) -> None:
-        """A LoadPieces, LoadEnd or SaveGrant of the store; any thread."""
+        """A LoadPieces, LoadEnd or SaveGrant of the store, or an arena that is used from now on; any thread."""
         (self._saves if isinstance(message, kvstore_pb2.SaveGrant) else self._loads).put(message)
 
     def cancel(self, load: Load) -> None:
@@ -127,6 +127,8 @@ class KvLoader:
                     self._leave(load)
             elif isinstance(work, _Cancel):
                 self._leave(work.load)
+            elif isinstance(work, np.ndarray):
+                self.copier.adopt(work)
         self._under_way.put(None)
 
     def _after(self, copies: UnderWay | None, then: Callable[[], None]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from contracts.kv import KvShape
 from contracts.profile import Profile, Subject
 from runtime.config import Config
@@ -26,8 +28,9 @@ def compute_threads(config: Config) -> int:
 
 
 def subject(shape: KvShape, threads: int, computes: str) -> Subject:
-    """What figures measured in this process hold for. computes: `native` or `torch`."""
-    return Subject(shape.fingerprint.hex(), shape.dtype, processor(), cores(), threads, computes)
+    """What figures measured in this process hold for. computes: `native`, `torch` or `cuda`."""
+    device = torch.cuda.get_device_name() if computes == "cuda" else processor()
+    return Subject(shape.fingerprint.hex(), shape.dtype, device, cores(), threads, computes)
 
 
 def seed(pace: Pace, profile: Profile) -> None:

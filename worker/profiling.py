@@ -30,18 +30,16 @@ from runtime.service import Tasks, run
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.device import Device
-from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
 from worker.measure import QUICK, Computed, Grid, Stopwatch, compute
 from worker.measure_loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
-from worker.memory.granules import HostPool
+from worker.memory.copier import Copier
 from worker.memory.paged_kv import PagedKv
-from worker.models.config import load_config as load_model_config
 from worker.models.load import Model, load_model
-from worker.native_runner import NativeRunner
+from worker.platforms import Platform, choose_platform
 from worker.profiles import compute_threads, subject
-from worker.runner import Runner, Steps
+from worker.runner import Steps
 from worker.store_link import StoreLink
 
 _FLUSH_S = 120.0
@@ -55,7 +53,7 @@ class Computer:
     model: Model
     kv: PagedKv
     runner: Steps
-    computes: str
+    chosen: Platform
     threads: int
 
 
@@ -64,18 +62,13 @@ def assemble(config: Config) -> Computer:
     threads = compute_threads(config)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    granule = config.worker.granule_bytes
-    memory = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
-    kernels = choose_kernels(config.worker.kernels, load_model_config(config.model), config.kv.chunk_tokens, threads)
-    pack = kernels.pack if kernels else None
-    w = config.worker
-    model = load_model(config.model, memory, w.dtype, w.device, config.kv.chunk_tokens, config.run_dir / "digests", pack)
-    if kernels:
-        torch.set_num_threads(1)  # as in a worker: the kernels have threads of their own
+    granule, w = config.worker.granule_bytes, config.worker
+    chosen = choose_platform(config, threads)
+    memory, digests = chosen.memory, config.run_dir / "digests"
+    model = load_model(config.model, memory, w.dtype, w.device, config.kv.chunk_tokens, digests, chosen.pack)
     kv = PagedKv(memory, model.shape, max(memory.free * granule // model.shape.piece_bytes, 1))
-    return Computer(
-        model, kv, NativeRunner(model, kv, kernels) if kernels else Runner(model, kv), "native" if kernels else "torch", threads
-    )
+    runner, _ = chosen.movers(model, kv)
+    return Computer(model, kv, runner, chosen, threads)
 
 
 def measure_compute(computer: Computer, config: Config, quick: bool, say: Callable[[str], None]) -> Computed:
@@ -84,8 +77,7 @@ def measure_compute(computer: Computer, config: Config, quick: bool, say: Callab
     slabs = min(kv.slab_count, kv.pool.free // kv.slab_granules)
     for slab in range(slabs):
         kv.map_slab(slab)
-    for page in range(slabs * kv.pages_per_slab):
-        kv.page_bytes_view(page)[:] = 0
+    kv.view[:slabs].zero_()
     grid = (QUICK if quick else Grid()).within(config.worker.max_batch, config.worker.step_tokens, computer.model.max_tokens)
     found = compute(Stopwatch(computer.runner, kv, slabs * kv.pages_per_slab, RealClock()), grid, say)
     for slab in range(slabs):
@@ -96,10 +88,10 @@ def measure_compute(computer: Computer, config: Config, quick: bool, say: Callab
 class Attachment:
     """A mover attached to one node's store, with pages of its own over `kv`."""
 
-    def __init__(self, config: Config, node: int, kv: PagedKv, pool: PagePool, tasks: Tasks) -> None:
+    def __init__(self, config: Config, node: int, kv: PagedKv, copier: Copier, pool: PagePool, tasks: Tasks) -> None:
         places, inbox = config.node(node), queue.SimpleQueue[object]()
         table = LoadTable()
-        loader = KvLoader(kv, table, inbox.put)
+        loader = KvLoader(kv, table, inbox.put, copier)
         device = Device(kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32))
         device.link = loader.link = StoreLink(places.store_address, "profile", kv.shape, inbox.put, loader.from_store, config.kv.hugepages)
         loader.start()
@@ -125,12 +117,12 @@ class Attachment:
         self._loader.stop()
 
 
-async def measure_loads(config: Config, kv: PagedKv, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
+async def measure_loads(config: Config, kv: PagedKv, chosen: Platform, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
     """Rates by source; from a peer only where the configuration has two nodes. No slab of `kv` may be mapped."""
     tasks = Tasks()
     # One ledger for all attachments, which are used one after the other.
     pool = PagePool(kv.slab_count, kv.pages_per_slab, kv.shape.layers)
-    nodes = [Attachment(config, n, kv, pool, tasks) for n in range(min(2, config.nodes.count))]
+    nodes = [Attachment(config, n, kv, chosen.copier(kv), pool, tasks) for n in range(min(2, config.nodes.count))]
     try:
         for node in nodes:
             await asyncio.to_thread(node.mover.attached)
@@ -149,10 +141,10 @@ async def measure_loads(config: Config, kv: PagedKv, repetitions: int, say: Call
 async def measure(config: Config, quick: bool, say: Callable[[str], None]) -> Profile:
     """The whole profile. Raises ConfigError when the model cannot be loaded, LoadFailed when the stores do not do their part."""
     computer = assemble(config)
-    shape, what = computer.model.shape, subject(computer.model.shape, computer.threads, computer.computes)
+    shape, what = computer.model.shape, subject(computer.model.shape, computer.threads, computer.chosen.computes)
     say(f"{config.served_model}: {shape.layers} layers, {what.dtype}, {what.computes}, {what.threads} threads, {what.device}")
     computed = await asyncio.to_thread(measure_compute, computer, config, quick, say)
-    loads = await measure_loads(config, computer.kv, 3 if quick else 7, say) if config.kv.cache else {}
+    loads = await measure_loads(config, computer.kv, computer.chosen, 3 if quick else 7, say) if config.kv.cache else {}
     versions = {name: importlib.metadata.version(package) for name, package in _PACKAGES.items()} | {"python": platform.python_version()}
     return Profile(
         subject=what,

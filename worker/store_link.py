@@ -92,6 +92,7 @@ class StoreLink:
                     mapped = map_file(Path(message.welcome.arena_path), message.welcome.arena_bytes, self._hugepages)
                     self.arena = np.frombuffer(mapped, dtype=np.uint8)
                     self._outgoing, up = outgoing, True
+                    self._to_loader(self.arena)
                     log.info("attached", store=self.address, arena_bytes=message.welcome.arena_bytes)
                     self._to_engine(StoreUp())
                 elif kind == "pieces":

@@ -2,52 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from worker.memory.granules import GranuleMisuse, HostPool, OutOfGranules
-from worker.memory.tensors import bytes_at, tensor_at
+from tests.worker.virtual_memory import HostVirtualMemory
+from worker.memory.cuda_driver import CudaDriver, CudaError
+from worker.memory.cuda_memory import CudaPool
+from worker.memory.granules import GranuleMisuse, GranulePool, HostPool, OutOfGranules
+from worker.memory.tensors import tensor_at
 
-G = 16 << 10
+#: The granule on the host, and CUDA's.
+G, CUDA_G = 16 << 10, 2 << 20
+Make = Callable[[int], GranulePool]
 
 
-@pytest.fixture
-def pool() -> Iterator[HostPool]:
-    pool = HostPool(16 * G, G)
+def _on_cuda(granules: int) -> GranulePool:
+    return CudaPool(CudaDriver(), granules * CUDA_G, CUDA_G, torch.device("cuda", 0))
+
+
+#: Every kind of pool, made with so many granules: the host's, CUDA's over the host's system calls, and CUDA's.
+POOLS: dict[str, Make] = {
+    "host": lambda granules: HostPool(granules * G, G),
+    "cuda-rules": lambda granules: CudaPool(HostVirtualMemory(), granules * G, G, torch.device("cpu")),
+    "cuda": _on_cuda,
+}
+_KINDS = ["host", "cuda-rules", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=_KINDS)
+def pool(request: pytest.FixtureRequest) -> Iterator[GranulePool]:
+    pool = POOLS[request.param](16)
     yield pool
     pool.validate()
     pool.close()
 
 
-def test_a_granule_keeps_its_content_when_it_moves_to_another_span(pool: HostPool) -> None:
+def seen(pool: GranulePool, address: int, count: int) -> torch.Tensor:
+    """uint8 `[count]`, on the pool's device."""
+    return tensor_at(address, torch.uint8, [count], pool.device)
+
+
+def test_a_granule_keeps_its_content_when_it_moves_to_another_span(pool: GranulePool) -> None:
+    G = pool.granule_bytes
     first, second = pool.reserve(4 * G), pool.reserve(4 * G)
     first.map(2, pool.take(1))
-    bytes_at(first.address + 2 * G, G)[:] = 7
+    seen(pool, first.address + 2 * G, G)[:] = 7
     second.map(0, first.unmap(2, 1))
-    assert (bytes_at(second.address, G) == 7).all()
+    assert (seen(pool, second.address, G) == 7).all()
     assert pool.free == 15
 
 
-def test_a_granule_that_was_given_back_comes_out_zero_and_its_memory_is_released(pool: HostPool) -> None:
+def test_a_granule_that_was_given_back_comes_out_zero_and_its_memory_is_released(pool: GranulePool) -> None:
+    G = pool.granule_bytes
     span = pool.reserve(16 * G)
     assert pool.resident_bytes() == 0
     span.map(0, pool.take(16))
-    bytes_at(span.address, 16 * G)[:] = 0xFF
+    seen(pool, span.address, 16 * G)[:] = 0xFF
     assert pool.resident_bytes() == 16 * G
     pool.give(span.unmap(4, 8))
     assert pool.resident_bytes() == 8 * G
     span.map(4, pool.take(8))
-    seen = bytes_at(span.address, 16 * G)
-    assert (seen[4 * G : 12 * G] == 0).all() and (seen[: 4 * G] == 0xFF).all() and (seen[12 * G :] == 0xFF).all()
+    now = seen(pool, span.address, 16 * G)
+    assert (now[4 * G : 12 * G] == 0).all() and (now[: 4 * G] == 0xFF).all() and (now[12 * G :] == 0xFF).all()
 
 
-def test_taking_more_than_is_free_changes_nothing(pool: HostPool) -> None:
+def test_taking_more_than_is_free_changes_nothing(pool: GranulePool) -> None:
     taken = pool.take(10)
     with pytest.raises(OutOfGranules, match="7 granules") as caught:
         pool.take(7)
@@ -56,14 +80,16 @@ def test_taking_more_than_is_free_changes_nothing(pool: HostPool) -> None:
     assert len({*taken, *pool.take(6)}) == 16
 
 
-def test_a_span_may_be_far_larger_than_the_pool(pool: HostPool) -> None:
+def test_a_span_may_be_far_larger_than_the_pool(pool: GranulePool) -> None:
+    G = pool.granule_bytes
     span = pool.reserve(1 << 40)
     span.map((1 << 40) // G - 1, pool.take(1))
-    bytes_at(span.address + (1 << 40) - G, G)[:] = 3
+    seen(pool, span.address + (1 << 40) - G, G)[:] = 3
     assert pool.resident_bytes() == G
 
 
-def test_misuse_is_refused_and_changes_nothing(pool: HostPool) -> None:
+def test_misuse_is_refused_and_changes_nothing(pool: GranulePool) -> None:
+    G = pool.granule_bytes
     one, two = pool.reserve(2 * G), pool.reserve(2 * G)
     [granule] = pool.take(1)
     one.map(0, [granule])
@@ -86,9 +112,12 @@ def test_misuse_is_refused_and_changes_nothing(pool: HostPool) -> None:
 def test_sizes_that_do_not_fit_are_refused(total: int, granule: int) -> None:
     with pytest.raises(ValueError, match="multiple"):
         HostPool(total, granule)
+    with pytest.raises(ValueError, match="multiple"):
+        CudaPool(HostVirtualMemory(), total, granule, torch.device("cpu"))
 
 
-def test_closing_a_span_gives_its_granules_back_once(pool: HostPool) -> None:
+def test_closing_a_span_gives_its_granules_back_once(pool: GranulePool) -> None:
+    G = pool.granule_bytes
     span = pool.reserve(3 * G)
     span.map(0, pool.take(3))
     span.close()
@@ -96,22 +125,51 @@ def test_closing_a_span_gives_its_granules_back_once(pool: HostPool) -> None:
     assert pool.free == 16 and pool.resident_bytes() == 0
 
 
-def test_a_tensor_over_a_span_is_that_memory(pool: HostPool) -> None:
+def test_a_tensor_over_a_span_is_that_memory(pool: GranulePool) -> None:
+    G = pool.granule_bytes
     span = pool.reserve(G)
     span.map(0, pool.take(1))
-    tensor = tensor_at(span.address + 64, torch.bfloat16, [3, 5])
+    tensor = tensor_at(span.address + 64, torch.bfloat16, [3, 5], pool.device)
     tensor.copy_(torch.arange(15).view(3, 5))
-    assert bytes_at(span.address + 64, 30).view(np.uint16).tolist() == tensor.view(torch.int16).flatten().tolist()
-    assert (bytes_at(span.address, 64) == 0).all() and tensor[2, 4] == 14
+    assert torch.equal(seen(pool, span.address + 64, 30).view(torch.bfloat16), tensor.flatten())
+    assert (seen(pool, span.address, 64) == 0).all() and tensor[2, 4] == 14
+
+
+def test_what_the_driver_refuses_changes_nothing() -> None:
+    driver = HostVirtualMemory(most=3 * G)
+    pool = CudaPool(driver, 4 * G, G, torch.device("cpu"))
+    span = pool.reserve(4 * G)
+    taken = pool.take(4)
+    driver.settle()
+    with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
+        span.map(0, taken)
+    assert span.mapped() == [] and driver.mapped == {} and pool.resident_bytes() == 0
+    span.map(1, taken[:3])
+    pool.validate()
+    assert (seen(pool, span.address + G, 3 * G) == 0).all()
+    pool.close()
+
+
+def test_a_granule_is_hidden_only_when_the_device_is_done_and_nothing_is_left_at_the_end() -> None:
+    driver = HostVirtualMemory()
+    pool = CudaPool(driver, 4 * G, G, torch.device("cpu"))
+    span = pool.reserve(4 * G)
+    span.map(0, pool.take(3))
+    span.unmap(1, 1)
+    assert driver.settled == 1 and len(driver.sizes) == 3
+    pool.close()
+    assert not driver.sizes and not driver.mapped and not driver.ranges
 
 
 class Traffic(RuleBasedStateMachine):
     """Granules move at random between the pool and three spans; a model in plain Python says what must be where."""
 
+    kind = "host"
+
     @initialize()
     def begin(self) -> None:
-        self.pool = HostPool(12 * G, G)
-        self.spans = [self.pool.reserve(8 * G) for _ in range(3)]
+        self.pool = POOLS[self.kind](12)
+        self.spans = [self.pool.reserve(8 * self.pool.granule_bytes) for _ in range(3)]
         self.held: list[int] = []
         self.shown: dict[tuple[int, int], int] = {}
         self.content: dict[int, int] = {}
@@ -166,7 +224,7 @@ class Traffic(RuleBasedStateMachine):
     def write(self, data: st.DataObject) -> None:
         span, at = data.draw(st.sampled_from(sorted(self.shown)))
         self.stamp = self.stamp % 250 + 1
-        bytes_at(self.spans[span].address + at * G, G)[:] = self.stamp
+        self.shown_bytes(span, at)[:] = self.stamp
         self.content[self.shown[span, at]] = self.stamp
 
     @invariant()
@@ -177,13 +235,31 @@ class Traffic(RuleBasedStateMachine):
         assert self.pool.free + len(self.held) + len(self.shown) == self.pool.total
         assert {(s, at): g for s, span in enumerate(self.spans) for at, g in span.mapped()} == self.shown
         for (span, at), granule in self.shown.items():
-            assert (bytes_at(self.spans[span].address + at * G, G) == self.content[granule]).all()
-        assert len(self.shown) * G <= self.pool.resident_bytes() <= (len(self.shown) + len(self.held)) * G
+            assert (self.shown_bytes(span, at) == self.content[granule]).all()
+        assert (
+            len(self.shown) * self.pool.granule_bytes
+            <= self.pool.resident_bytes()
+            <= (len(self.shown) + len(self.held)) * self.pool.granule_bytes
+        )
+
+    def shown_bytes(self, span: int, at: int) -> torch.Tensor:
+        return seen(self.pool, self.spans[span].address + at * self.pool.granule_bytes, self.pool.granule_bytes)
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
             self.pool.close()
 
 
+class TrafficByCudaRules(Traffic):
+    kind = "cuda-rules"
+
+
+class TrafficOnCuda(Traffic):
+    kind = "cuda"
+
+
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTrafficByCudaRules = TrafficByCudaRules.TestCase
+TestTrafficOnCuda = pytest.mark.gpu(TrafficOnCuda.TestCase)
+for _case in (TestTraffic, TestTrafficByCudaRules, TestTrafficOnCuda):
+    _case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

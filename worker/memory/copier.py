@@ -27,7 +27,11 @@ class UnderWay(Protocol):
 
 
 class Copier(Protocol):
-    """Copies whole pages. One thread loads and one saves; `settle` is any thread's."""
+    """Copies whole pages. One thread adopts and loads, and one saves; `settle` is any thread's."""
+
+    def adopt(self, arena: Arena) -> None:
+        """From now on this arena is copied from and to, and none that came before."""
+        ...
 
     def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
         """Begin copying the page-sized bytes at `offsets` of `arena` into `pages`. None: they are there.
@@ -55,6 +59,9 @@ class HostCopier:
         """copy: the fastest on this machine unless given."""
         self._kv, self._copy = kv, copy or fastest_copy()
 
+    def adopt(self, arena: Arena) -> None:
+        """Nothing need be prepared."""
+
     def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
         """See `Copier.load`."""
         self._copy(self._addresses(pages), offsets + arena.ctypes.data, self._kv.page_bytes)
@@ -69,3 +76,32 @@ class HostCopier:
 
     def _addresses(self, pages: Pages) -> Pages:
         return np.asarray(self._kv.offsets(pages) + self._kv.span.address, np.int64)
+
+
+class Fence(Protocol):
+    """Orders what computes with pages behind what copies them, and the other way round. The engine's thread."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether any load may be under way; false means that nothing need be waited for."""
+        ...
+
+    def wait_for(self, pages: Pages) -> None:
+        """What is queued for computing from now on runs after the loads under way into any of `pages`."""
+        ...
+
+    def written(self) -> None:
+        """A save that begins from now on runs after what was queued for computing so far."""
+        ...
+
+
+class HostFence:
+    """For copies that have ended when they return, and compute that has when its step does."""
+
+    pending = False
+
+    def wait_for(self, pages: Pages) -> None:
+        """Nothing is ever under way."""
+
+    def written(self) -> None:
+        """What was computed is written already."""

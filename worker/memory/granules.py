@@ -1,37 +1,25 @@
-"""The physical pool of the host "device": which granule is free, and which address range shows it.
+"""The physical pool of a device: which granule is free, and which address range shows it.
 
-The same semantics as CUDA's virtual memory management (reserve a range, create physical memory, map, unmap), with one
-memfd as the physical memory: an address range is reserved with PROT_NONE, and granules of the memfd are mapped into it.
-A granule keeps its content while it moves between spans; what is given back loses its content, and the memory returns to
-the system at once. Prior art: kvcached and vAttention do this over CUDA VMM; a plain allocator could not lend a weight's
-memory to the KV cache without copying everything around it.
+The semantics are those of CUDA's virtual memory management (reserve a range, create physical memory, map, unmap) on every
+device; what does it is a `PhysicalMemory`: a memfd on the host (`host_memory`), the driver on CUDA (`cuda_memory`). A granule keeps
+its content while it moves between spans; what is given back loses its content, and the memory returns to the system at once. Prior
+art: kvcached and vAttention do this over CUDA VMM; a plain allocator could not lend a weight's memory to the KV cache without
+copying everything around it.
 
 Not decided here: who gets a granule. Not safe for concurrent use: the worker's one ledger calls it from one thread.
 """
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import heapq
 import itertools
-import mmap
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
 
 from contracts.errors import UpbeatError
-
-_PROT_NONE = 0
-_MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000
-_MAP_FAILED = ctypes.c_void_p(-1).value
-_FALLOC_PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x02, 0x04
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+from worker.memory.host_memory import HostMemory
 
 _FREE, _HELD = -2, -1  # states of a granule that no span shows; otherwise the span's number
 
@@ -44,24 +32,53 @@ class GranuleMisuse(UpbeatError, ValueError):
     """A granule is mapped twice, given back while mapped, or a range is outside its span. Nothing was changed."""
 
 
-class HostPool:
-    """`total` granules of `granule_bytes` each, in one memfd.
+class PhysicalMemory(Protocol):
+    """Granules, by number, and address ranges that show them. Callers keep every granule in one place at most."""
+
+    #: Where tensors over the ranges live.
+    device: torch.device
+
+    def reserve(self, bytes_: int) -> int:
+        """The address of a fresh range of whole granules that shows nothing."""
+        ...
+
+    def release(self, address: int, bytes_: int) -> None:
+        """Gives a range back; what it shows is hidden first."""
+        ...
+
+    def show(self, address: int, granules: Sequence[int]) -> None:
+        """Shows `granules` side by side from `address` on. One without memory gets some, all zero, now."""
+        ...
+
+    def hide(self, address: int, count: int) -> None:
+        """Shows nothing any more in `count` granules from `address` on. Their content stays. Nothing may use the range now."""
+        ...
+
+    def drop(self, granules: Sequence[int]) -> None:
+        """Returns the memory of hidden granules to the system; content is lost."""
+        ...
+
+    def resident_bytes(self) -> int:
+        """Physical memory that granules have now."""
+        ...
+
+    def close(self) -> None:
+        """Ends all of it; every range was released before."""
+        ...
+
+
+class GranulePool:
+    """`total` granules of `granule_bytes` each, over one physical memory.
 
     Every granule is in exactly one state: free (in the pool), held (taken, shown nowhere) or mapped (taken, shown by
     exactly one span). Physical memory is used by granules that were mapped since they were taken, and by no others.
     """
 
-    def __init__(self, total_bytes: int, granule_bytes: int) -> None:
-        """Raises ValueError when a size is not positive, or not a multiple (the granule of the system's page)."""
-        if granule_bytes <= 0 or granule_bytes % mmap.PAGESIZE:
-            raise ValueError(f"granule_bytes {granule_bytes} must be a positive multiple of {mmap.PAGESIZE}")
-        if total_bytes <= 0 or total_bytes % granule_bytes:
-            raise ValueError(f"total_bytes {total_bytes} must be a positive multiple of the granule, {granule_bytes}")
+    def __init__(self, memory: PhysicalMemory, total: int, granule_bytes: int) -> None:
+        self.memory = memory
+        self.device = memory.device
         self.granule_bytes = granule_bytes
-        self.total = total_bytes // granule_bytes
-        self.fd = os.memfd_create("upbeat-hbm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, total_bytes)
-        _seal(self.fd)
+        self.total = total
         self._free = list(range(self.total))  # a heap: lowest numbers first, so that runs stay contiguous
         self._state = [_FREE] * self.total
         self._spans: dict[int, Span] = {}
@@ -84,9 +101,7 @@ class HostPool:
     def give(self, granules: Sequence[int]) -> None:
         """Returns held granules and releases their memory. Raises GranuleMisuse, changing nothing, unless all are held."""
         self._require_held(granules)
-        for start, count in _runs(granules):
-            if _libc.fallocate(self.fd, _FALLOC_PUNCH, start * self.granule_bytes, count * self.granule_bytes):
-                raise _os_error("fallocate")
+        self.memory.drop(granules)
         for granule in granules:
             self._state[granule] = _FREE
             heapq.heappush(self._free, granule)
@@ -101,14 +116,14 @@ class HostPool:
         return span
 
     def resident_bytes(self) -> int:
-        """Physical memory that the pool uses now, as the system counts it."""
-        return os.fstat(self.fd).st_blocks * 512
+        """Physical memory that the pool uses now."""
+        return self.memory.resident_bytes()
 
     def close(self) -> None:
         """Closes all spans and the pool. Tensors over any of it must not be touched any more."""
         for span in list(self._spans.values()):
             span.close()
-        os.close(self.fd)
+        self.memory.close()
 
     def validate(self) -> None:
         """Raises AssertionError unless every granule is in exactly one place."""
@@ -128,19 +143,18 @@ class HostPool:
 
 
 class Span:
-    """A reserved address range, in granules; made by `HostPool.reserve`.
+    """A reserved address range, in granules; made by `GranulePool.reserve`.
 
     `address` is stable until `close`. Reading or writing where no granule is mapped kills the process, as it does on a
     device: the ledger, not this class, keeps that from happening.
     """
 
-    def __init__(self, pool: HostPool, number: int, count: int) -> None:
+    def __init__(self, pool: GranulePool, number: int, count: int) -> None:
         self.pool = pool
         self.number = number
         self.granules = count
         self.bytes = count * pool.granule_bytes
-        address = _mmap(None, self.bytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
-        self.address: int = address
+        self.address = pool.memory.reserve(self.bytes)
         self._at: dict[int, int] = {}
 
     def map(self, at_granule: int, granules: Sequence[int]) -> None:
@@ -152,14 +166,10 @@ class Span:
         self.pool._require_held(granules)
         if any(at in self._at for at in range(at_granule, at_granule + len(granules))):
             raise GranuleMisuse(f"span {self.number} shows something in {at_granule}..{at_granule + len(granules)} already")
-        size, at = self.pool.granule_bytes, at_granule
-        flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
-        for first, count in _runs(granules):
-            _mmap(self.address + at * size, count * size, mmap.PROT_READ | mmap.PROT_WRITE, flags, self.pool.fd, first * size)
-            for offset in range(count):
-                self._at[at + offset] = first + offset
-                self.pool._state[first + offset] = self.number
-            at += count
+        self.pool.memory.show(self.address + at_granule * self.pool.granule_bytes, granules)
+        for at, granule in enumerate(granules, at_granule):
+            self._at[at] = granule
+            self.pool._state[granule] = self.number
 
     def unmap(self, at_granule: int, count: int) -> list[int]:
         """Hides `count` granules and returns their numbers, held and with their content.
@@ -171,9 +181,7 @@ class Span:
             raise GranuleMisuse(f"span {self.number} shows nothing in part of {at_granule}..{at_granule + count}")
         if count == 0:
             return []
-        size = self.pool.granule_bytes
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-        _mmap(self.address + at_granule * size, count * size, _PROT_NONE, flags, -1, 0)
+        self.pool.memory.hide(self.address + at_granule * self.pool.granule_bytes, count)
         hidden = [self._at.pop(at) for at in range(at_granule, at_granule + count)]
         for granule in hidden:
             self.pool._state[granule] = _HELD
@@ -187,12 +195,13 @@ class Span:
         """Gives back what is still shown and the address range. Calling it twice is harmless."""
         if self.pool._spans.pop(self.number, None) is None:
             return
-        held = list(self._at.values())
-        for granule in held:
+        held = []
+        for at, granule in self.mapped():
+            self.pool.memory.hide(self.address + at * self.pool.granule_bytes, 1)
             self.pool._state[granule] = _HELD
+            held.append(granule)
         self._at.clear()
-        if _libc.munmap(self.address, self.bytes):
-            raise _os_error("munmap")
+        self.pool.memory.release(self.address, self.bytes)
         self.pool.give(held)
 
     def _require_inside(self, at_granule: int, count: int) -> None:
@@ -200,32 +209,9 @@ class Span:
             raise GranuleMisuse(f"{at_granule}..{at_granule + count} is outside span {self.number} of {self.granules} granules")
 
 
-def _runs(granules: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """`(first, count)` of the maximal runs of consecutive numbers, in the order given."""
-    first = count = 0
-    for granule in granules:
-        if count and granule == first + count:
-            count += 1
-            continue
-        if count:
-            yield first, count
-        first, count = granule, 1
-    if count:
-        yield first, count
+class HostPool(GranulePool):
+    """`total_bytes` of host memory in granules of `granule_bytes`."""
 
-
-def _seal(fd: int) -> None:
-    """Makes the memfd's size final, so that a mapping can never lose its file."""
-    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
-
-
-def _mmap(address: int | None, bytes_: int, protection: int, flags: int, fd: int, offset: int) -> int:
-    got = _libc.mmap(address, bytes_, protection, flags, fd, offset)
-    if got is None or got == _MAP_FAILED:
-        raise _os_error("mmap")
-    return int(got)
-
-
-def _os_error(call: str) -> OSError:
-    code = ctypes.get_errno()
-    return OSError(code, f"{call}: {os.strerror(code)}")
+    def __init__(self, total_bytes: int, granule_bytes: int) -> None:
+        """Raises ValueError when a size is not positive, or not a multiple (the granule of the system's page)."""
+        super().__init__(HostMemory(total_bytes, granule_bytes), total_bytes // granule_bytes, granule_bytes)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from contracts.kv import KvShape
-from worker.memory.granules import HostPool
+from worker.memory.granules import GranulePool
 from worker.memory.tensors import bytes_at, tensor_at
 
 MAX_WASTE = 0.05
@@ -33,7 +33,7 @@ class PagedKv:
     Invariant: a slab is either mapped whole or not at all. Reading or writing a page of an unmapped slab kills the process.
     """
 
-    def __init__(self, pool: HostPool, shape: KvShape, max_pages: int) -> None:
+    def __init__(self, pool: GranulePool, shape: KvShape, max_pages: int) -> None:
         if max_pages < 1:
             raise ValueError(f"max_pages must be at least 1, got {max_pages}")
         self.pool = pool
@@ -47,14 +47,15 @@ class PagedKv:
         self.max_pages = self.slab_count * self.pages_per_slab
         self.span = pool.reserve(self.slab_count * self.slab_bytes)
         self._mapped: set[int] = set()
-        self._bytes = bytes_at(self.span.address, self.slab_count * self.slab_bytes)
+        #: Of the host's memory only.
+        self._bytes = bytes_at(self.span.address, self.slab_count * self.slab_bytes) if pool.device.type == "cpu" else None
         self._build_views()
 
     def _build_views(self) -> None:
         """Strided views over the whole range: pages, runs (K or V of one head of one page) and tokens within runs."""
         s = self.shape
         self._uniform = self.slab_bytes == self.pages_per_slab * self.page_bytes
-        elements = tensor_at(self.span.address, self.dtype, [self.slab_count * self.slab_bytes // self.dtype.itemsize])
+        elements = tensor_at(self.span.address, self.dtype, [self.slab_count * self.slab_bytes // self.dtype.itemsize], self.pool.device)
         page, run, slab = s.kv_heads * 2 * s.chunk_tokens * s.head_dim, s.chunk_tokens * s.head_dim, self.slab_bytes // self.dtype.itemsize
         self.view = torch.as_strided(
             elements,
@@ -69,9 +70,9 @@ class PagedKv:
             self.flat = self.view.view(self.max_pages, *self.view.shape[2:])
             self._runs = self._runs.view(-1, run)
             self._tokens = self._tokens.view(-1, s.head_dim)
-        self._scratch = torch.empty(0, run, dtype=self.dtype)
+        self._scratch = torch.empty(0, run, dtype=self.dtype, device=self.pool.device)
         # Offsets of a page's runs: [kv_heads, 2, 1].
-        self._run_of = torch.arange(s.kv_heads * 2).view(s.kv_heads, 2, 1)
+        self._run_of = torch.arange(s.kv_heads * 2, device=self.pool.device).view(s.kv_heads, 2, 1)
 
     @property
     def mapped_slabs(self) -> list[int]:
@@ -95,16 +96,14 @@ class PagedKv:
 
     def offsets(self, pages: np.ndarray) -> np.ndarray:
         """Bytes from `span.address` to each of the pages, int64, of the same shape."""
-        found: np.ndarray
-        if self._uniform:
-            found = pages * self.page_bytes
-            return found
         slabs, index = np.divmod(pages, self.pages_per_slab)
-        found = slabs * self.slab_bytes + index * self.page_bytes
+        found: np.ndarray = slabs * self.slab_bytes + index * self.page_bytes
         return found
 
     def page_bytes_view(self, page: int) -> np.ndarray:
-        """The page's bytes, uint8 `[page_bytes]`, zero copy and writable."""
+        """The page's bytes, uint8 `[page_bytes]`, zero copy and writable. Raises ValueError where pages are not in host memory."""
+        if self._bytes is None:
+            raise ValueError(f"pages are on {self.pool.device}; a copier moves their bytes")
         slab, index = divmod(page, self.pages_per_slab)
         at = slab * self.slab_bytes + index * self.page_bytes
         return self._bytes[at : at + self.page_bytes]

@@ -15,12 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from worker.memory.cuda_tensors import shared_tensor
+
+_HOST = torch.device("cpu")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def tensor_at(address: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A writable, contiguous tensor over the memory at `address`; nothing is read or copied now."""
+def tensor_at(address: int, dtype: torch.dtype, shape: Sequence[int], device: torch.device = _HOST) -> torch.Tensor:
+    """A writable, contiguous tensor over the memory of `device` at `address`; nothing is read or copied now."""
+    if device.type != "cpu":
+        return shared_tensor(address, dtype, shape, device)
     count = math.prod(shape)
     buffer: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(buffer, dtype=dtype, count=count).view(*shape)
@@ -54,6 +59,6 @@ class MappedFiles:
 
 
 def bytes_at(address: int, count: int) -> np.ndarray:
-    """A writable uint8 array `[count]` over the memory at `address`; nothing is read or copied now."""
+    """A writable uint8 array `[count]` over the host memory at `address`; nothing is read or copied now."""
     buffer: Any = (ctypes.c_char * count).from_address(address)
     return np.frombuffer(buffer, dtype=np.uint8)

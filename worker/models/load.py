@@ -9,7 +9,7 @@ import torch
 
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES, KvShape, fingerprint
-from worker.memory.granules import HostPool, OutOfGranules
+from worker.memory.granules import GranulePool, OutOfGranules
 from worker.models.config import ModelConfig, load_config, read_json, token_ids
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.llama import RopeTable
@@ -47,16 +47,16 @@ class Model:
 
 
 def load_model(
-    directory: Path, pool: HostPool, dtype: str, device: str, chunk_tokens: int, cache_dir: Path | None, pack: Pack | None = None
+    directory: Path, pool: GranulePool, dtype: str, device: str, chunk_tokens: int, cache_dir: Path | None, pack: Pack | None = None
 ) -> Model:
     """The model in `directory`, its weights in `pool`.
 
-    dtype: as in the configuration (`worker.dtype`). device: `cpu`, or `auto`, which is the same for a host pool.
+    dtype, device: as in the configuration (`worker.dtype`, `worker.device`).
     cache_dir: where digests of large checkpoints are remembered. pack: lays matrices out for the kernels that compute with them; the
     model then serves these and nothing else. Raises ConfigError naming what is wrong and the remedy.
     """
-    if device not in ("auto", "cpu"):
-        raise ConfigError(f"worker.device = {device!r} is not available with a host pool; set worker.device: cpu")
+    if device not in ("auto", pool.device.type):
+        raise ConfigError(f"worker.device = {device!r} is not where the pool is; set worker.device: {pool.device.type}")
     config = load_config(directory)
     checkpoint = Checkpoint(directory)
     served = choose_dtype(dtype, checkpoint)

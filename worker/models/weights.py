@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from contracts.errors import ConfigError, UpbeatError
-from worker.memory.granules import HostPool, Span
+from worker.memory.granules import GranulePool, Span
 from worker.memory.tensors import MappedFiles, tensor_at
 from worker.models.config import ModelConfig, read_json
 
@@ -163,7 +163,7 @@ Pack = Callable[[str, Sequence[torch.Tensor], torch.Tensor], bool]
 class WeightSpan:
     """Tensors packed into one span: laid out once, filled from the host copy as often as needed."""
 
-    def __init__(self, pool: HostPool, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
+    def __init__(self, pool: GranulePool, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
         self.pool = pool
         self._pack = pack
         self._parts = parts
@@ -188,9 +188,10 @@ class WeightSpan:
             self.loaded = True
         views = {}
         for part, offset in zip(self._parts, self._offsets, strict=True):
-            view = tensor_at(self.span.address + offset, self._dtype, part.shape)
+            view = tensor_at(self.span.address + offset, self._dtype, part.shape, self.pool.device)
             if self._pack is None or not self._pack(part.field, part.sources, view):
-                torch.cat([source.to(self._dtype) for source in part.sources], out=view)
+                for place, source in zip(view.split([len(source) for source in part.sources]), part.sources, strict=True):
+                    place.copy_(source)
             for source in part.sources:
                 part.forget(source)
             views[part.field] = view

@@ -1,0 +1,78 @@
+"""Compiles the kernels for sm_90 in bfloat16 and prints, a line each: what they use, and which instructions they became.
+
+    python tests/gpu/compile_kernels.py
+
+A process of its own: where tests interpret kernels, nothing can be compiled.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from worker.kernels.cuda import attention, products, rows
+
+E = "*bf16"
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+def compiled(name: str, kernel: Any, types: dict[str, str], fixed: dict[str, Any], warps: int, stages: int) -> None:
+    """Pointers and the sizes that `types` marks with `!` are multiples of 16, as they are with an 8B model."""
+    signature = {n: "constexpr" if n in fixed else types[n].rstrip("!") for n in kernel.arg_names}
+    even = {
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(kernel.arg_names)
+        if n not in fixed and (types[n][0] == "*" or types[n][-1] == "!")
+    }
+    source = ASTSource(kernel, signature, fixed, even)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([_CUOBJDUMP, option, file.name], capture_output=True, text=True, check=True).stdout
+            for option in ("--dump-resource-usage", "-sass")
+        )
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
+    narrow = len(re.findall(r"LDG\.E\.U16|LDGSTS\.E(?!\.(BYPASS|LTC|64|128))", code))
+    counts = {"wgmma": code.count("HGMMA"), "mma": len(re.findall(r"\bHMMA", code)), "narrow": narrow}
+    numbers = {"shared": made.metadata.shared, "registers": registers, "stack": stack} | counts
+    print(name, *(f"{key} {value}" for key, value in numbers.items()))
+
+
+def main() -> None:
+    """An 8B model of the Llama family: 32 heads, 8 KV heads, head_dim 128, hidden 4096, pages of 64 tokens."""
+    shape = attention.AttentionShape(32, 8, 128, 64, torch.bfloat16)
+    common = {"q": E, "out": E, "table": "*i64", "width": "i32", "slices": "*i32", "blocks": "*i32", "scale": "fp32", "splits": "i32"}
+    for prefill in (True, False):
+        tiles, parts = shape.tiles(prefill), E if prefill else "*fp32"
+        fixed = {"HEADS": 32, "SHARED": 4, "GROUP": 4, "DIM": 128, "DIM_UP": 128, "CHUNK": 64, "WINDOW": 0, "BYTES": 2, "WIDEN": False}
+        fixed |= {"ROWS": tiles.rows, "TILE": tiles.keys, "SPLIT": 0 if prefill else attention.SPLIT_TOKENS}
+        types = common | {"parts": parts, "stats": parts}
+        compiled("prefill" if prefill else "decode", attention._attend, types, fixed, tiles.warps, tiles.stages)
+    fixed = {"HEADS": 32, "DIM": 128, "DIM_UP": 128, "WINDOW": 0, "SPLIT": attention.SPLIT_TOKENS}
+    compiled("merge", attention._merge, common | {"parts": "*fp32", "stats": "*fp32"}, fixed, 1, 3)
+    norm = {"x": E, "delta": E, "weight": E, "out": E, "eps": "fp32"}
+    compiled("add_norm", rows._add_norm, norm, {"HIDDEN": 4096, "HIDDEN_UP": 4096, "ADD": True}, 8, 3)
+    rotation = dict.fromkeys(("packed", "q", "cos", "sin", "q_norm", "k_norm"), E)
+    rotation |= {"table": "*i64", "width": "i32", "places": "*i32", "eps": "fp32"}
+    fixed = {"HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "HALF": 64, "HALF_UP": 64, "CHUNK": 64, "BYTES": 2, "NORM": False}
+    compiled("rotate_write", rows._rotate_write, rotation, fixed, 1, 3)
+    compiled("silu_mul", rows._silu_mul, {"gate_up": E, "out": E}, {"WIDTH": 14336, "BLOCK": 1024}, 4, 3)
+    types = {"x": E, "weight": E, "bias": E, "out": E, "rows": "i32"} | dict.fromkeys(
+        ("outputs", "inputs", "x_stride", "out_stride"), "i32!"
+    )
+    fixed = {"BIAS": False, "WIDEN": False, "ROWS": 64, "OUTPUTS": 64, "INPUTS": 64}
+    compiled("product", products._product, types, fixed, 4, 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""One engine step on a CUDA device: Triton kernels over pages in place, the library's matrix products, a graph a layer for decode.
+
+A step of single tokens that all want logits (decode) is padded to a power of two of rows and replays one graph a layer, captured
+the second time its shape is seen; anything else is launched kernel by kernel. Graphs hold the addresses of a layer's weights and
+are captured again when its slot shows others; a span that lent its granules and has them back shows the same addresses.
+
+By default a row's attention does not depend on its batch, but its matrix products may: the library picks another order of sums for
+another number of rows. With `batch_invariant` every row is computed by the same compiled kernels with the same tiles, decode and
+prefill alike, as `worker.native_runner` does on the CPU.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker.cuda_queue import Queue
+from worker.cuda_tables import PageTables, StepInputs
+from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
+from worker.kernels.cuda.products import product
+from worker.kernels.cuda.rows import add_norm, rotate_write, silu_mul
+from worker.memory.copier import Fence
+from worker.memory.paged_kv import PagedKv
+from worker.models.load import Model
+from worker.models.weights import LayerWeights
+from worker.runner import Slice, check
+
+#: Shapes of decode steps whose graphs are kept.
+_MOST_GRAPHS = 32
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one layer of a step computes, on the device. Arrays as `worker.kernels.cuda.attention` describes them.
+
+    tokens: rows of the step, padding included. lasts: rows of x that the last layer goes on with; None: all of them.
+    many: blocks of slices of several tokens; singles: of one token; splits: parts of the longest of these.
+    """
+
+    tokens: int
+    ids: torch.Tensor
+    places: torch.Tensor
+    slices: torch.Tensor
+    many: torch.Tensor
+    singles: torch.Tensor
+    splits: int
+    lasts: torch.Tensor | None = None
+    last_slices: torch.Tensor | None = None
+    last_blocks: torch.Tensor | None = None
+    last_splits: int = 1
+
+
+@dataclass(slots=True)
+class _Graph:
+    addresses: tuple[int, ...]
+    replay: Callable[[], None]
+
+
+class _Activations:
+    """Memory of a step's activations, for `tokens` rows, in the model's type."""
+
+    def __init__(self, model: Model, tokens: int, device: torch.device) -> None:
+        c, self.tokens = model.config, tokens
+
+        def rows(width: int) -> torch.Tensor:
+            return torch.empty(tokens, width, dtype=model.dtype, device=device)
+
+        self.x, self.kept, self.delta, self.normed = rows(c.hidden_size), rows(c.hidden_size), rows(c.hidden_size), rows(c.hidden_size)
+        self.packed = rows((c.heads + 2 * c.kv_heads) * c.head_dim)
+        self.q, self.attended = rows(c.heads * c.head_dim), rows(c.heads * c.head_dim)
+        self.gate_up, self.mid = rows(2 * c.intermediate_size), rows(c.intermediate_size)
+
+
+class CudaRunner:
+    """As `worker.runner.Runner`, on `queue`'s device. Keeps activations, page tables and graphs between steps.
+
+    fence: orders compute behind copies that are under way. most_tokens, most_sequences: of a step; more make the memory grow.
+    """
+
+    def __init__(
+        self, model: Model, kv: PagedKv, queue: Queue, fence: Fence, most_tokens: int, most_sequences: int, batch_invariant: bool = False
+    ) -> None:
+        c = model.config
+        self.model, self.kv, self.queue, self.fence, self.batch_invariant = model, kv, queue, fence, batch_invariant
+        self._shape = AttentionShape(c.heads, c.kv_heads, c.head_dim, kv.shape.chunk_tokens, model.dtype)
+        self._prefill, self._decode = self._shape.tiles(prefill=True), self._shape.tiles(prefill=False)
+        cos, sin = model.rope.at(torch.arange(model.max_tokens), model.max_tokens)
+        half = c.head_dim // 2
+        self._cos, self._sin = (t[:, 0, half:].contiguous().to(queue.device) for t in (cos, sin))
+        #: Graphs of each shape of a decode step by (rows, parts), by layer; None: seen once. Least recently used first.
+        self.graphs: collections.OrderedDict[tuple[int, int], dict[int, _Graph] | None] = collections.OrderedDict()
+        self._parts = self._stats = torch.empty(0, device=queue.device)
+        self._make_room(most_tokens, most_sequences)
+
+    @torch.inference_mode()
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        """See `worker.runner.Runner.step`. `before_layer(l)` precedes all of layer l; `after_layer(l)` follows its launch, and a copy
+        that the copier begins after that is ordered behind it."""
+        check(slices, self.kv, self.model)
+        if not slices:
+            return torch.empty(0, self.model.config.vocab_size)
+        try:
+            with self.queue.computing():
+                return self._step(slices, before_layer, after_layer)
+        except BaseException:
+            self.queue.finish()  # what was queued still writes into pages, which the caller may now give to others
+            raise
+
+    def _step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        model, layers = self.model, self.model.config.layers
+        wanted = sum(s.want_logits for s in slices)
+        decodes = wanted == len(slices) and all(len(s.tokens) == 1 for s in slices)
+        rows = 1 << (len(slices) - 1).bit_length() if decodes else len(slices)
+        self._fit(rows if decodes else sum(len(s.tokens) for s in slices), rows)
+        self._tables.show(slices)
+        work = self._decode_work(slices, rows) if decodes else self._mixed_work(slices)
+        graphs = self._graphs_of(work) if decodes else None
+        a = self._activations
+        torch.index_select(model.top.embedding, 0, work.ids, out=a.x[: work.tokens])
+        for layer in range(layers):
+            before_layer(layer)
+            if self.fence.pending:
+                self.fence.wait_for(np.concatenate([s.pages[layer] for s in slices]))
+            if graphs is None:
+                self._layer(layer, work)
+            else:
+                self._replay(graphs, layer, work)
+            self.fence.written()
+            after_layer(layer)
+        return self._logits(wanted, a.kept if work.lasts is not None else a.x)
+
+    # ---- what a step computes ----------------------------------------------------------------------------------
+    def _decode_work(self, slices: list[Slice], rows: int) -> _Work:
+        """Every slice a row, padded to `rows`."""
+        n = len(slices)
+        ids, places, table = np.zeros(rows, np.int32), np.zeros((rows, 2), np.int32), np.zeros((rows, 4), np.int32)
+        places[:, 0], places[:, 1] = -1, np.arange(rows)
+        table[:, 0] = table[:, 3] = np.arange(rows)
+        ids[:n] = [s.tokens[0] for s in slices]
+        places[:n, 0] = table[:n, 2] = [s.start for s in slices]
+        table[:n, 1] = 1
+        each, none, splits = np.stack((np.arange(rows), np.zeros(rows)), axis=1), np.zeros((0, 2)), _splits(max(s.start for s in slices))
+        many, singles = (each, none) if self.batch_invariant else (none, each)
+        inputs = self._inputs.upload([ids, places, table, many, singles])
+        return _Work(rows, inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], 1 if self.batch_invariant else splits)
+
+    def _mixed_work(self, slices: list[Slice]) -> _Work:
+        counts, starts = (np.array(v) for v in zip(*((len(s.tokens), s.start) for s in slices), strict=True))
+        rows = np.cumsum(counts) - counts
+        ids = np.array([t for s in slices for t in s.tokens])
+        positions = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+        places = np.stack((positions, np.repeat(np.arange(len(slices)), counts)), axis=1)
+        table = np.stack((rows, counts, starts, rows), axis=1)
+        wanted = np.flatnonzero([s.want_logits for s in slices])
+        lasts = (rows + counts - 1)[wanted]
+        last_table = np.zeros_like(table)
+        last_table[wanted] = np.stack((lasts, np.ones_like(lasts), (starts + counts - 1)[wanted], np.arange(len(wanted))), axis=1)
+        one = np.flatnonzero(counts == 1)
+        last_blocks, singles = (np.stack((which, np.zeros_like(which)), axis=1) for which in (wanted, one))
+        each, least = self._prefill.rows // self._shape.group, 1 if self.batch_invariant else 2
+        many = [(i, first) for i, count in enumerate(counts) if count >= least for first in range(0, count, each)]
+        if self.batch_invariant:
+            singles = singles[:0]
+        arrays = [ids, places, table, np.array(many, np.int32).reshape(-1, 2), singles, lasts, last_table, last_blocks]
+        on_device = self._inputs.upload(arrays)
+        splits = _splits(int(starts[one].max())) if len(singles) else 1
+        last_splits = 1 if self.batch_invariant else _splits(int((starts + counts - 1).max()))
+        inputs = on_device[0], on_device[1], on_device[2], on_device[3], on_device[4]
+        return _Work(len(ids), *inputs, splits, on_device[5], on_device[6], on_device[7], last_splits)
+
+    def _layer(self, layer: int, work: _Work) -> None:
+        w, c, a, n = self.model.layers[layer], self.model.config, self._activations, work.tokens
+        add_norm(a.x[:n], a.delta[:n] if layer else None, w.input_norm, c.norm_eps, a.normed[:n])
+        self._product(a.normed[:n], w.qkv, w.qkv_bias, a.packed[:n])
+        norms = None if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)
+        table = self._tables.on_device[layer]
+        heads = c.heads, c.kv_heads, self.kv.shape.chunk_tokens
+        rotate_write(a.packed[:n], a.q[:n], self._cos, self._sin, norms, c.norm_eps, table, work.places, *heads)
+        window, x = c.windows[layer], a.x
+        if layer == c.layers - 1 and work.lasts is not None and work.last_slices is not None and work.last_blocks is not None:
+            # The last layer computes what the logits need and nothing else: the last tokens.
+            self._attend(layer, work.last_slices, work.last_blocks, work.last_splits, window)
+            x, n = a.kept, work.lasts.shape[0]
+            torch.index_select(a.x, 0, work.lasts, out=x[:n])
+        else:
+            if work.many.shape[0]:
+                attend(self._shape, self._prefill, a.q, a.attended, table, work.slices, work.many, window)
+            self._attend(layer, work.slices, work.singles, work.splits, window)
+        if n:
+            self._finish_layer(w, x[:n], n)
+
+    def _attend(self, layer: int, slices: torch.Tensor, blocks: torch.Tensor, splits: int, window: int | None) -> None:
+        """Attention of single tokens."""
+        a, table = self._activations, self._tables.on_device[layer]
+        if not blocks.shape[0]:
+            return
+        if self.batch_invariant:
+            attend(self._shape, self._prefill, a.q, a.attended, table, slices, blocks, window)
+            return
+        parts, stats = self._scratch(blocks.shape[0], splits)
+        attend_split(self._shape, self._decode, a.q, a.attended, table, slices, blocks, window, parts, stats)
+
+    def _finish_layer(self, w: LayerWeights, x: torch.Tensor, n: int) -> None:
+        a, eps = self._activations, self.model.config.norm_eps
+        self._product(a.attended[:n], w.out, w.out_bias, a.delta[:n])
+        add_norm(x, a.delta[:n], w.post_norm, eps, a.normed[:n])
+        self._product(a.normed[:n], w.gate_up, w.gate_up_bias, a.gate_up[:n])
+        silu_mul(a.gate_up[:n], a.mid[:n])
+        self._product(a.mid[:n], w.down, w.down_bias, a.delta[:n])
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        if self.batch_invariant:
+            product(x, weight, bias, out)
+        elif bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+
+    def _logits(self, count: int, x: torch.Tensor) -> torch.Tensor:
+        top, a, vocabulary = self.model.top, self._activations, self.model.config.vocab_size
+        host = self.queue.host(count, vocabulary, dtype=torch.float32)
+        if count:
+            add_norm(x[:count], a.delta[:count], top.norm, self.model.config.norm_eps, a.normed[:count])
+            out = torch.empty(count, vocabulary, dtype=self.model.dtype, device=self.queue.device)
+            self._product(a.normed[:count], top.head, None, out)
+            host.copy_(out.float(), non_blocking=True)
+        self.queue.finish()
+        return host
+
+    # ---- graphs and memory -------------------------------------------------------------------------------------
+    def _graphs_of(self, work: _Work) -> dict[int, _Graph] | None:
+        """The graphs for steps of this shape, to be filled layer by layer; None the first time, when kernels are compiled."""
+        key = work.tokens, work.splits
+        self._scratch(work.tokens, work.splits)  # before the look-up: memory that grows drops all graphs
+        known = key in self.graphs
+        found = self.graphs.pop(key, None)
+        self.graphs[key] = {} if known and found is None else found
+        while len(self.graphs) > _MOST_GRAPHS:
+            self.graphs.popitem(last=False)
+        return self.graphs[key]
+
+    def _replay(self, graphs: dict[int, _Graph], layer: int, work: _Work) -> None:
+        addresses = _addresses(self.model.layers[layer])
+        graph = graphs.get(layer)
+        if graph is None or graph.addresses != addresses:
+            graph = graphs[layer] = _Graph(addresses, self.queue.capture(lambda: self._layer(layer, work)))
+        graph.replay()
+
+    def _scratch(self, blocks: int, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.model.config
+        need = blocks * c.heads * splits
+        if self._stats.numel() < 2 * need:
+            self.queue.finish()
+            self.graphs.clear()
+            need_up = 1 << (need - 1).bit_length()
+            self._parts, self._stats = (torch.empty(need_up * width, device=self.queue.device) for width in (c.head_dim, 2))
+        shape = (blocks, c.heads, splits)
+        return self._parts[: need * c.head_dim].view(*shape, c.head_dim), self._stats[: 2 * need].view(*shape, 2)
+
+    def _fit(self, tokens: int, sequences: int) -> None:
+        """Make room for steps of so many tokens and sequences."""
+        if tokens > self._activations.tokens or sequences > self._tables.rows:
+            self._make_room(max(tokens, self._activations.tokens), max(sequences, self._tables.rows))
+
+    def _make_room(self, tokens: int, sequences: int) -> None:
+        """Graphs hold addresses, so fresh memory drops them."""
+        self.queue.finish()
+        self.graphs.clear()
+        self._activations = _Activations(self.model, tokens, self.queue.device)
+        self._tables = PageTables(self.kv, self.queue, sequences, -(-self.model.max_tokens // self.kv.shape.chunk_tokens))
+        self._inputs = StepInputs(self.queue, 8 * tokens + 24 * sequences + 64)
+
+
+def _splits(position: int) -> int:
+    """Parts of the keys of a token at `position`, rounded up to a power of two: few shapes for graphs."""
+    return 1 << (position // SPLIT_TOKENS).bit_length()
+
+
+def _addresses(w: LayerWeights) -> tuple[int, ...]:
+    tensors = w.input_norm, w.post_norm, w.qkv, w.out, w.gate_up, w.down, w.qkv_bias, w.out_bias, w.gate_up_bias, w.down_bias
+    return tuple(t.data_ptr() for t in (*tensors, w.q_norm, w.k_norm) if t is not None)

@@ -1,0 +1,171 @@
+"""The calls of the CUDA driver that torch does not offer: virtual memory, page-locking of shared memory, batches of copies.
+
+Through cuda-python (the extra `cuda`), imported here and nowhere else. Every call may come from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from contracts.errors import UpbeatError
+from runtime import telemetry
+
+log = telemetry.logger("worker.cuda")
+_PORTABLE = 0x01  # CU_MEMHOSTREGISTER_PORTABLE
+
+
+class CudaError(UpbeatError):
+    """The driver refused a call; the message names both."""
+
+
+class VirtualMemory(Protocol):
+    """Physical memory by handle, and reserved ranges that show it. Sizes and addresses are multiples of `granularity_bytes`."""
+
+    granularity_bytes: int
+
+    def reserve(self, bytes_: int) -> int:
+        """The address of a fresh range."""
+        ...
+
+    def free(self, address: int, bytes_: int) -> None:
+        """Gives back a range that shows nothing."""
+        ...
+
+    def create(self, bytes_: int) -> int:
+        """A handle to fresh physical memory; its content is of no meaning."""
+        ...
+
+    def release(self, handle: int) -> None:
+        """Returns the memory of a handle that is shown nowhere."""
+        ...
+
+    def map(self, address: int, bytes_: int, handle: int) -> None:
+        """Shows all of `handle` at `address`; it can be read and written once `allow` was called."""
+        ...
+
+    def allow(self, address: int, bytes_: int) -> None:
+        """Lets the device read and write a range that is mapped whole."""
+        ...
+
+    def unmap(self, address: int, bytes_: int) -> None:
+        """Undoes one `map`, which showed exactly this range."""
+        ...
+
+    def zero(self, address: int, bytes_: int) -> None:
+        """Fills mapped memory with zeros; done when this returns."""
+        ...
+
+    def settle(self) -> None:
+        """Return when nothing runs on the device any more."""
+        ...
+
+
+class CudaDriver:
+    """The driver, for CUDA device `index`, in the context that torch uses. See `VirtualMemory` too."""
+
+    def __init__(self, index: int = 0) -> None:
+        """Raises CudaError; ImportError without cuda-python."""
+        from cuda.bindings import driver
+
+        self._driver: Any = driver
+        self._index = index
+        self._thread = threading.local()
+        self._call(driver.cuInit(0), "cuInit")
+        device = self._call(driver.cuDeviceGet(index), "cuDeviceGet")
+        self._context = self._call(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+        location = driver.CUmemLocation()
+        location.type, location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, index
+        self._kind = driver.CUmemAllocationProp()
+        self._kind.type, self._kind.location = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, location
+        self._access = driver.CUmemAccessDesc()
+        self._access.location, self._access.flags = location, driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        granularity = self._call(driver.cuMemGetAllocationGranularity(self._kind, least), "cuMemGetAllocationGranularity")
+        self.granularity_bytes = int(granularity)
+        self._batches = hasattr(driver, "cuMemcpyBatchAsync")
+
+    def free_bytes(self) -> tuple[int, int]:
+        """Bytes that are free on the device now, and all that it has."""
+        free, total = self._call(self._at().cuMemGetInfo(), "cuMemGetInfo")
+        return int(free), int(total)
+
+    # ---- virtual memory ----------------------------------------------------------------------------------------
+    def reserve(self, bytes_: int) -> int:
+        """See `VirtualMemory.reserve`."""
+        return int(self._call(self._at().cuMemAddressReserve(bytes_, 0, 0, 0), "cuMemAddressReserve"))
+
+    def free(self, address: int, bytes_: int) -> None:
+        """See `VirtualMemory.free`."""
+        self._call(self._at().cuMemAddressFree(address, bytes_), "cuMemAddressFree")
+
+    def create(self, bytes_: int) -> int:
+        """See `VirtualMemory.create`."""
+        return int(self._call(self._at().cuMemCreate(bytes_, self._kind, 0), "cuMemCreate"))
+
+    def release(self, handle: int) -> None:
+        """See `VirtualMemory.release`."""
+        self._call(self._at().cuMemRelease(handle), "cuMemRelease")
+
+    def map(self, address: int, bytes_: int, handle: int) -> None:
+        """See `VirtualMemory.map`."""
+        self._call(self._at().cuMemMap(address, bytes_, 0, handle, 0), "cuMemMap")
+
+    def allow(self, address: int, bytes_: int) -> None:
+        """See `VirtualMemory.allow`."""
+        self._call(self._at().cuMemSetAccess(address, bytes_, [self._access], 1), "cuMemSetAccess")
+
+    def unmap(self, address: int, bytes_: int) -> None:
+        """See `VirtualMemory.unmap`."""
+        self._call(self._at().cuMemUnmap(address, bytes_), "cuMemUnmap")
+
+    def zero(self, address: int, bytes_: int) -> None:
+        """See `VirtualMemory.zero`."""
+        driver = self._at()
+        self._call(driver.cuMemsetD8(address, 0, bytes_), "cuMemsetD8")
+        self._call(driver.cuStreamSynchronize(0), "cuStreamSynchronize")  # torch's streams do not wait for this one
+
+    def settle(self) -> None:
+        """See `VirtualMemory.settle`."""
+        self._call(self._at().cuCtxSynchronize(), "cuCtxSynchronize")
+
+    # ---- copies ------------------------------------------------------------------------------------------------
+    def register(self, address: int, bytes_: int) -> None:
+        """Page-locks host memory, so that copies from and to it run beside everything else."""
+        self._call(self._at().cuMemHostRegister(address, bytes_, _PORTABLE), "cuMemHostRegister")
+
+    def unregister(self, address: int) -> None:
+        """Undoes `register`."""
+        self._call(self._at().cuMemHostUnregister(address), "cuMemHostUnregister")
+
+    def copy(self, to: Sequence[int], source: Sequence[int], bytes_: int, stream: int) -> None:
+        """Queues copies of `bytes_` each on `stream`, which is not the default one; in one call where the driver can (CUDA 12.8)."""
+        if not to:
+            return
+        driver = self._at()
+        if self._batches:
+            result = driver.cuMemcpyBatchAsync(to, source, [bytes_] * len(to), len(to), [self._in_order()], [0], 1, stream)
+            if not int(result[0]):
+                return
+            self._batches = False
+            log.warning("copies are queued one by one", cuMemcpyBatchAsync=str(result[0]))
+        for a, b in zip(to, source, strict=True):
+            self._call(driver.cuMemcpyAsync(a, b, bytes_, stream), "cuMemcpyAsync")
+
+    def _in_order(self) -> Any:
+        attributes = self._driver.CUmemcpyAttributes()
+        attributes.srcAccessOrder = self._driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        return attributes
+
+    def _at(self) -> Any:
+        """The driver, with this thread in the device's context."""
+        if not getattr(self._thread, "entered", False):
+            self._call(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
+            self._thread.entered = True
+        return self._driver
+
+    def _call(self, result: tuple[Any, ...], name: str) -> Any:
+        if int(result[0]):
+            raise CudaError(f"{name}: {result[0]}")
+        return result[1] if len(result) == 2 else result[1:]

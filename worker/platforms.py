@@ -1,0 +1,170 @@
+"""What a worker computes on, by `worker.device`: its memory, its kernels, its runner and its copies, chosen together.
+
+A wrong value, or a device that is not there, stops the start with key, value and remedy. CUDA's modules are imported only once
+that device was chosen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from contracts.errors import ConfigError
+from runtime import telemetry
+from runtime.config import GIB, Config
+from worker.kernels.choice import choose_kernels
+from worker.memory.copier import Copier, HostCopier
+from worker.memory.granules import GranulePool, HostPool
+from worker.memory.paged_kv import PagedKv
+from worker.models.config import ModelConfig, load_config
+from worker.models.load import Model
+from worker.models.weights import Pack
+from worker.native_runner import NativeRunner
+from worker.runner import Runner, Steps
+
+if TYPE_CHECKING:
+    from worker.memory.cuda_copier import CudaCopier
+
+log = telemetry.logger("worker.platform")
+_WIDEST_HEAD = 256
+
+
+class Platform(Protocol):
+    """One device. computes: its name in profiles; pack: how its kernels want matrices laid out."""
+
+    computes: str
+    memory: GranulePool
+    pack: Pack | None
+
+    def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
+        """What runs steps of `model` over `kv`, and what moves kv's pages beside it. Called once."""
+        ...
+
+    def copier(self, kv: PagedKv) -> Copier:
+        """What moves kv's pages where nothing computes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What this machine offers. missing: the packages that the CUDA path needs and that are not installed."""
+
+    cuda: bool
+    missing: tuple[str, ...] = ()
+
+    @staticmethod
+    def here() -> Found:
+        """Looks."""
+        return Found(torch.cuda.is_available(), tuple(name for name in ("triton", "cuda.bindings") if not _installed(name)))
+
+
+def choose_device(choice: str, found: Found) -> str:
+    """`cpu` or `cuda`. Raises ConfigError when `cuda` is asked for and impossible."""
+    why = "" if found.cuda else "torch sees no CUDA device"
+    if not why and found.missing:
+        why = f"not installed: {', '.join(found.missing)}; pip install 'upbeat-server[cuda]'"
+    if choice == "cpu" or (choice == "auto" and why):
+        if found.cuda and choice == "auto":
+            log.warning("the CPU computes although there is a CUDA device", reason=why)
+        return "cpu"
+    if why:
+        raise ConfigError(f"worker.device = 'cuda' is impossible here: {why}; or set worker.device: auto")
+    return "cuda"
+
+
+def choose_platform(config: Config, threads: int) -> Platform:
+    """The platform for the configured model. Raises ConfigError."""
+    model = load_config(config.model)
+    if choose_device(config.worker.device, Found.here()) == "cpu":
+        return _Host(config, model, threads)
+    return _Cuda(config, model)
+
+
+def suits_cuda(model: ModelConfig, chunk_tokens: int) -> str:
+    """Why the CUDA kernels do not suit a model; empty when they do."""
+    if model.head_dim % 16 or model.head_dim > _WIDEST_HEAD:
+        return f"head_dim = {model.head_dim} is no multiple of 16 up to {_WIDEST_HEAD}"
+    if chunk_tokens % 16:
+        return f"kv.chunk_tokens = {chunk_tokens} is no multiple of 16"
+    return ""
+
+
+class _Host:
+    """The CPU: compiled kernels, or torch."""
+
+    def __init__(self, config: Config, model: ModelConfig, threads: int) -> None:
+        granule = config.worker.granule_bytes
+        self.memory: GranulePool = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
+        self._kernels = choose_kernels(config.worker.kernels, model, config.kv.chunk_tokens, threads)
+        if config.worker.batch_invariant and self._kernels is None:
+            raise ConfigError(
+                "worker.batch_invariant = true needs the compiled kernels on the CPU, and torch would compute (the log says why); "
+                "set worker.kernels: native to see it named, or worker.batch_invariant: false"
+            )
+        self.computes = "native" if self._kernels else "torch"
+        self.pack: Pack | None = self._kernels.pack if self._kernels else None
+
+    def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
+        """See `Platform.movers`."""
+        return NativeRunner(model, kv, self._kernels) if self._kernels else Runner(model, kv), self.copier(kv)
+
+    def copier(self, kv: PagedKv) -> Copier:
+        """See `Platform.copier`."""
+        return HostCopier(kv)
+
+
+class _Cuda:
+    """CUDA device 0 of those that the process sees (CUDA_VISIBLE_DEVICES)."""
+
+    def __init__(self, config: Config, model: ModelConfig) -> None:
+        from worker.cuda_queue import CudaQueue
+        from worker.memory.cuda_driver import CudaDriver
+        from worker.memory.cuda_memory import CudaPool
+
+        if why := suits_cuda(model, config.kv.chunk_tokens):
+            raise ConfigError(f"worker.device: the CUDA kernels do not suit this model: {why}; set worker.device: cpu")
+        self._worker, granule = config.worker, config.worker.granule_bytes
+        self._queue, self._driver = CudaQueue(), CudaDriver()
+        wanted = int(config.kv.hbm_gib * GIB) // granule * granule
+        free, total = self._driver.free_bytes()
+        if wanted > free:
+            raise ConfigError(
+                f"kv.hbm_gib = {config.kv.hbm_gib}: the device has {free / GIB:.1f} of {total / GIB:.1f} GiB free; set less, and leave "
+                "some for activations"
+            )
+        try:
+            self.memory: GranulePool = CudaPool(self._driver, wanted, granule, self._queue.device)
+        except ValueError as e:
+            raise ConfigError(f"worker.granule_bytes = {granule}, kv.hbm_gib = {config.kv.hbm_gib}: {e}") from e
+        self.computes = "cuda"
+        self.pack: Pack | None = None
+
+    def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
+        """See `Platform.movers`."""
+        from worker.cuda_runner import CudaRunner
+
+        w, copier = self._worker, self._copier(kv)
+        return CudaRunner(model, kv, self._queue, copier, max(w.step_tokens, w.max_batch), w.max_batch, w.batch_invariant), copier
+
+    def copier(self, kv: PagedKv) -> Copier:
+        """See `Platform.copier`."""
+        return self._copier(kv)
+
+    def _copier(self, kv: PagedKv) -> CudaCopier:
+        from worker.memory.cuda_copier import CudaCopier
+        from worker.memory.cuda_streams import CudaStream
+
+        driver, device = self._driver, self._queue.device
+        return CudaCopier(
+            kv, driver, CudaStream(driver, device, self._queue.stream), CudaStream(driver, device), CudaStream(driver, device)
+        )
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
