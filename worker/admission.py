@@ -20,6 +20,8 @@ log = telemetry.logger("worker.admission")
 MAX_LOSSES = 4
 #: A sequence that runs alone may wait inside its step so long for layers, in seconds: longer than that, others would wait to be admitted.
 ALONE_S = 0.1
+#: A load of which nothing is heard for this long will not come, in seconds.
+SILENCE_S = 10.0
 
 
 class Admission:
@@ -78,7 +80,8 @@ class Admission:
         d.back()
         sequence.blocks = matched + fresh
         sequence.matched, sequence.found, sequence.load_id = len(matched), len(matched), 0
-        sequence.computed = 0
+        sequence.computed = sequence.came = 0
+        sequence.heard_s = d.clock.now()
         sequence.on(Event.ADMITTED)
         if chosen is not None and sequence.worth is None:
             self._explain(sequence, chosen, (asked - usable) * size)
@@ -161,7 +164,8 @@ class Admission:
         load = self.device.table.open.get(load_id)
         if load is None:
             return
-        sequence.found_s, load.sources = self.device.clock.now(), sources[:chunks]
+        sequence.found_s = sequence.heard_s = self.device.clock.now()
+        load.sources = sources[:chunks]
         found = load.blocks[chunks].index if chunks < len(load.blocks) else load.upto
         if self._replan(sequence, load, found):
             return
@@ -192,12 +196,18 @@ class Admission:
         """Start the sequence if its first layers are here and the others will be in time; when it runs alone, nearly in time."""
         found = sequence.found
         if found is None:
+            self._doubt(sequence)
             return False
         blocks, layers = sequence.blocks[:found], self.device.shape.layers
         ready = leading(np.all([b.ready for b in blocks], axis=0)) if blocks else layers
         if ready < layers:
             if any(b.lost for b in blocks):
                 self.restart(sequence, Event.LOST)
+                return False
+            came = sum(int(b.ready.sum()) for b in blocks)
+            if came != sequence.came:
+                sequence.came, sequence.heard_s = came, self.device.clock.now()
+            elif self._doubt(sequence):
                 return False
             if not self.device.settings.layerwise:
                 return False
@@ -213,6 +223,16 @@ class Admission:
         sequence.on(Event.LAYERS_NEAR)
         return True
 
+    def _doubt(self, sequence: Sequence) -> bool:
+        """Of a load of which nothing is heard for long nothing more is expected: the sequence computes what it has not got."""
+        if self.device.clock.now() - sequence.heard_s < SILENCE_S:
+            return False
+        if sequence.found is None:
+            self.device.fell_silent()
+        sequence.losses = MAX_LOSSES
+        self.restart(sequence, Event.LOST)
+        return True
+
     # ---- back to WAITING ---------------------------------------------------------------------------------------
     def restart(self, sequence: Sequence, event: Event) -> None:
         """Take the sequence off the device; it is admitted afresh, and finds what is still good."""
@@ -220,7 +240,8 @@ class Admission:
             sequence.losses += 1
             log.warning("pieces lost, recomputing", request=sequence.request.request_id, losses=sequence.losses)
         sequence.on(event)
-        sequence.reached, sequence.restarted = max(sequence.reached, sequence.computed), event
+        if event is not Event.REPLANNED:
+            sequence.reached, sequence.restarted = max(sequence.reached, sequence.computed), event
         self.vacate(sequence)
         self.restarted = True
 

@@ -16,6 +16,7 @@ from contracts.convert import layers_to_bitmap, session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2
+from runtime import telemetry
 from runtime.clock import Clock
 from runtime.config import KvSection
 from worker.core.hbm import NO_PAGE, Block, HbmCache
@@ -25,6 +26,10 @@ from worker.kv_loader import KvLoader
 from worker.loads import Load, LoadTable
 from worker.memory.paged_kv import PagedKv
 from worker.store_link import StoreLink
+
+log = telemetry.logger("worker.device")
+#: How long a store that did not answer is left alone, in seconds.
+REST_S = 30.0
 
 
 @dataclass(slots=True)
@@ -40,9 +45,12 @@ class Device:
     settings: KvSection
     salt_of: Callable[[str], bytes]
     link: StoreLink | None = None
-    store_here: bool = False
+    #: A store is there, whether or not it answers.
+    attached: bool = False
     #: What loads took lately, by where they came from.
     rates: LoadRates = field(default_factory=LoadRates)
+    #: It has not answered in time: nothing is asked of it before.
+    _rests_until_s: float = 0.0
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def back(self) -> None:
@@ -50,6 +58,21 @@ class Device:
         pending, self.cache.pool.to_map = self.cache.pool.to_map, []
         for slab in pending:
             self.kv.map_slab(slab)
+
+    @property
+    def store_here(self) -> bool:
+        """The store can be asked."""
+        return self.attached and self.clock.now() >= self._rests_until_s
+
+    def fell_silent(self) -> None:
+        """The store did not answer in time: nothing is asked of it until it says something, or for REST_S seconds."""
+        if self.store_here:
+            log.warning("the store does not answer; computing without it", rest_s=REST_S)
+        self._rests_until_s = self.clock.now() + REST_S
+
+    def heard(self) -> None:
+        """The store said something."""
+        self._rests_until_s = 0.0
 
     def next_id(self) -> int:
         """A new id for a load, save or query."""

@@ -132,16 +132,18 @@ class Engine:
         """Nothing runs, and everything finished is below."""
         return self._quiet and self.inbox.empty()
 
+    @property
+    def going_on(self) -> bool:
+        """The next turn has something to do without an event."""
+        return self._going_on or self.prefetching.due
+
     def _main(self) -> None:
         try:
             while not self._stopping:
-                self._turn()
+                self.turn(block=not self.going_on)
         except BaseException as error:
             log.exception("engine died")
             self.on_crash(error)
-
-    def _turn(self) -> None:
-        self.turn(block=not self._going_on and not self.prefetching.due)
 
     def turn(self, block: bool) -> None:
         """Take what came, admit, and run one step if somebody can. Without a thread, whoever owns the engine calls it."""
@@ -181,6 +183,7 @@ class Engine:
                     self._frames[live.stream].outputs.append(Output(request_id, "", [], live.sequence.cached, None, "cancelled"))
                     self._finish(live)
             case FromStore(message):
+                self.device.heard()
                 self._from_store(message)
             case LoadClosed(load):
                 self.device.close_load(load)
@@ -193,7 +196,8 @@ class Engine:
                 self.saving.copied(event)
                 self.prefetching.try_again()
             case StoreUp():
-                self.device.store_here = True
+                self.device.attached = True
+                self.device.heard()
             case StoreDown():
                 self._store_down()
             case PiecesCame() | None:
@@ -229,7 +233,7 @@ class Engine:
                 answer_store(self.device, self.prefetching, message)
 
     def _store_down(self) -> None:
-        self.device.store_here = False
+        self.device.attached = False
         self.prefetching.store_down()
         self.saving.store_down()
         for load in list(self.device.table.open.values()):

@@ -62,7 +62,7 @@ class Mover:
     def attached(self) -> None:
         """Wait for the store. Raises LoadFailed."""
         self._until(lambda event: isinstance(event, StoreUp), Saving(self.device))
-        self.device.store_here = True
+        self.device.attached = True
 
     def put(self, keys: Sequence[bytes], name: str) -> None:
         """Save these chunks, whatever their pages hold, as the session `name`. Raises LoadFailed unless all were taken."""

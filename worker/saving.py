@@ -148,6 +148,7 @@ class Saving:
                 break
             if not offered.withdrawn:
                 offered.withdrawn = True
+                self.device.fell_silent()
                 self.device.loader.withdraw(save_id)
 
     def copied(self, done: SaveCopied) -> None:

@@ -110,7 +110,7 @@ class Scheduling:
     # ---- preemption --------------------------------------------------------------------------------------------
     def _preempt(self, candidates: list[Sequence], here: list[Sequence], lacking: int) -> bool:
         """Take one of the candidates off the device. False when waiting is right."""
-        holdings = [holding(s, self.device.store_here) for s in candidates]
+        holdings = [holding(s) for s in candidates]
         s = victim(holdings, lacking, self.device.cache.coming() if lacking else 0)
         if s is None:
             return False

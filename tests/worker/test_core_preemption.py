@@ -37,8 +37,8 @@ class Room:
         return s
 
 
-def chosen(lacking: int, *candidates: Sequence, coming: int = 0, store: bool = True) -> Sequence | None:
-    return victim([holding(s, store) for s in candidates], lacking, coming)
+def chosen(lacking: int, *candidates: Sequence, coming: int = 0) -> Sequence | None:
+    return victim([holding(s) for s in candidates], lacking, coming)
 
 
 def test_the_least_urgent_then_the_youngest_goes() -> None:
@@ -54,7 +54,7 @@ def test_the_least_urgent_then_the_youngest_goes() -> None:
 def test_what_is_being_saved_is_not_free_yet_so_the_next_youngest_goes_instead() -> None:
     room = Room()
     old, young = room.sequence(Save.BELOW, Save.NONE), room.sequence(Save.WAITING)
-    assert holding(young, True) == Holding(young, 0, LAYERS)
+    assert holding(young) == Holding(young, 0, LAYERS)
     assert chosen(4, old, young) is old
     assert chosen(4, young) is None, "alone it is waited for: preempting it now gains nothing"
 
@@ -84,16 +84,15 @@ def test_what_two_share_is_to_be_had_when_both_go() -> None:
     first = room.sequence(Save.BELOW, Save.BELOW)
     second = room.sequence(Save.NONE, shared=first.blocks[:2])
     third = room.sequence(shared=first.blocks[:1])
-    assert holding(first, True).now == 0 and holding(second, True).now == LAYERS
+    assert holding(first).now == 0 and holding(second).now == LAYERS
     assert together([first, second]) == 2 * LAYERS and together([first, second, third]) == 3 * LAYERS
     assert chosen(12, first, second, third) is second, "the youngest frees nothing alone"
 
 
-def test_what_was_refused_is_offered_again_where_there_is_a_store_and_free_at_once_where_there_is_none() -> None:
+def test_what_the_store_refused_is_had_at_once_or_nobody_would_ever_go() -> None:
     room = Room()
     s = room.sequence(Save.REFUSED, Save.NONE)
-    assert holding(s, store_here=True) == Holding(s, LAYERS, LAYERS)
-    assert holding(s, store_here=False) == Holding(s, 2 * LAYERS, 0)
+    assert holding(s) == Holding(s, 2 * LAYERS, 0) and chosen(4, s) is s
 
 
 def test_for_a_place_in_the_batch_pages_do_not_matter() -> None:

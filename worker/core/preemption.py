@@ -19,21 +19,21 @@ _MOST_SPARE = 8
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a sequence's pages come to if it is preempted alone: free at once, or once they are saved."""
+    """What a sequence's pages come to if it is preempted alone: now, or only once saves that are under way have ended.
+
+    What a store refused is had now: the preemption decides whether to offer it once more or to drop it.
+    """
 
     sequence: Sequence
     now: int
     later: int
 
 
-def holding(sequence: Sequence, store_here: bool) -> Holding:
-    """What `sequence` holds and nobody else. With a store, what it refused once is offered again, so it is not free at once."""
-    now = later = 0
-    for block in sequence.blocks:
-        if block.users == 1:
-            saving = block.save is Save.WAITING or (block.save is Save.REFUSED and store_here)
-            later, now = later + block.held * saving, now + block.held * (not saving)
-    return Holding(sequence, now, later)
+def holding(sequence: Sequence) -> Holding:
+    """What `sequence` holds and nobody else."""
+    own = [block for block in sequence.blocks if block.users == 1]
+    later = sum(block.held for block in own if block.save is Save.WAITING)
+    return Holding(sequence, sum(block.held for block in own) - later, later)
 
 
 def together(sequences: Iterable[Sequence]) -> int:

@@ -79,6 +79,9 @@ class Sequence:
     worth: int | None = None
     #: Restarts after lost pieces; bounds how often the store is asked.
     losses: int = 0
+    #: When the store was last heard of for this load, and how many pieces had come by then.
+    heard_s: float = 0.0
+    came: int = 0
     #: When it was last chosen for a step: smaller is longer ago, 0 is never. No two sequences share another value.
     last_chosen: int = 0
     #: Tokens that have had their KV before it was last taken off the device, and by what.

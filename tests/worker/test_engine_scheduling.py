@@ -1,0 +1,301 @@
+"""Scheduling, preemption, admission and cancellation of the production engine, in virtual time. Every turn checks every invariant."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.worker.virtual_engine import CHUNK, LAYERS, VirtualEngine, random_prompt
+from worker.core.hbm import Save
+from worker.core.sequence import Event, State
+from worker.saving import ANSWER_TIMEOUT_S
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random_prompt(random.Random(seed), length)
+
+
+def longest_gap_s(times_s: list[float]) -> float:
+    return max((b - a for a, b in itertools.pairwise(times_s)), default=0.0)
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bounded", [True, False])
+def test_beside_a_decode_a_long_prompt_is_computed_in_pieces_that_keep_the_decodes_pace(bounded: bool) -> None:
+    e = VirtualEngine(pages=900, mixed_step_s=0.05 if bounded else 0.0, step_tokens=1024)
+    decode = e.submit(prompt(1, 10), 60, session="d")
+    e.go(until=lambda: len(e.answers[decode].tokens) > 10)
+    e.submit(prompt(2, 800), 2, session="long")
+    e.finish()
+    gap_s = longest_gap_s(e.answers[decode].times_s[10:])
+    assert gap_s < 0.06 if bounded else gap_s > 0.8, "one token takes 3 ms, the prompt 0.8 s"
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    e = VirtualEngine(pages=3000, step_tokens=128)
+    long = e.submit(prompt(1, 2000), 2, session="long")
+    e.go(until=lambda: bool(e.runner.steps))
+    asked_s = e.world.now()
+    short = e.submit(prompt(2, 20), 2, session="short")
+    e.finish()
+    assert e.answers[short].times_s[0] - asked_s < 0.3 < 1.5 < e.answers[long].times_s[0] - asked_s
+
+
+# ---- preemption ------------------------------------------------------------------------------------------------
+def test_a_preempted_sequence_comes_back_with_its_tail_to_compute() -> None:
+    e = VirtualEngine(pages=60)
+    for n in range(6):
+        e.submit(prompt(n, 21), 30, session=f"s{n}")
+    e.finish()
+    scheduling = e.engine.scheduling
+    assert scheduling.preemptions >= 3
+    recomputed = scheduling.recomputed_tokens
+    assert recomputed[Event.PREEMPTED] <= scheduling.dropped_tokens <= scheduling.preemptions * (CHUNK - 1), "full chunks were all kept"
+    assert not recomputed[Event.LOST] and e.loader.loaded["demand"] > 0, "what had left HBM was read again"
+
+
+def test_without_a_store_what_is_purged_is_computed_again_and_counted() -> None:
+    e = VirtualEngine(pages=60, store=False)
+    for n in range(6):
+        e.submit(prompt(n, 21), 30, session=f"s{n}")
+    e.finish()
+    scheduling = e.engine.scheduling
+    assert scheduling.preemptions and scheduling.dropped_tokens >= scheduling.recomputed_tokens[Event.PREEMPTED] > 3 * CHUNK
+
+
+def test_an_urgent_request_takes_the_place_of_the_least_urgent_youngest_which_then_goes_on() -> None:
+    e = VirtualEngine(pages=60)
+    names = [e.submit(prompt(n, 30), 15, session=f"s{n}", priority=p) for n, p in enumerate([0, 5, 5])]
+    # 20 chunks of room: three of 8 do not fit, two and the urgent one do not either.
+    e.go(until=lambda: all(len(e.answers[n].tokens) > 3 for n in names[:2]))
+    urgent = e.submit(prompt(9, 30), 4, session="urgent", priority=-1)
+    e.go(until=lambda: bool(e.answers[urgent].tokens))
+    assert [e.sequence(n).state for n in names] == [State.RUNNING, State.WAITING, State.WAITING]
+    assert e.sequence(names[1]).restarted is Event.PREEMPTED
+    e.finish()
+    assert e.engine.scheduling.recomputed_tokens[Event.PREEMPTED] < CHUNK
+
+
+def test_equally_urgent_requests_wait_for_each_other() -> None:
+    e = VirtualEngine(pages=60)
+    names = [e.submit(prompt(n, 34), 4, session=f"s{n}") for n in range(5)]
+    e.finish()
+    ends = [e.answers[n].times_s[-1] for n in names]
+    assert ends == sorted(ends) and not e.engine.scheduling.preemptions
+
+
+def test_a_place_in_the_batch_goes_to_the_more_urgent() -> None:
+    e = VirtualEngine(pages=300, max_batch=2)
+    slow = [e.submit(prompt(n, 10), 40, session=f"s{n}", priority=1) for n in range(3)]
+    e.go(until=lambda: len(e.answers[slow[1]].tokens) > 2)
+    urgent = e.submit(prompt(9, 10), 5, session="urgent")
+    e.go(until=lambda: e.answers[urgent].end is not None)
+    assert [len(e.answers[n].tokens) > 3 for n in slow] == [True, False, False]
+    e.finish()
+
+
+def test_one_that_is_being_saved_is_passed_over_and_nobody_else_goes_for_its_pages() -> None:
+    e = VirtualEngine(pages=60)
+    first, second = (e.submit(prompt(n, 26), 40, session=f"s{n}") for n in range(2))
+    e.go(until=lambda: bool(e.answers[second].tokens))
+    e.loader.copy_s = 5.0  # copies begin now that will end much later
+    e.store.latency = lambda: 0.0
+    third = e.submit(prompt(3, 14), 30, session="third")
+    e.go(until=lambda: e.engine.scheduling.preemptions > 0)
+    waiting = [b for b in e.cache.index.values() if b.save is Save.WAITING]
+    assert waiting, "something is being saved"
+    assert e.engine.scheduling.preemptions == 1 and e.sequence(first).state is State.RUNNING
+    assert third in e.engine._live
+    e.finish()
+
+
+# ---- a store that says nothing ---------------------------------------------------------------------------------
+def test_pages_whose_saving_is_never_answered_are_free_after_a_while() -> None:
+    e = VirtualEngine(pages=60)
+    e.store.hangs_until_s = 1e6
+    for n in range(4):
+        e.submit(prompt(n, 40), 8, session=f"s{n}")
+    e.go(until=lambda: all(a.end for a in e.answers.values()), most_s=5 * ANSWER_TIMEOUT_S)
+    e.store.hangs_until_s = 0.0
+    e.finish()
+
+
+def test_a_load_of_which_nothing_is_heard_is_given_up_and_computed() -> None:
+    e = VirtualEngine(pages=60)
+    known = prompt(1, 40)
+    e.submit(known, 2)
+    e.finish()
+    e.store.hangs_until_s = 1e6
+    again = e.submit(known, 4)
+    e.go(until=lambda: e.answers[again].end is not None, most_s=60)
+    assert e.answers[again].cached == 0 and len(e.store.asked) <= 2
+    e.store.hangs_until_s = 0.0
+    e.finish()
+
+
+# ---- admission -------------------------------------------------------------------------------------------------
+def test_a_large_request_is_not_passed_for_ever_by_small_ones() -> None:
+    e = VirtualEngine(pages=90)
+    for n in range(4):
+        e.submit(prompt(n, 20), 20, session=f"s{n}")
+    e.go(until=lambda: bool(e.runner.steps))
+    large = e.submit(prompt(50, 90), 4, session="large")
+    count = 0
+    while not e.answers[large].tokens:
+        e.submit(prompt(100 + count, 10), 10, session=f"x{count}")
+        count += 1
+        e.go(until=lambda at=e.world.now() + 0.02: e.world.now() > at)  # type: ignore[misc]  # noqa: B008
+        assert count < 30
+    e.finish()
+
+
+def test_the_queue_is_bounded_for_each_urgency_and_the_rest_is_sent_elsewhere() -> None:
+    e = VirtualEngine(pages=60, max_batch=1, max_waiting=3)
+    running = e.submit(prompt(0, 10), 20)
+    e.go(until=lambda: bool(e.runner.steps))
+    waiting = [e.submit(prompt(n, 10), 2, session=f"s{n}") for n in range(1, 6)]
+    e.turn()
+    assert [e.answers[n].end for n in waiting] == [None] * 3 + ["refused 503"] * 2
+    urgent = e.submit(prompt(9, 10), 2, session="urgent", priority=-1)
+    e.go(until=lambda: e.answers[urgent].end is not None)
+    assert e.answers[urgent].end == "length" and e.answers[running].end is None
+    e.finish()
+
+
+def test_a_newcomer_is_not_admitted_into_the_room_that_others_are_about_to_grow_into() -> None:
+    e = VirtualEngine(pages=60)  # 20 chunks
+    for n in range(2):
+        e.submit(prompt(n, 27), 6, session=f"s{n}")  # 7 chunks, soon 8 or 9
+    e.go(until=lambda: bool(e.runner.steps))
+    e.submit(prompt(5, 22), 2, session="late")  # 6 chunks fit now
+    e.finish()
+    assert not e.engine.scheduling.preemptions
+
+
+# ---- cancellation ----------------------------------------------------------------------------------------------
+def held_for(e: VirtualEngine, name: str) -> int:
+    return sum(int((b.pages >= 0).sum()) for b in e.sequence(name).blocks)
+
+
+@pytest.mark.parametrize("when", ["waiting", "asking", "loading", "prefilling", "decoding"])
+def test_within_a_turn_of_a_cancellation_its_pages_are_free_or_cached(when: str) -> None:
+    e = VirtualEngine(pages=60, step_tokens=16)
+    known = prompt(1, 60)
+    e.submit(known, 2)
+    e.finish()
+    blocker = e.submit(prompt(2, 70), 8, session="b") if when == "waiting" else None
+    e.go(until=lambda: blocker is None or bool(e.answers[blocker].tokens))
+    e.store.latency = lambda: 0.5
+    name = e.submit(known if when in ("asking", "loading") else prompt(3, 60), 30, session="n")
+    s = None
+    for _ in range(10_000):
+        if name in e.engine._live:
+            s = e.sequence(name)
+            there = {
+                "waiting": s.state is State.WAITING,
+                "asking": s.state is State.LOADING and s.found is None,
+                "loading": s.state is State.LOADING and any(b.ready.any() for b in s.blocks),
+                "prefilling": s.state is State.RUNNING and 0 < s.computed < 60,
+                "decoding": s.generated > 5,
+            }[when]
+            if there:
+                break
+        e.go(until=lambda turns=e.turns: e.turns > turns)  # type: ignore[misc]
+    assert s is not None and (held_for(e, name) > 0) == (when != "waiting")
+    e.cancel(name)
+    e.turn()
+    assert e.answers[name].end == "cancelled" and not e.table.open
+    others = sum(held_for(e, o) for o in e.engine._live)
+    saving = sum(int((b.pages >= 0).sum()) for b in e.cache.index.values() if b.save is Save.WAITING and not b.users)
+    assert e.cache.available() + others + saving == e.pool.total
+    e.finish()
+
+
+def test_cancelling_one_of_two_that_wait_for_the_same_load_leaves_the_other_its_load() -> None:
+    e = VirtualEngine(pages=120, layerwise=False)
+    known = prompt(1, 60)
+    e.submit(known, 2)
+    e.finish()
+    e.store.asked.clear()
+    e.store.latency = lambda: 1.0
+    first = e.submit(known, 4)
+    e.go(until=lambda: first in e.engine._live and e.sequence(first).found is not None)
+    second = e.submit([*known, 9], 4)
+    e.turn()
+    e.cancel(first)
+    e.turn()
+    assert e.sequence(second).blocks and e.table.open
+    e.go(until=lambda: e.answers[second].end is not None)
+    assert e.answers[second].cached == 60 and not e.engine.scheduling.recomputed_tokens
+    assert len(e.store.asked) == 2, "the second asked for the one chunk more that it could use"
+    e.finish()
+
+
+# ---- anything --------------------------------------------------------------------------------------------------
+def anything(seed: int, requests: int) -> VirtualEngine:
+    """Requests come and are cancelled, pages are purged, chunks evicted, sessions hinted, and the store fails in every way it can."""
+    dice = random.Random(seed)
+    e = VirtualEngine(
+        pages=dice.choice([48, 60, 90, 300]),
+        store=dice.choice([True, True, True, False]),
+        step_tokens=dice.choice([16, 40, 1024]),
+        max_batch=dice.choice([1, 2, 5, 64]),
+        mixed_step_s=dice.choice([0.0, 0.02, 0.2]),
+    )
+    slow_s = dice.choice([0.0, 0.001, 0.05])
+    e.store.latency = lambda: dice.random() * slow_s
+    e.loader.copy_s = dice.choice([0.0, 0.001, 0.1])
+    faults, refusals = dice.choice([0.0, 0.0, 0.05]), dice.choice([0.0, 0.0, 0.2, 1.0])
+    e.store.fault = lambda key, layer: dice.random() < faults
+    e.store.refuse = lambda key: dice.random() < refusals
+    longest = e.pool.total // LAYERS - 3  # chunks; what a worker's server accepts
+    names: list[str] = []
+
+    def something() -> None:
+        action = dice.choice(["submit"] * 6 + ["cancel", "cancel", "purge", "evict", "hint", "hang", "down", "up"])
+        if action == "submit" and len(names) < requests:
+            count = dice.choice([1, 3, 20, 40])
+            length = min(dice.choice([1, CHUNK, 17, 40, 100]), longest * CHUNK - count)
+            shared = random_prompt(random.Random(dice.randrange(3)), length)
+            own = dice.choice([0, 0, 5, length])
+            text = shared[: length - own] + random_prompt(dice, own)
+            names.append(e.submit(text, count, session=f"s{dice.randrange(4)}", priority=dice.choice([0, 0, 0, -1, 3])))
+        elif action == "cancel" and names:
+            e.cancel(dice.choice(names))
+        elif action == "purge":
+            e.cache.make_room(min(e.pool.free + dice.randrange(1, 30), e.cache.available()), e.world.now())
+        elif action == "evict" and e.store.chunks:
+            e.store.chunks.pop(dice.choice(sorted(e.store.chunks)))
+        elif action == "hint" and e.store.arena is not None and e.store.chunks:
+            e.store.hint(f"s{dice.randrange(4)}", list(e.store.chunks)[: dice.randrange(1, 8)], dice.choice([0.05, 60.0]))
+        elif action == "hang":
+            e.store.hangs_until_s = e.world.now() + dice.choice([0.1, 1.0, 15.0])
+        elif action == "down" and e.store.arena is not None and dice.random() < 0.3:
+            e.store.down()
+        elif action == "up" and e.store.arena is None:
+            e.store.up()
+
+    for _ in range(requests * 3):
+        e.world.at(dice.random() * requests * 0.05, something)
+    # Later events are part of the world: time passes until the last has happened.
+    e.go(until=lambda: e.world.now() >= requests * 0.05)
+    if e.store.arena is not None:
+        e.store.hangs_until_s = min(e.store.hangs_until_s, e.world.now() + 15.0)
+    return e
+
+
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(seed=st.integers(0, 1 << 40))
+def test_whatever_happens_every_request_ends_with_its_tokens_and_every_page_comes_back(seed: int) -> None:
+    anything(seed, requests=14).finish()
+
+
+@pytest.mark.slow
+@settings(max_examples=4000, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(seed=st.integers(0, 1 << 40))
+def test_whatever_happens_for_long_every_request_ends_with_its_tokens_and_every_page_comes_back(seed: int) -> None:
+    anything(seed, requests=30).finish()
