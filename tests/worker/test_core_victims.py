@@ -77,7 +77,7 @@ def test_what_is_held_for_a_hint_stays_until_it_is_used_or_the_hint_has_ended() 
     for block, session in ((fetched, A), (used, B)):
         block.hinted[:] = True
         advise(cache, session)
-    cache.claim(used)
+    cache.claim([used])
     assert not cache.make_room(4 + 9, now=1), "the held block counts as no room"
     assert cache.make_room(4 + 8, now=1)
     assert len(here(fetched)) == 4 and here(used) == here(plain) == []

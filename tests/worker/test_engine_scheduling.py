@@ -183,7 +183,7 @@ def held_for(e: VirtualEngine, name: str) -> int:
 
 @pytest.mark.parametrize("when", ["waiting", "asking", "loading", "prefilling", "decoding"])
 def test_within_a_turn_of_a_cancellation_its_pages_are_free_or_cached(when: str) -> None:
-    e = VirtualEngine(pages=60, step_tokens=16)
+    e = VirtualEngine(pages=60, step_tokens=16, layerwise=when != "loading")
     known = prompt(1, 60)
     e.submit(known, 2)
     e.finish()
