@@ -1,0 +1,269 @@
+"""Our engine in this process, real store processes beside it, and ways to put a session's cache into one tier and nowhere above."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench" / "kvstore"))
+
+import torch  # noqa: E402
+import wire  # noqa: E402
+
+from contracts.frames import StepFrame  # noqa: E402
+from contracts.kv import chunk_keys  # noqa: E402
+from contracts.request import GenerateRequest, Sampling  # noqa: E402
+from runtime.service import Tasks  # noqa: E402
+from worker.__main__ import WorkerProcess  # noqa: E402
+from worker.core.sequence import Sequence  # noqa: E402
+from worker.engine import Submit  # noqa: E402
+from worker.loads import StepProgress  # noqa: E402
+from worker.stepping import Stepping  # noqa: E402
+from worker.store_link import StoreLink  # noqa: E402
+
+#: Which store has what: the node that the engine lives on, the peer with a session in its DRAM, and a node that has nothing itself.
+HOME, PEER, EMPTY = 0, 1, 2
+_TENANT = "bench"
+_LIMIT_S = 300.0
+
+
+class Stores(wire.Stores):
+    """Three nodes' stores, each of which can be started afresh: its DRAM is empty then, and its disk too when asked."""
+
+    def __init__(self, folder: Path, model: Path, threads: int, **kv: Any) -> None:
+        super().__init__(folder, 3, **kv)
+        worker = self.config.worker.model_copy(update={"threads": threads})
+        self.config = self.config.model_copy(update={"model": model, "worker": worker})
+
+    def again(self, node: int, *, erase: bool = False) -> None:
+        """Stop the node's store once it has written back, and start it again."""
+        process = self._processes[node]
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=40)
+        process.kill()
+        process.wait()
+        if erase:
+            shutil.rmtree(self.config.data / f"node-{node}", ignore_errors=True)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        log = (self._folder / f"kvstore-{node}.log").open("ab")
+        command = [*self._command, "--config", str(self._file), "--node", str(node)]
+        self._processes[node] = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment)
+        self._wait(node)
+
+    def ssd_files(self, node: int) -> list[Path]:
+        """The node's chunk files."""
+        return [path for path in (self.config.data / f"node-{node}" / "ssd").rglob("*") if path.is_file()]
+
+
+class TimedSteps:
+    """The engine's steps, and when the last of them began and ended, in seconds of the performance counter."""
+
+    def __init__(self, stepping: Stepping) -> None:
+        self._stepping = stepping
+        self.spans: list[tuple[float, float]] = []
+
+    def run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None = None) -> tuple[torch.Tensor, set[str]]:
+        """See `Stepping.run`."""
+        began = time.perf_counter()
+        try:
+            return self._stepping.run(batch, progress)
+        finally:
+            self.spans.append((began, time.perf_counter()))
+
+
+class Turn:
+    """One request's frames: when the first token came, and the tokens."""
+
+    def __init__(self) -> None:
+        self.first_s = 0.0
+        self.came_s: list[float] = []
+        self.tokens: list[int] = []
+        self.cached = 0
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def put(self, frame: StepFrame) -> None:
+        """Called by the engine's thread."""
+        for output in frame.outputs:
+            if output.tokens and not self.tokens:
+                self.first_s = time.perf_counter()
+            self.came_s.append(time.perf_counter())
+            self.tokens += output.tokens
+            self.cached = output.cached_tokens
+            if output.finish_reason:
+                self._ended.put(None)
+
+    def wait(self) -> None:
+        """Until the request has ended."""
+        self._ended.get(timeout=_LIMIT_S)
+
+
+class Ours:
+    """The worker's process object on a thread's event loop. A context manager."""
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._count = 0
+        self.home = HOME
+
+    def __enter__(self) -> Ours:
+        self._thread.start()
+        self._do(self._start())
+        self._until(lambda: self.engine.device.store_here)
+        return self
+
+    async def _start(self) -> None:
+        self._tasks = Tasks()
+        self.process = WorkerProcess(self.stores.config, HOME, self._tasks)
+        await self.process.start()
+        self.engine = self.process.engine
+        self.steps = TimedSteps(self.engine.stepping)
+        self.engine.stepping = self.steps  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self.process.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _do(self, doing: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(doing, self._loop).result(timeout=_LIMIT_S)
+
+    @staticmethod
+    def _until(true: Any) -> None:
+        deadline = time.monotonic() + _LIMIT_S
+        while not true():
+            if time.monotonic() > deadline:
+                raise RuntimeError("the engine and its store did not settle")
+            time.sleep(0.01)
+
+    def attach(self, node: int) -> None:
+        """Serve beside this node's store from now on, instead of the other one."""
+        if node != self.home:
+            self._do(self._attach(node))
+            self.home = node
+        self.attached()
+
+    async def _attach(self, node: int) -> None:
+        for task in [t for t in asyncio.all_tasks() if t.get_name() == "store link"]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        device, config = self.engine.device, self.stores.config
+        to_engine, to_loader = self.engine.inbox.put, self.engine.device.loader.from_store
+        link = StoreLink(self.stores.address(node), config.node(HOME).name, device.shape, to_engine, to_loader, config.kv.hugepages)
+        device.link = device.loader.link = link
+        self._tasks.start(link.run(), "store link")
+
+    def attached(self) -> None:
+        """Wait until the store of now is there (after it was started afresh, too)."""
+        self._until(lambda: self.engine.device.store_here and self.engine.idle)
+
+    def settle(self) -> None:
+        """Wait until everything is saved below HBM."""
+        self._until(lambda: self.engine.idle and not self.engine.device.table.open)
+
+    def name_of(self, node: int) -> str:
+        """What the node is called."""
+        return self.stores.config.node(node).name
+
+    def restart_store(self, node: int) -> None:
+        """Start the node's store afresh and wait until the engine is attached to it again."""
+        self.stores.again(node)
+        self._until(lambda: not self.engine.device.store_here or node != self.home)
+        self.attached()
+
+    def question_ms(self, times: int) -> float:
+        """Milliseconds until the store has answered that it has nothing of a chunk: median."""
+        device = self.engine.device
+
+        async def ask() -> float:
+            async with wire.Worker(self.stores.address(self.home), device.shape, 1) as worker:
+                took = []
+                for _ in range(times):
+                    began = time.perf_counter()
+                    with contextlib.suppress(RuntimeError):  # "0 of 1 chunks came"
+                        await worker.load([os.urandom(32)], copy=False)
+                    took.append(1e3 * (time.perf_counter() - began))
+                return round(statistics.median(took), 3)
+
+        return float(self._do(ask()))
+
+    def forget_hbm(self) -> None:
+        """Purge every page of HBM."""
+        self.settle()
+        cache = self.engine.device.cache
+        if not cache.make_room(cache.pool.total, 1e12):
+            raise RuntimeError("HBM could not be emptied")
+
+    def switch(self, **kv: bool) -> None:
+        """Turn `kv.layerwise` or `kv.cache` on or off."""
+        device = self.engine.device
+        device.settings = device.settings.model_copy(update=kv)
+
+    def ask(self, session: str, prompt: list[int], count: int = 1, sources: list[str] | None = None) -> tuple[float, Turn]:
+        """Seconds from handing the tokenised request to the engine until its first token's frame left it; and what it said."""
+        self._count += 1
+        sampling = Sampling(temperature=0.0, ignore_eos=True, max_tokens=count)
+        request = GenerateRequest(
+            f"r{self._count}", _TENANT, session, self.engine.model_name, sampling, prompt_tokens=prompt, source_nodes=sources or []
+        )
+        turn = Turn()
+        self.steps.spans.clear()
+        begun = time.perf_counter()
+        self.engine.inbox.put(Submit(request, prompt, count, turn))
+        turn.wait()
+        return turn.first_s - begun, turn
+
+    def bring_to_peer(self, prompt: list[int]) -> None:
+        """Have the peer's store take this prompt's chunks into its DRAM."""
+        device = self.engine.device
+        keys = chunk_keys(device.salt_of(_TENANT), device.shape, prompt)
+
+        async def take() -> None:
+            async with wire.Worker(self.stores.address(PEER), device.shape, 1) as worker:
+                await worker.load(keys, [self.stores.config.node(HOME).name], copy=False)
+
+        self._do(take())
+
+    def flush(self, node: int) -> None:
+        """Wait until the node's store has written back."""
+
+        async def write() -> None:
+            async with wire.Worker(self.stores.address(node), self.engine.device.shape, 1) as worker:
+                await worker.flush()
+
+        self._do(write())
+
+
+def leave_page_cache(paths: list[Path]) -> None:
+    """Have the system drop its copies of these files; all of its clean pages where it lets us."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def enter_page_cache(paths: list[Path]) -> None:
+    """Read these files, so that the system has copies."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.read_bytes()

@@ -1,0 +1,97 @@
+"""vLLM in this process, with its prefix cache alone or with LMCache beneath it: answers the commands of bench/engine's protocol on stdin.
+
+Runs in the peers' environment. Block size 32, compiled mode, prefix cache on; a turn is timed from handing over token ids until the step
+that gives the first token has returned, as on our side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "engine"))
+
+from protocol import arguments, serve
+from vllm import LLM, SamplingParams
+from vllm import __version__ as version
+from vllm.config import KVTransferConfig
+from vllm.triton_utils import dispatcher
+
+BLOCK_TOKENS = 32
+
+
+class Peer:
+    """One engine."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        more: dict[str, Any] = {}
+        if said["lmcache_port"]:
+            where = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": said["lmcache_port"]}
+            more["kv_transfer_config"] = KVTransferConfig(
+                kv_connector="LMCacheMPConnector", kv_role="kv_both", kv_connector_extra_config=where
+            )
+        self._llm = LLM(
+            model=said["model"],
+            skip_tokenizer_init=True,
+            max_model_len=said["longest"],
+            max_num_seqs=8,
+            block_size=BLOCK_TOKENS,
+            disable_log_stats=True,
+            seed=0,
+            **more,
+        )
+        self._count = itertools.count(1)
+        self._cached = 0
+
+    def turn(self, prompt: list[int]) -> float:
+        """Seconds to the first token of this prompt."""
+        engine, name = self._llm.llm_engine, f"r{next(self._count)}"
+        wanted = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=1, detokenize=False)
+        began = time.perf_counter()
+        engine.add_request(name, {"prompt_token_ids": prompt}, wanted)
+        while True:
+            done = [o for o in engine.step() if o.request_id == name and o.outputs[0].token_ids]
+            if done:
+                break
+        took = time.perf_counter() - began
+        self._cached = done[0].num_cached_tokens or 0
+        while engine.has_unfinished_requests():
+            engine.step()
+        return took
+
+    def cached(self) -> float:
+        """Tokens of the last turn that were found, not computed."""
+        return float(self._cached)
+
+    def forget(self) -> float:
+        """Empty vLLM's own prefix cache."""
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache is in use")
+        return 0.0
+
+
+def spare_llvmlite() -> None:
+    """vLLM walks over every object of every module and stumbles over those of llvmlite, which LMCache's imports bring in: hide them then."""
+    rebind = dispatcher._rebind_kernels
+
+    def rebind_others(kernels: Any) -> None:
+        hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite")}
+        try:
+            rebind(kernels)
+        finally:
+            sys.modules.update(hidden)
+
+    dispatcher._rebind_kernels = rebind_others
+
+
+def main() -> None:
+    spare_llvmlite()
+    peer = Peer(arguments())
+    serve({"turn": peer.turn, "cached": peer.cached, "forget": peer.forget}, {"vllm": version})
+
+
+if __name__ == "__main__":
+    main()

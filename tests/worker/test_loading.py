@@ -1,0 +1,208 @@
+"""Loads, recomputation by choice, and write-back: what is decided, what runs beside a step, and that answers stay those of a cold run."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker.engine_house import CHUNK, House, random_prompt, tiny_model
+from worker.core.load_plan import LoadRate, Source
+from worker.core.pages import Pages
+from worker.memory.copier import Arena, Copier, UnderWay
+from worker.runner import Slice, Steps
+
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def cold(model: Path) -> Iterator[Callable[[list[int], int], list[int]]]:
+    house = House(model, store=False, cache=False)
+    yield lambda prompt, count: house.run(prompt, count).tokens
+    house.close()
+
+
+@pytest.fixture
+def house(model: Path) -> Iterator[House]:
+    made = House(model)
+    yield made
+    made.settle()
+    made.close()
+
+
+Cold = Callable[[list[int], int], list[int]]
+
+
+class WatchedCopier:
+    """A copier that counts its saves and lets others wait for the first one."""
+
+    def __init__(self, copier: Copier) -> None:
+        self._copier, self.saves, self.saved = copier, 0, threading.Event()
+
+    def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
+        return self._copier.load(arena, offsets, pages)
+
+    def save(self, arena: Arena, offsets: Pages, pages: Pages) -> None:
+        self._copier.save(arena, offsets, pages)
+        self.saves += 1
+        self.saved.set()
+
+    def settle(self) -> None:
+        self._copier.settle()
+
+
+class WatchedRunner:
+    """A runner that calls `at_layer` once a layer is computed, and `at_step` before a step."""
+
+    def __init__(self, runner: Steps, at_layer: Callable[[int], None], at_step: Callable[[], None] = lambda: None) -> None:
+        self._runner, self._at_layer, self._at_step = runner, at_layer, at_step
+
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        def after(layer: int) -> None:
+            after_layer(layer)
+            self._at_layer(layer)
+
+        self._at_step()
+        return self._runner.step(slices, before_layer, after)
+
+
+def watch(house: House, at_layer: Callable[[int], None] = lambda layer: None, at_step: Callable[[], None] = lambda: None) -> None:
+    house.engine.stepping.runner = WatchedRunner(house.engine.stepping.runner, at_layer, at_step)
+
+
+def saved_session(house: House, seed: int, tokens: int = 100) -> list[int]:
+    """A prompt whose chunks are below HBM and nowhere else."""
+    prompt = random_prompt(random.Random(seed), tokens)
+    house.run(prompt, 4)
+    house.purge()
+    return prompt
+
+
+def test_what_a_slow_tier_would_bring_later_is_computed(house: House, cold: Cold) -> None:
+    prompt = saved_session(house, 1)
+    assert house.store is not None
+    house.store.source = Source.BLOB
+    house.device.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
+    again = house.run(prompt, 8)
+    assert again.cached == 0 and again.tokens == cold(prompt, 8)
+    assert house.engine.admission.recomputed_tokens == 96 and house.store.cancelled() == 1
+
+
+def test_only_the_stretch_that_is_sooner_computed_is(house: House, cold: Cold) -> None:
+    prompt = saved_session(house, 2)
+    assert house.store is not None
+    house.store.source = Source.SSD
+    house.device.rates.seed(Source.SSD, LoadRate(0.0, 1.0))
+    house.engine.admission.pace.prefill_token_s = LAYERS * 1.0 / CHUNK  # a chunk takes as long to compute as to load
+    again = house.run(prompt, 8)
+    assert 0 < again.cached < 96 and again.tokens == cold(prompt, 8)
+    assert house.engine.admission.recomputed_tokens == 96 - again.cached
+
+
+def test_a_short_tail_is_not_even_asked_for(house: House, cold: Cold) -> None:
+    prompt = random_prompt(random.Random(3), 100)
+    house.run(prompt, 4)
+    house.settle()
+    house.device.rates.seed(Source.DRAM, LoadRate(1.0, 0.0))
+    longer = [*prompt, *random_prompt(random.Random(4), 40)]
+    assert house.store is not None
+    asked = len(house.store.asked)
+    again = house.run(longer, 8)
+    assert len(house.store.asked) == asked and again.cached == 96 and again.tokens == cold(longer, 8)
+
+
+def test_a_load_teaches_what_its_source_takes(house: House) -> None:
+    prompt = saved_session(house, 5)
+    assert house.device.rates.of(Source.DRAM, house.device.clock.now()) is None
+    house.run(prompt, 2)
+    house.settle()
+    rate = house.device.rates.of(Source.DRAM, house.device.clock.now())
+    assert rate is not None and rate.latency_s > 0 and rate.piece_s > 0
+    assert house.engine.admission.loaded_tokens == 96
+
+
+def test_layers_go_down_while_later_ones_compute(house: House, cold: Cold) -> None:
+    copier = WatchedCopier(house.loader.copier)
+    house.loader.copier = copier
+    seen: list[bool] = []
+
+    def at_layer(layer: int) -> None:
+        if layer == LAYERS - 2:
+            seen.append(copier.saved.wait(20))  # the step cannot end before a layer has gone down
+
+    watch(house, at_layer)
+    prompt = random_prompt(random.Random(6), 64)
+    assert house.run(prompt, 1).tokens == cold(prompt, 1)
+    house.settle()
+    assert seen == [True] and house.store is not None and len(house.store.chunks) == 4
+    assert copier.saves == LAYERS, "a run of copies a layer, all chunks together"
+
+
+def test_without_layerwise_nothing_goes_down_or_comes_up_beside_a_step(house: House, cold: Cold) -> None:
+    house.device.settings = house.device.settings.model_copy(update={"layerwise": False})
+    copier = WatchedCopier(house.loader.copier)
+    house.loader.copier = copier
+    saves_in_step: list[int] = []
+    whole: list[bool] = []
+
+    def at_step() -> None:
+        copier.saves = 0
+        whole.append(all(block.complete for s in house.engine._sequences() for block in s.blocks[: s.found or 0]))
+
+    watch(house, lambda layer: saves_in_step.append(copier.saves), at_step)
+    prompt = saved_session(house, 7)
+    assert not any(saves_in_step)
+    assert house.store is not None
+    house.store.delay_s = 0.02
+    again = house.run(prompt, 8)
+    assert again.cached == 96 and again.tokens == cold(prompt, 8) and all(whole)
+
+
+def test_what_a_void_step_computed_never_counts_as_saved(house: House, cold: Cold) -> None:
+    prompt = saved_session(house, 8)
+    store = house.store
+    assert store is not None
+    spoiled, old = list(store.chunks)[2], set(store.chunks)
+    store.delay_s = 0.02
+    store.fault = lambda key, layer: not (key == spoiled and layer == LAYERS - 1)
+    longer = [*prompt, *random_prompt(random.Random(9), 60)]
+    again = house.run(longer, 8)
+    assert again.tokens == cold(longer, 8)
+    house.settle()
+    pages = house.contents()
+    fresh = set(store.chunks) - old
+    assert len(fresh) >= 3
+    size = house.model.shape.piece_bytes
+    for key in fresh:
+        for layer, slot in enumerate(store.chunks[key]):
+            assert store.arena is not None and bytes(store.arena[slot * size : (slot + 1) * size]) == pages[key, layer]
+
+
+def test_messages_about_pieces_are_not_believed_blindly(house: House, cold: Cold) -> None:
+    """Layers and chunks that were not asked for, and offsets outside of the arena, change no page."""
+    prompt = saved_session(house, 10)
+    store = house.store
+    assert store is not None
+    pass_on = store.to_loader
+
+    def lie(message: object) -> None:
+        if hasattr(message, "offsets") and hasattr(message, "chunks"):
+            message.chunks.extend([99, 0, 1])  # type: ignore[attr-defined]
+            message.layers.extend([0, 77, 1])  # type: ignore[attr-defined]
+            message.offsets.extend([0, 0, 1 << 60])  # type: ignore[attr-defined]
+        pass_on(message)
+
+    store.to_loader = lie
+    again = house.run(prompt, 8)
+    assert again.cached == 96 and again.tokens == cold(prompt, 8)
+    assert np.all([block.complete for block in house.cache.index.values()])
