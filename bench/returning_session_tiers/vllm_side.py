@@ -74,7 +74,7 @@ class Peer:
 
 
 def spare_llvmlite() -> None:
-    """vLLM walks over every object of every module and stumbles over those of llvmlite, which LMCache's imports bring in: hide them then."""
+    """vLLM walks over every object of every module, and stumbles over those of llvmlite that LMCache's imports bring: hide them then."""
     rebind = dispatcher._rebind_kernels
 
     def rebind_others(kernels: Any) -> None:
