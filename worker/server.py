@@ -24,7 +24,7 @@ log = telemetry.logger("worker.server")
 
 
 class _Stream:
-    """One gateway's stream: frames from the engine's thread to the event loop."""
+    """One gateway's stream: frames from the engine's thread to the event loop. `requests`: those it waits for."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -65,7 +65,8 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 yield worker_pb2.Frame(payload=encode_step(frame))
         finally:
             reader.cancel()
-            for request_id in stream.requests:
+            requests, stream.requests = stream.requests, set()
+            for request_id in requests:
                 self.engine.inbox.put(Cancel(request_id))
 
     async def _read(self, frames: AsyncIterator[worker_pb2.Frame], stream: _Stream) -> None:
@@ -76,6 +77,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 log.error("bad frame", error=str(e))
                 continue
             if isinstance(message, str):
+                stream.requests.discard(message)
                 self.engine.inbox.put(Cancel(message))
             else:
                 stream.requests.add(message.request_id)
@@ -99,7 +101,8 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             refusal = InvalidRequest("the messages could not be rendered with this model's chat template", param="messages")
             stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(refusal))]))
         else:
-            self.engine.inbox.put(submit)
+            if request.request_id in stream.requests:  # not cancelled while it was made ready
+                self.engine.inbox.put(submit)
 
     def _tokens(self, request: GenerateRequest) -> list[int]:
         if request.prompt_tokens is not None:

@@ -9,6 +9,14 @@ from typing import Any
 import aiohttp
 import pytest
 from gateway_fakes import MODEL, Stack, stack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.errors import InvalidRequest
+from contracts.frames import decode_to_worker, encode_submit
+from contracts.request import GenerateRequest
+from gateway.openai.parameters import validate
+from gateway.openai.requests import ChatRequest
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 
@@ -272,3 +280,29 @@ async def test_the_gateway_never_shows_a_traceback(s: Stack) -> None:
     status, body, _ = await s.post("/v1/advisory", {"session_id": "a"})
     assert status == 500 and envelope(body)["code"] == "internal_error"
     assert "secret" not in json.dumps(body)
+
+
+KEYS = "type function name parameters description json_schema schema strict id arguments role content tool_calls tool_call_id properties x"
+words = st.text(max_size=6) | st.sampled_from(["function", "f", "object", "\ud800"])
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS.split()), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(["tools", "tool_choice", "response_format", "messages", "parallel_tool_calls"]), json_values, st.booleans())
+@settings(max_examples=600, deadline=None)
+def test_whatever_describes_tools_and_formats_is_taken_or_refused_by_name(field: str, value: Any, wrapped: bool) -> None:
+    refused: InvalidRequest | None = None
+    try:
+        wanted = validate(ChatRequest, chat(tools=[TOOL]) | {field: [value] if wrapped else value})
+    except InvalidRequest as e:
+        refused = e
+    if refused is not None:
+        assert refused.message.encode()
+        assert refused.param and refused.param.split(".")[0].split("[")[0] in (field, "tool_choice"), refused.param
+        return
+    sent = GenerateRequest("r", "t", "s", "m", wanted.sampling(), [m.plain() for m in wanted.messages])
+    sent.json_schema, sent.tool_use = wanted.json_schema, wanted.tool_use
+    assert decode_to_worker(encode_submit(sent)) == sent

@@ -1,0 +1,155 @@
+"""The worker's stream: what is asked is made ready off the engine's thread, and what was cancelled meanwhile is never run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit
+from contracts.request import GenerateRequest, Sampling, ToolUse
+from contracts.v1 import worker_pb2
+from tests.worker.engine_house import House, tiny_model
+from worker.grammars import Grammars
+from worker.output import Guide
+from worker.server import WorkerServer
+
+CLOSED = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": CLOSED}}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    made = House(tiny_model(tmp_path_factory.mktemp("tiny")))
+    yield made
+    made.close()
+
+
+class Gateway:
+    """The other end of the stream."""
+
+    def __init__(self, server: WorkerServer) -> None:
+        self._server, self._sent = server, asyncio.Queue[bytes | None]()
+        self.seen: list[StepFrame] = []
+        self._reader = asyncio.ensure_future(self._read())
+
+    async def _frames(self) -> AsyncIterator[worker_pb2.Frame]:
+        while (payload := await self._sent.get()) is not None:
+            yield worker_pb2.Frame(payload=payload)
+
+    async def _read(self) -> None:
+        async for frame in self._server.Stream(self._frames(), None):
+            self.seen.append(decode_step(frame.payload))
+
+    def submit(self, request_id: str, *, seed: int = 1, **more: Any) -> None:
+        sampling = Sampling(temperature=1.0, seed=seed, max_tokens=200)
+        request = GenerateRequest(request_id, "t", "s", "tiny", sampling, messages=[{"role": "user", "content": "Hello"}], **more)
+        self._sent.put_nowait(encode_submit(request))
+
+    def cancel(self, request_id: str) -> None:
+        self._sent.put_nowait(encode_cancel(request_id))
+
+    async def ended(self, request_id: str) -> Any:
+        """The last Output of a request, or its Failed."""
+        async with asyncio.timeout(60):
+            while True:
+                for frame in self.seen:
+                    for event in (*frame.failed, *(o for o in frame.outputs if o.finish_reason)):
+                        if event.request_id == request_id:
+                            return event
+                await asyncio.sleep(0.01)
+
+    def text(self, request_id: str) -> str:
+        return "".join(o.text for f in self.seen for o in f.outputs if o.request_id == request_id)
+
+    async def leave(self) -> None:
+        self._sent.put_nowait(None)
+        await self._reader
+
+
+class Waiting(Grammars):
+    """Compiles when told to, and notes on which threads."""
+
+    def __init__(self, house: House) -> None:
+        super().__init__(house.codec, house.model.config.vocab_size, house.model.eos_ids)
+        self.go, self.threads = threading.Event(), []  # type: ignore[var-annotated]
+        self.go.set()
+        self.asked = threading.Event()
+
+    def guide(self, request: GenerateRequest) -> Guide | None:
+        self.threads.append(threading.current_thread().name)
+        self.asked.set()
+        assert self.go.wait(30)
+        return super().guide(request)
+
+
+@pytest.fixture
+async def server(house: House) -> AsyncIterator[WorkerServer]:
+    made = WorkerServer(house.engine, house.codec, 1500, house.model.config.vocab_size)
+    made.grammars = Waiting(house)
+    yield made
+    made.stop()
+
+
+async def test_grammars_are_compiled_on_a_thread_of_their_own_and_only_when_asked_for(server: WorkerServer) -> None:
+    gateway, grammars = Gateway(server), server.grammars
+    assert isinstance(grammars, Waiting)
+    gateway.submit("plain")
+    assert (await gateway.ended("plain")).finish_reason in ("stop", "length") and grammars.threads == []
+    grammars.go.clear()
+    gateway.submit(
+        "json",
+        json_schema=json.dumps(
+            {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
+        ),
+    )
+    gateway.submit("beside")
+    assert (await gateway.ended("beside")).finish_reason in ("stop", "length"), "a slow schema delays no other request"
+    grammars.go.set()
+    assert (await gateway.ended("json")).finish_reason == "stop" and json.loads(gateway.text("json"))["a"] in (1, 22)
+    assert len(grammars.threads) == 1 and grammars.threads[0].startswith("grammar")
+    await gateway.leave()
+
+
+async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: WorkerServer, house: House) -> None:
+    gateway, other, grammars = Gateway(server), Gateway(server), server.grammars
+    assert isinstance(grammars, Waiting)
+    grammars.go.clear()
+    gateway.submit("gone", json_schema='{"type": "integer"}')
+    other.submit("left", json_schema='{"type": "integer"}')
+    await asyncio.to_thread(grammars.asked.wait, 30)
+    gateway.cancel("gone")
+    await other.leave()  # the whole gateway goes away
+    gateway.submit("after")
+    assert (await gateway.ended("after")).finish_reason in ("stop", "length")
+    finished = len(house.engine.finished)
+    grammars.go.set()
+    gateway.submit("last", json_schema='{"enum": [1]}')  # compiled after the others, on the same thread
+    assert (await gateway.ended("last")).finish_reason == "stop"
+    assert list(house.engine.finished)[finished:] == ["last"] and not gateway.text("gone")
+    await gateway.leave()
+
+
+async def test_a_call_comes_with_its_pieces_and_a_bad_schema_as_a_refusal(server: WorkerServer) -> None:
+    gateway = Gateway(server)
+    gateway.submit("call", tool_use=ToolUse(json.dumps([TOOL]), "required", "f"))
+    assert (await gateway.ended("call")).finish_reason == "stop"
+    deltas = [d for f in gateway.seen for o in f.outputs if o.request_id == "call" for d in o.tool_calls or []]
+    assert deltas[0].name == "f" and json.loads("".join(d.arguments for d in deltas))["x"] in (1, 2) and gateway.text("call") == ""
+    bad = {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "not": {}}}}
+    gateway.submit("bad", tool_use=ToolUse(json.dumps([TOOL, bad])))
+    refused = await gateway.ended("bad")
+    assert refused.error[0] == 400 and refused.error[2] == "tools[1].function.parameters" and "not" in refused.error[1]
+    await gateway.leave()
+
+
+async def test_tokens_that_do_not_exist_are_refused_by_name(server: WorkerServer) -> None:
+    gateway = Gateway(server)
+    for name, sampling in (("logit_bias", Sampling(logit_bias={9999: 1.0})), ("stop_token_ids", Sampling(stop_token_ids=[9999]))):
+        gateway._sent.put_nowait(encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x")))
+        assert (await gateway.ended(name)).error[2] == name
+    await gateway.leave()
