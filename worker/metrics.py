@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from worker.core.sequence import Event
 from worker.core.standings import Rank
 from worker.engine import Engine
 
@@ -72,3 +73,14 @@ class WorkerMetrics(Collector):
         planned.add_metric(["loaded"], engine.admission.loaded_tokens)
         planned.add_metric(["recomputed"], engine.admission.recomputed_tokens)
         yield planned
+        scheduling = engine.scheduling
+        yield CounterMetricFamily(
+            "upbeat_worker_preemptions", "Sequences that gave their place and pages to others", scheduling.preemptions
+        )
+        again = CounterMetricFamily(
+            "upbeat_worker_recomputed_tokens", "Tokens that were computed again, by what had taken their sequence off the device",
+            labels=["after"],
+        )  # fmt: skip
+        for event in (Event.PREEMPTED, Event.LOST):
+            again.add_metric([event.value], scheduling.recomputed_tokens[event])
+        yield again
