@@ -129,7 +129,8 @@ class WorkerSection(BaseModel):
     mixed_step_s: float = Field(default=0.2, ge=0, allow_inf_nan=False)
     granule_bytes: int = Field(default=2 << 20, ge=4096)
     #: What computes on the CPU: kernels compiled for this machine, or torch; auto: torch where they cannot be built or do not suit.
-    kernels: Literal["auto", "native", "torch"] = "auto"
+    #: portable: compiled, without bfloat16 instructions, so that unlike processors answer with the same bits.
+    kernels: Literal["auto", "native", "portable", "torch"] = "auto"
     #: What `upbeat profile` measured. auto: what it kept for this model and machine, if that; off: nothing; else a file that must fit.
     profile: str = Field(default="auto", min_length=1)
 

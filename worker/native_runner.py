@@ -11,9 +11,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from worker.kernels.cpu_kernels import PADDING, QUERY, Buffers, CpuKernels
+from worker.kernels.cpu_kernels import PADDING, QUERY, Buffers, CpuKernels, PackedLayer
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model
+from worker.models.weights import LayerWeights
 from worker.runner import Slice, check
 
 
@@ -25,6 +26,7 @@ class NativeRunner:
         self.kv = kv
         self._kernels = kernels.model(model.config, kv.shape.chunk_tokens, model.dtype)
         self._memory: dict[str, torch.Tensor] = {}
+        self._layers: dict[int, tuple[LayerWeights, PackedLayer]] = {}
 
     @torch.inference_mode()
     def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
@@ -38,23 +40,25 @@ class NativeRunner:
         counts = np.array([len(s.tokens) for s in slices])
         starts = np.array([s.start for s in slices])
         rows = np.cumsum(counts) - counts
-        positions = np.concatenate([np.arange(s.start, s.start + len(s.tokens)) for s in slices])
-        offsets = [np.ascontiguousarray(kv.offsets(s.pages)) for s in slices]
-        queries = _queries(rows, counts, starts, rows, offsets)
+        positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
+        # The sequences' page tables side by side, `[layers, pages of all]`.
+        widths = np.array([s.pages.shape[1] for s in slices])
+        firsts = np.cumsum(widths) - widths
+        offsets = kv.offsets(np.concatenate([s.pages for s in slices], axis=1))
+        queries = _queries(rows, counts, starts, rows, firsts, offsets)
         # The last layer computes what the logits need and nothing else: the last tokens.
         ends = rows + counts - 1
-        lasts = _queries(ends, np.ones_like(counts), starts + counts - 1, np.zeros_like(rows), offsets)[wanted]
+        lasts = _queries(ends, np.ones_like(counts), starts + counts - 1, np.zeros_like(rows), firsts, offsets)[wanted]
         lasts["out_row"] = np.arange(len(wanted))
         chunk = kv.shape.chunk_tokens
-        places = [np.arange(s.start, s.start + len(s.tokens)) // chunk for s in slices]
-        token_pages = np.ascontiguousarray(np.concatenate([o[:, place] for o, place in zip(offsets, places, strict=True)], axis=1))
+        token_pages = np.ascontiguousarray(offsets[:, np.repeat(firsts, counts) + positions // chunk])
         slots = (positions % chunk).astype(np.int32)
 
         tokens, base = len(positions), kv.span.address
         buffers, x, kept = self._buffers(tokens, positions)
         self._kernels.embed(model.top.embedding, np.array([t for s in slices for t in s.tokens], dtype=np.int64), x)
         for number in range(c.layers):
-            layer = self._kernels.layer(model.layers[number], c.windows[number])
+            layer = self._layer(number)
             self._kernels.project(layer, buffers, tokens)
             before_layer(number)
             self._kernels.write(buffers, base, token_pages[number], slots)
@@ -68,6 +72,14 @@ class NativeRunner:
             self._kernels.logits(model.top.norm, model.top.head, buffers, len(wanted), out)
         del kept
         return out
+
+    def _layer(self, number: int) -> PackedLayer:
+        """The addresses of a layer's weights; taken anew when its slot was filled again."""
+        weights = self.model.layers[number]
+        known = self._layers.get(number)
+        if known is None or known[0] is not weights:
+            known = self._layers[number] = weights, self._kernels.layer(weights, self.model.config.windows[number])
+        return known[1]
 
     def _buffers(self, tokens: int, positions: np.ndarray) -> tuple[Buffers, torch.Tensor, object]:
         """Memory of a step's activations, x among it, and what must live as long as they are used."""
@@ -89,9 +101,11 @@ class NativeRunner:
         return Buffers(**addresses, cos=cos.data_ptr(), sin=sin.data_ptr()), self._memory["x"], (cos, sin)
 
 
-def _queries(rows: np.ndarray, counts: np.ndarray, starts: np.ndarray, out_rows: np.ndarray, offsets: list[np.ndarray]) -> np.ndarray:
+def _queries(
+    rows: np.ndarray, counts: np.ndarray, starts: np.ndarray, out_rows: np.ndarray, firsts: np.ndarray, offsets: np.ndarray
+) -> np.ndarray:
     made = np.zeros(len(rows), QUERY)
     made["row"], made["count"], made["start"], made["out_row"] = rows, counts, starts, out_rows
-    made["pages"] = [o.ctypes.data for o in offsets]
-    made["pages_a_layer"] = [o.shape[1] for o in offsets]
+    made["pages"] = offsets.ctypes.data + firsts * offsets.itemsize
+    made["pages_a_layer"] = offsets.shape[1]
     return made

@@ -109,7 +109,10 @@ class _Host:
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Platform.movers`."""
-        return NativeRunner(model, kv, self._kernels) if self._kernels else Runner(model, kv), self.copier(kv)
+        if self._kernels is None:
+            return Runner(model, kv), self.copier(kv)
+        torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
+        return NativeRunner(model, kv, self._kernels), self.copier(kv)
 
     def copier(self, kv: PagedKv) -> Copier:
         """See `Platform.copier`."""

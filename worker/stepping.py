@@ -6,7 +6,7 @@ sequence's part of the step, never the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +22,32 @@ from worker.runner import Slice, Steps
 LAYER_TIMEOUT_S = 10.0
 
 
+class _Table:
+    """The pages of one sequence's blocks, `[layers, blocks]`, kept while it runs: its list of blocks only grows, and a block in use keeps
+    its pages and what is in them."""
+
+    def __init__(self, blocks: list[Block], layers: int) -> None:
+        self.blocks = blocks
+        self._pages = np.empty((layers, max(2 * len(blocks), 8)), np.int64)
+        self._filled = 0
+        self._complete = 0
+
+    def upto(self, count: int) -> np.ndarray:
+        """The pages of the first `count` blocks; not to be changed."""
+        if count > self._pages.shape[1]:
+            self._pages = np.concatenate((self._pages, np.empty((len(self._pages), count), np.int64)), axis=1)
+        for index in range(self._filled, count):
+            self._pages[:, index] = self.blocks[index].pages
+        self._filled = max(self._filled, count)
+        return self._pages[:, :count]
+
+    def coming(self, found: int) -> list[Block]:
+        """Those of the first `found` blocks that miss layers."""
+        while self._complete < found and self.blocks[self._complete].complete:
+            self._complete += 1
+        return [b for b in self.blocks[self._complete : found] if not b.complete]
+
+
 @dataclass(slots=True)
 class Stepping:
     """Runs batches on `runner` and teaches `pace` how long they took. Engine thread only."""
@@ -29,6 +55,8 @@ class Stepping:
     device: Device
     runner: Steps
     pace: Pace
+    #: Page tables of the sequences of the last step.
+    _tables: dict[Sequence, _Table] = field(default_factory=dict)
 
     def run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None = None) -> tuple[torch.Tensor, set[str]]:
         """Compute the next `count` tokens of each sequence, whose blocks are there.
@@ -39,13 +67,16 @@ class Stepping:
         """
         slices = []
         arriving: list[tuple[Sequence, list[Block]]] = []
+        tables = {}
         for s, count in batch:
             chunks = -(-(s.computed + count) // self.device.shape.chunk_tokens)
-            pages = np.stack([b.pages for b in s.blocks[:chunks]], axis=1)
+            known = self._tables.get(s)
+            tables[s] = table = known if known is not None and known.blocks is s.blocks else _Table(s.blocks, self.device.shape.layers)
+            pages = table.upto(chunks)
             slices.append(Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens)))
-            coming = [b for b in s.blocks[: s.found or 0] if not b.complete]
-            if coming:
+            if coming := table.coming(s.found or 0):
                 arriving.append((s, coming))
+        self._tables = tables
         void: set[str] = set()
 
         def before_layer(layer: int) -> None:

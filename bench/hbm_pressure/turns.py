@@ -92,8 +92,11 @@ class Order:
         self._idle.append(number)
 
 
-async def hold(stack: Stack, talks: Talks, timing: Timing, turns: int, seed: int) -> tuple[list[Outcome], float]:
-    """So many turns, each hinted `ahead` turns before it is asked; and the seconds they took. Raises StackError when one fails."""
+async def hold(stack: Stack, talks: Talks, timing: Timing, turns: int, limit_s: float, seed: int) -> tuple[list[Outcome], float]:
+    """So many turns, each hinted `ahead` turns before it is asked, of which none begins after limit_s; and the seconds they took.
+
+    Raises StackError when one fails.
+    """
     if timing.clients + timing.ahead >= talks.count:
         raise ValueError(f"{talks.count} sessions are too few for {timing.clients} clients and {timing.ahead} hinted turns")
     endpoint = Endpoint(stack.url, stack.model_name(), hints=True, body=talks.body)
@@ -110,11 +113,11 @@ async def hold(stack: Stack, talks: Talks, timing: Timing, turns: int, seed: int
         for _ in range(timing.ahead):
             await hint()
         await CLOCK.sleep(1.0)
-        left = turns
+        left, began = turns, CLOCK.now()
 
         async def client() -> None:
             nonlocal left
-            while left > 0:
+            while left > 0 and CLOCK.now() - began < limit_s:
                 left -= 1
                 number = coming.popleft()
                 await hint()
@@ -123,7 +126,6 @@ async def hold(stack: Stack, talks: Talks, timing: Timing, turns: int, seed: int
                 outcomes.append(await talks.speak(http, endpoint, number, words, timing.answer))
                 order.back(number)
 
-        began = CLOCK.now()
         async with asyncio.TaskGroup() as group:
             for _ in range(timing.clients):
                 group.create_task(client())

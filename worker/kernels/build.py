@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.errors import UpbeatError
@@ -32,13 +33,13 @@ class NoKernels(UpbeatError):
     """The kernels cannot be built or used here; the message says why."""
 
 
-def library(source: Path = KERNELS) -> Path:
-    """The library built from `source`; builds it when it is not there. Raises NoKernels."""
+def library(source: Path = KERNELS, more: Sequence[str] = ()) -> Path:
+    """The library built from `source`, with `more` flags; builds it when it is not there. Raises NoKernels."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoKernels("there is no C++ compiler; install one (Debian: apt-get install g++)")
     folder = _cache()
-    target = folder / f"{source.parent.name}-{_identity(compiler, source)}.so"
+    target = folder / f"{source.parent.name}-{_identity(compiler, source, more)}.so"
     if target.exists():
         return target
     try:
@@ -46,16 +47,16 @@ def library(source: Path = KERNELS) -> Path:
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                _build(compiler, source, target)
+                _build(compiler, source, target, more)
     except OSError as e:
         raise NoKernels(f"{folder} cannot be written: {e}; set XDG_CACHE_HOME to a directory that can") from e
     return target
 
 
-def _build(compiler: str, source: Path, target: Path) -> None:
+def _build(compiler: str, source: Path, target: Path, more: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        command = [compiler, *_FLAGS, str(source), "-o", str(made)]
+        command = [compiler, *_FLAGS, *more, str(source), "-o", str(made)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
         except subprocess.TimeoutExpired as e:
@@ -65,13 +66,13 @@ def _build(compiler: str, source: Path, target: Path) -> None:
         made.rename(target)
 
 
-def _identity(compiler: str, source: Path) -> str:
+def _identity(compiler: str, source: Path, more: Sequence[str]) -> str:
     """What the result depends on: sources, flags, the compiler and the processor's abilities."""
     digest = hashlib.sha256()
     for file in sorted(source.parent.iterdir()):
         digest.update(file.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update("\0".join((*_FLAGS, compiler, version, platform.machine(), _abilities())).encode())
+    digest.update("\0".join((*_FLAGS, *more, compiler, version, platform.machine(), _abilities())).encode())
     return digest.hexdigest()[:24]
 
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 from contracts.errors import ConfigError
 from runtime import telemetry
 from worker.kernels.build import NoKernels, library
-from worker.kernels.cpu_kernels import CpuKernels
+from worker.kernels.cpu_kernels import PRODUCTS, CpuKernels
 from worker.models.config import ModelConfig
 
 log = telemetry.logger("worker.kernels")
 
 
 def choose_kernels(choice: str, config: ModelConfig, chunk_tokens: int, threads: int) -> CpuKernels | None:
-    """The compiled kernels, or None for torch. Raises ConfigError when `native` is asked for and impossible."""
+    """The compiled kernels, or None for torch. Raises ConfigError when `native` or `portable` is asked for and impossible."""
     if choice == "torch":
         return None
     why = CpuKernels.suits(config, chunk_tokens)
     if not why:
         try:
-            return CpuKernels(library(), threads)
+            kernels = CpuKernels(library(), threads, ["portable"] if choice == "portable" else list(PRODUCTS))
         except (NoKernels, OSError) as e:
             why = str(e)
-    if choice == "native":
-        raise ConfigError(f"worker.kernels = 'native' is impossible here: {why}; or set worker.kernels: auto")
+        else:
+            log.info("compiled kernels compute", threads=threads, bfloat16_products=kernels.products[0])
+            return kernels
+    if choice in ("native", "portable"):
+        raise ConfigError(f"worker.kernels = {choice!r} is impossible here: {why}; or set worker.kernels: auto")
     log.warning("torch computes instead of compiled kernels", reason=why)
     return None

@@ -17,6 +17,9 @@ from worker.models.config import ModelConfig
 from worker.models.weights import LayerWeights
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+#: Ways to multiply bfloat16, best first, and the inputs that a matrix must be a multiple of: the processor's tiles (AMX), its pairs
+#: (AVX-512 BF16), and float32 vectors, which every processor has. All share one layout of weights.
+PRODUCTS = {"tiles": (4, 32), "pairs": (3, 2), "portable": (1, 1)}
 LANES = 16
 #: Rows of activations are this much longer than their values, so that neighbouring rows do not fall into one cache set.
 PADDING = LANES
@@ -35,7 +38,9 @@ class _Shape(ctypes.Structure):
     ]
 
 
-class _Layer(ctypes.Structure):
+class PackedLayer(ctypes.Structure):
+    """Addresses of one layer's packed weights."""
+
     _fields_ = [
         (name, ctypes.c_void_p)
         for name in ("input_norm", "post_norm", *_MATRICES, "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm")
@@ -43,16 +48,23 @@ class _Layer(ctypes.Structure):
 
 
 class Buffers(ctypes.Structure):
-    """Addresses of one step's activations, float32: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin."""
+    """Addresses of one step's activations: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin. Memory for float32;
+    a and mid are bfloat16 inside where the products take that."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "cos", "sin")]
 
 
 class CpuKernels:
-    """The library's functions, typed. `threads`: how many compute, the caller included."""
+    """The library's functions, typed. `threads`: how many compute, the caller included.
 
-    def __init__(self, library: Path, threads: int) -> None:
+    products: the ways to multiply bfloat16 that may be used; the first that this machine has, and that agrees with the portable one
+    in a test made now, is.
+    """
+
+    def __init__(self, library: Path, threads: int, products: Sequence[str] = tuple(PRODUCTS)) -> None:
         self._lib: Any = ctypes.CDLL(str(library))
+        self._lib.upbeat_usable.argtypes = [ctypes.c_int]
+        self.products = [name for name in products if name == "portable" or self._lib.upbeat_usable(PRODUCTS[name][0])]
         p, i, q = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._lib.upbeat_team.restype = p
         for name, arguments in {
@@ -103,22 +115,29 @@ class CpuKernels:
 
     def model(self, config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> ModelKernels:
         """The functions for one model."""
-        return ModelKernels(self._lib, self._team, config, chunk_tokens, dtype)
+        return ModelKernels(self._lib, self._team, config, chunk_tokens, self._type(config, dtype))
+
+    def _type(self, config: ModelConfig, dtype: torch.dtype) -> int:
+        if dtype is not torch.bfloat16:
+            return TYPES[dtype]
+        inputs = (config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
+        suit = (kind for kind, multiple in map(PRODUCTS.__getitem__, self.products) if not any(n % multiple for n in inputs))
+        return next(suit, TYPES[dtype])
 
 
 class ModelKernels:
     """The steps of one model's forward pass. Buffers and weights are the caller's, and must live during the call."""
 
-    def __init__(self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> None:
-        self._lib, self._team, self._type = lib, team, TYPES[dtype]
+    def __init__(self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, kind: int) -> None:
+        self._lib, self._team, self._type = lib, team, kind
         c = config
         self._shape = _Shape(c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens, c.norm_eps)
         self._at = ctypes.byref(self._shape)
         self._hidden = c.hidden_size
 
-    def layer(self, weights: LayerWeights, window: int | None) -> _Layer:
+    def layer(self, weights: LayerWeights, window: int | None) -> PackedLayer:
         """The addresses of a layer's packed weights; valid as long as its slot is."""
-        made = _Layer(window=window or 0)
+        made = PackedLayer(window=window or 0)
         for name in (*_VECTORS, *_MATRICES):
             tensor: torch.Tensor | None = getattr(weights, name)
             setattr(made, name, None if tensor is None else tensor.data_ptr())
@@ -128,7 +147,7 @@ class ModelKernels:
         """Fills rows of `x` with the embeddings of int64 `tokens`."""
         self._lib.upbeat_embed(self._type, table.data_ptr(), tokens.ctypes.data, len(tokens), self._hidden, x.data_ptr())
 
-    def project(self, layer: _Layer, buffers: Buffers, tokens: int) -> None:
+    def project(self, layer: PackedLayer, buffers: Buffers, tokens: int) -> None:
         """x -> q and kv, rotated."""
         self._lib.upbeat_project(self._team, self._type, self._at, ctypes.byref(layer), ctypes.byref(buffers), tokens)
 
@@ -137,7 +156,7 @@ class ModelKernels:
         at = ctypes.byref(buffers)
         self._lib.upbeat_write(self._team, self._type, self._at, at, len(slots), base, pages.ctypes.data, slots.ctypes.data)
 
-    def finish(self, layer: _Layer, number: int, buffers: Buffers, queries: np.ndarray, rows: int, base: int) -> None:
+    def finish(self, layer: PackedLayer, number: int, buffers: Buffers, queries: np.ndarray, rows: int, base: int) -> None:
         """Attention of `queries` over layer `number`'s pages, and the rest of the layer for `rows` rows of x, in place."""
         at = ctypes.byref(layer), ctypes.byref(buffers), queries.ctypes.data
         self._lib.upbeat_finish(self._team, self._type, self._at, *at, len(queries), rows, number, base)

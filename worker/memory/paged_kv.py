@@ -96,8 +96,12 @@ class PagedKv:
 
     def offsets(self, pages: np.ndarray) -> np.ndarray:
         """Bytes from `span.address` to each of the pages, int64, of the same shape."""
+        found: np.ndarray
+        if self._uniform:
+            found = pages * self.page_bytes
+            return found
         slabs, index = np.divmod(pages, self.pages_per_slab)
-        found: np.ndarray = slabs * self.slab_bytes + index * self.page_bytes
+        found = slabs * self.slab_bytes + index * self.page_bytes
         return found
 
     def page_bytes_view(self, page: int) -> np.ndarray:

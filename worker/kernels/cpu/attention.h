@@ -60,34 +60,42 @@ inline void transposed(const f32x16* from, float* to) {
     }
 }
 
-// K of one head as tiles of 16 tokens `[tokens / 16][dim][16]`, V as tiles of 16 dimensions `[dim / 16][tokens][16]`.
+// K of one head as tiles of 16 tokens, packed as weights are: `[tokens / 16][dim][16]`, of bfloat16 in pairs of dimensions.
 template <typename W>
-inline void unpack(const typename W::Stored* k, const typename W::Stored* v, int tokens, int chunk, int dim, Unpacked& page) {
+inline void unpack_keys(const typename W::Stored* k, int tokens, int dim, float* to) {
+    constexpr int PAIRED = W::STEP * LANES;
     for (int t = 0; t < tokens; t += LANES)
-        for (int d = 0; d < dim; d += LANES) {
+        for (int d = 0; d < dim; d += PAIRED) {
             f32x16 rows[16];
-            for (int i = 0; i < 16; i++) rows[i] = W::load(k + (t + i) * dim + d);
-            transposed(rows, page.k.data() + long(t) * dim + d * LANES);
+            for (int i = 0; i < 16; i++) rows[i] = W::STEP == 2 ? load(reinterpret_cast<const float*>(k + (t + i) * dim + d)) : W::load(k + (t + i) * dim + d);
+            transposed(rows, to + long(t) * dim / W::STEP + d / W::STEP * LANES);
         }
-    for (int d = 0; d < dim; d += LANES)
-        for (int t = 0; t < tokens; t++) store(page.v.data() + long(d) * chunk + t * LANES, W::load(v + t * dim + d));
 }
 
-// to[m][tiles * 16] = (or +=) a[m][k] times tiles `[tiles][in][16]`, of which `k` steps count. Few rows take four tiles at a time.
-inline void tiled(int m, const float* a, long lda, const float* tiles, int in, int k, int count, float* to, long ld, bool add) {
+// V of one head as tiles of 16 dimensions `[dim / 16][chunk][16]`.
+template <typename W>
+inline void unpack_values(const typename W::Stored* v, int tokens, int chunk, int dim, float* to) {
+    for (int d = 0; d < dim; d += LANES)
+        for (int t = 0; t < tokens; t++) store(to + long(d) * chunk + t * LANES, W::load(v + t * dim + d));
+}
+
+// to[m][count * 16] = (or +=) a[m][k] times `count` tiles, `apart` values from each other, `stride` from an input to the next. Few rows
+// take four tiles at a time.
+template <typename W>
+inline void tiled(int m, const float* a, long lda, const typename W::Stored* tiles, long apart, long stride, int k, int count, float* to, long ld, bool add) {
     for (int i = 0; i < m; i += ROWS) {
         const int n = m - i < ROWS ? m - i : ROWS;
         int t = 0;
         auto some = [&](auto wide) {
             constexpr int T = decltype(wide)::value;
             f32x16 sums[ROWS][T] = {};
-            const float* b[T];
-            for (int j = 0; j < T; j++) b[j] = tiles + long(t + j) * in * LANES;
+            const typename W::Stored* b[T];
+            for (int j = 0; j < T; j++) b[j] = tiles + (t + j) * apart;
             float* at = to + i * ld + t * LANES;
             if (add)
                 for (int r = 0; r < n; r++)
                     for (int j = 0; j < T; j++) sums[r][j] = load(at + r * ld + j * LANES);
-            rows<F32, T>(n, a + i * lda, lda, b, k, sums);
+            rows<W, T>(n, a + i * lda, lda, b, stride, k, sums);
             for (int r = 0; r < n; r++)
                 for (int j = 0; j < T; j++) store(at + r * ld + j * LANES, sums[r][j]);
             t += T;
@@ -105,8 +113,9 @@ struct AttentionShape {
 
 // `tokens` of `query` from token `first` on, heads of KV head `g`: into out `[row][heads * dim]`, stride `out_stride`.
 template <typename W>
-void attend(const AttentionShape& s, const char* base, const Query& query, int layer, int first, int tokens, int g, const float* q, long q_stride, float* out,
-            long out_stride, Unpacked& u) {
+void attend(const AttentionShape& s, const char* base, const Query& query, int layer, int first, int tokens, int g, const float* q, long q_stride,
+            typename W::Active* out, long out_stride, Unpacked& u) {
+    using Kept = std::conditional_t<std::is_same_v<typename W::Stored, uint16_t>, Bf16, W>;  // as pages are read, whatever multiplies weights
     const int group = s.heads / s.kv_heads, dim = s.dim, chunk = s.chunk, m = tokens * group;
     const long lq = dim + LANES, lp = chunk + LANES;
     float most[BLOCK_ROWS], total[BLOCK_ROWS];
@@ -122,8 +131,15 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
     for (int page = from_token / chunk; page <= last / chunk; page++) {
         const int at = page * chunk, seen = last + 1 - at < chunk ? last + 1 - at : chunk, padded = (seen + LANES - 1) / LANES * LANES;
         const auto* k = reinterpret_cast<const typename W::Stored*>(base + query.pages[layer * query.pages_a_layer + page]) + long(g) * 2 * chunk * dim;
-        unpack<W>(k, k + long(chunk) * dim, padded, chunk, dim, u);
-        tiled(m, u.q.data(), lq, u.k.data(), dim, dim, padded / LANES, u.scores.data(), lp, false);
+        const auto* v = k + long(chunk) * dim;
+        if (Kept::STEP == 2 && dim % (2 * LANES) == 0) {
+            unpack_keys<Kept>(k, padded, dim, u.k.data());
+            tiled<Kept>(m, u.q.data(), lq, reinterpret_cast<const typename W::Stored*>(u.k.data()), dim * LANES, Kept::STEP * LANES, dim, padded / LANES,
+                        u.scores.data(), lp, false);
+        } else {
+            unpack_keys<Plain<Kept>>(k, padded, dim, u.k.data());
+            tiled<F32>(m, u.q.data(), lq, u.k.data(), dim * LANES, LANES, dim, padded / LANES, u.scores.data(), lp, false);
+        }
         const i32x16 count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int i = 0; i < m; i++) {
             const int position = begin + i / group, high = position - at, low = s.window ? position - s.window + 1 - at : 0;
@@ -148,11 +164,16 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
             if (before != now)
                 for (int d = 0; d < dim; d += LANES) store(u.out.data() + i * lq + d, load(u.out.data() + i * lq + d) * shrunk);
         }
-        tiled(m, u.scores.data(), lp, u.v.data(), chunk, seen, dim / LANES, u.out.data(), lq, true);
+        if (m <= ROWS) {  // V is gone over once: in place
+            tiled<Plain<Kept>>(m, u.scores.data(), lp, v, LANES, dim, seen, dim / LANES, u.out.data(), lq, true);
+        } else {
+            unpack_values<W>(v, seen, chunk, dim, u.v.data());
+            tiled<F32>(m, u.scores.data(), lp, u.v.data(), chunk * LANES, LANES, seen, dim / LANES, u.out.data(), lq, true);
+        }
     }
     for (int i = 0; i < m; i++) {
-        float* to = out + (query.out_row + first + i / group) * out_stride + (g * group + i % group) * dim;
-        for (int d = 0; d < dim; d += LANES) store(to + d, W::rounded(load(u.out.data() + i * lq + d) / total[i]));
+        auto* to = out + (query.out_row + first + i / group) * out_stride + (g * group + i % group) * dim;
+        for (int d = 0; d < dim; d += LANES) put(to + d, W::rounded(load(u.out.data() + i * lq + d) / total[i]));
     }
 }
 

@@ -17,9 +17,18 @@ inline f32x16 load(const float* p) { return *reinterpret_cast<const f32x16*>(p);
 inline void store(float* p, f32x16 x) { *reinterpret_cast<f32x16*>(p) = x; }
 inline f32x16 choose(i32x16 where, f32x16 yes, f32x16 no) { return (f32x16)(((i32x16)yes & where) | ((i32x16)no & ~where)); }
 
+// Of each type: `Stored`, as weights and KV are kept; `Active`, as activations between products are. Packed weights are read `Loaded` at a
+// time, STEP inputs of 16 outputs, and multiplied in PARTS: part p is that of input p.
+
 // float32 as it is.
 struct F32 {
     using Stored = float;
+    using Active = float;
+    using Loaded = f32x16;
+    static constexpr int STEP = 1, PARTS = 1;
+    static constexpr bool TILES = false;
+    static f32x16 part(Loaded w, int) { return w; }
+    static f32x16 add(f32x16 sum, const Active* a, f32x16 w) { return sum + *a * w; }
     static f32x16 load(const Stored* p) { return upbeat::load(p); }
     static void store(Stored* p, f32x16 x) { upbeat::store(p, x); }
     static float one(Stored x) { return x; }
@@ -30,6 +39,12 @@ struct F32 {
 // bfloat16: the upper half of a float32, rounded to nearest even.
 struct Bf16 {
     using Stored = uint16_t;
+    using Active = float;
+    using Loaded = u32x16;
+    static constexpr int STEP = 2, PARTS = 2;
+    static constexpr bool TILES = false;
+    static f32x16 part(Loaded both, int which) { return (f32x16)(which ? both & 0xffff0000u : both << 16); }
+    static f32x16 add(f32x16 sum, const Active* a, f32x16 w) { return sum + *a * w; }
     static f32x16 load(const Stored* p) {
         u16x16 half = *reinterpret_cast<const u16x16*>(p);
         return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
@@ -57,11 +72,31 @@ struct Bf16 {
 struct F16 {
     using Stored = _Float16;
     typedef _Float16 f16x16 __attribute__((vector_size(32), aligned(2), may_alias));
+    using Active = float;
+    using Loaded = f16x16;
+    static constexpr int STEP = 1, PARTS = 1;
+    static constexpr bool TILES = false;
+    static f32x16 part(Loaded w, int) { return __builtin_convertvector(w, f32x16); }
+    static f32x16 add(f32x16 sum, const Active* a, f32x16 w) { return sum + *a * w; }
     static f32x16 load(const Stored* p) { return __builtin_convertvector(*reinterpret_cast<const f16x16*>(p), f32x16); }
     static void store(Stored* p, f32x16 x) { *reinterpret_cast<f16x16*>(p) = __builtin_convertvector(x, f16x16); }
     static float one(Stored x) { return float(x); }
     static Stored of(float x) { return Stored(x); }
     static f32x16 rounded(f32x16 x) { return __builtin_convertvector(__builtin_convertvector(x, f16x16), f32x16); }
+};
+
+// Activations, as bfloat16 only where they are rounded to it already.
+inline void put(float* p, f32x16 x) { store(p, x); }
+inline void put(uint16_t* p, f32x16 x) { Bf16::store(p, x); }
+
+// Rows of 16 values as they are kept, one input at a time: what is read in place.
+template <typename W>
+struct Plain : W {};
+template <>
+struct Plain<Bf16> : Bf16 {
+    using Loaded = u16x16;
+    static constexpr int STEP = 1, PARTS = 1;
+    static f32x16 part(Loaded x, int) { return (f32x16)(__builtin_convertvector(x, u32x16) << 16); }
 };
 
 // e^x within 2 units in the last place for x in [-87, 88]; 0 below, e^88 above.

@@ -26,9 +26,11 @@ struct Layer {
 };
 
 // One step's buffers: x `[tokens, hidden]`, a (normed or attended) and mid, q `[tokens, heads * dim]`, kv `[tokens, 2 * kv_heads * dim]`,
-// cos and sin `[tokens, dim]`, the first half of sin negated. Rows of `a` and `mid` have strides padded by 16 floats.
+// cos and sin `[tokens, dim]`, the first half of sin negated. Rows of `a` and `mid` are padded by 16 values; those are of W::Active.
 struct Buffers {
-    float *x, *a, *mid, *q, *kv;
+    float* x;
+    void *a, *mid;
+    float *q, *kv;
     const float *cos, *sin;
 };
 
@@ -38,16 +40,21 @@ namespace {
 
 long padded(long n) { return n + LANES; }
 
-template <typename W>
-void norm_rows(Team& team, const float* x, long stride, const void* weight, int rows, int n, float eps, float* out, long out_stride) {
+template <typename W, typename Out>
+void norm_rows(Team& team, const float* x, long stride, const void* weight, int rows, int n, float eps, Out* out, long out_stride) {
     const auto* w = static_cast<const typename W::Stored*>(weight);
     team.split(rows, [&](int row) {
         const float* from = x + row * stride;
         f32x16 squares = splat(0);
         for (int i = 0; i < n; i += LANES) squares += load(from + i) * load(from + i);
         const float scale = 1.0f / std::sqrt(sum(squares) / n + eps);
-        for (int i = 0; i < n; i += LANES) store(out + row * out_stride + i, W::rounded(W::load(w + i) * W::rounded(load(from + i) * scale)));
+        for (int i = 0; i < n; i += LANES) put(out + row * out_stride + i, W::rounded(W::load(w + i) * W::rounded(load(from + i) * scale)));
     });
+}
+
+template <typename W>
+typename W::Active* active(void* buffer) {
+    return static_cast<typename W::Active*>(buffer);
 }
 
 template <typename W>
@@ -76,8 +83,8 @@ void head_finish(float* x, int dim, const void* norm, float eps, const float* co
 template <typename W>
 void project(Team& team, const Shape& s, const Layer& l, const Buffers& b, int tokens) {
     const int n = (s.heads + 2 * s.kv_heads) * s.dim, nq = s.heads * s.dim, nkv = 2 * s.kv_heads * s.dim;
-    norm_rows<W>(team, b.x, s.hidden, l.input_norm, tokens, s.hidden, s.eps, b.a, padded(s.hidden));
-    product<W>(team, static_cast<const typename W::Stored*>(l.qkv), n / LANES, b.a, padded(s.hidden), tokens, s.hidden,
+    norm_rows<W>(team, b.x, s.hidden, l.input_norm, tokens, s.hidden, s.eps, active<W>(b.a), padded(s.hidden));
+    product<W>(team, static_cast<const typename W::Stored*>(l.qkv), n / LANES, active<W>(b.a), padded(s.hidden), tokens, s.hidden,
                [&](int row, int tile, const f32x16* sums, int n) {
                    for (int t = 0; t < n; t++) {
                        const int at = (tile + t) * LANES;
@@ -126,7 +133,8 @@ void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, co
             chunk = s.chunk, dim = s.dim;
         }
         const Task& t = tasks[i];
-        attend<W>(shape, base, queries[t.query], layer, t.first, t.tokens, t.head, b.q, s.heads * s.dim, b.a, padded(s.heads * s.dim), *scratch);
+        attend<W>(shape, base, queries[t.query], layer, t.first, t.tokens, t.head, b.q, s.heads * s.dim, active<W>(b.a), padded(s.heads * s.dim),
+                  *scratch);
     });
 }
 
@@ -143,26 +151,26 @@ void finish(Team& team, const Shape& s, const Layer& l, const Buffers& b, const 
     };
     using Stored = typename W::Stored;
     const int nq = s.heads * s.dim, tiles = s.hidden / LANES;
-    product<W>(team, static_cast<const Stored*>(l.out), tiles, b.a, padded(nq), rows, nq, add_to_x(l.out_bias));
-    norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, b.a, padded(s.hidden));
-    product<W>(team, static_cast<const Stored*>(l.gate_up), 2 * s.intermediate / LANES, b.a, padded(s.hidden), rows, s.hidden,
+    product<W>(team, static_cast<const Stored*>(l.out), tiles, active<W>(b.a), padded(nq), rows, nq, add_to_x(l.out_bias));
+    norm_rows<W>(team, b.x, s.hidden, l.post_norm, rows, s.hidden, s.eps, active<W>(b.a), padded(s.hidden));
+    product<W>(team, static_cast<const Stored*>(l.gate_up), 2 * s.intermediate / LANES, active<W>(b.a), padded(s.hidden), rows, s.hidden,
                [&](int row, int tile, const f32x16* sums, int n) {
                    for (int t = 0; t < n; t += 2) {
                        const long at = long((tile + t) / 2) * LANES;
                        const f32x16 gate = W::rounded(sums[t] + bias_of<W>(l.gate_up_bias, at));
                        const f32x16 up = W::rounded(sums[t + 1] + bias_of<W>(l.gate_up_bias, s.intermediate + at));
-                       const f32x16 active = W::rounded(gate / (exponential(-gate) + 1.0f));
-                       store(b.mid + row * padded(s.intermediate) + at, W::rounded(active * up));
+                       const f32x16 swish = W::rounded(gate / (exponential(-gate) + 1.0f));
+                       put(active<W>(b.mid) + row * padded(s.intermediate) + at, W::rounded(swish * up));
                    }
                });
-    product<W>(team, static_cast<const Stored*>(l.down), tiles, b.mid, padded(s.intermediate), rows, s.intermediate, add_to_x(l.down_bias));
+    product<W>(team, static_cast<const Stored*>(l.down), tiles, active<W>(b.mid), padded(s.intermediate), rows, s.intermediate, add_to_x(l.down_bias));
 }
 
 template <typename W>
 void pack_tiles(const typename W::Stored* from, typename W::Stored* to, long outputs, long in, long stride_tiles) {
     for (long tile = 0; tile < outputs / LANES; tile++)
         for (long k = 0; k < in; k++)
-            for (int lane = 0; lane < LANES; lane++) to[(tile * stride_tiles * in + k) * LANES + lane] = from[(tile * LANES + lane) * in + k];
+            for (int lane = 0; lane < LANES; lane++) to[(tile * stride_tiles * in + k / W::STEP * W::STEP) * LANES + lane * W::STEP + k % W::STEP] = from[(tile * LANES + lane) * in + k];
 }
 
 template <typename W>
@@ -171,16 +179,67 @@ void embed_rows(const typename W::Stored* table, const int64_t* tokens, int coun
         for (int i = 0; i < hidden; i += LANES) store(x + long(row) * hidden + i, W::load(table + tokens[row] * hidden + i));
 }
 
+// Whether products by W agree with the portable ones, and give a row the same bits among any other rows.
+template <typename W>
+bool agrees() {
+    constexpr int K = 96, TILES = 5, OUT = TILES * LANES, MOST = 40;
+    Team alone(1);
+    std::vector<uint16_t> weights(OUT * K), narrow(MOST * K);
+    std::vector<float> wide(MOST * K), expected(MOST * OUT), whole(MOST * OUT), got(MOST * OUT);
+    uint32_t state = 1;
+    const auto draw = [&] { return Bf16::of(int32_t(state = state * 1664525u + 1013904223u) * 0x1p-31f); };
+    for (auto& w : weights) w = draw();
+    for (int i = 0; i < MOST * K; i++) wide[i] = Bf16::one(narrow[i] = draw());
+    const auto into = [&](std::vector<float>& to) {
+        return [&](int row, int tile, const f32x16* sums, int n) {
+            for (int t = 0; t < n; t++) store(to.data() + row * OUT + (tile + t) * LANES, sums[t]);
+        };
+    };
+    product<Bf16>(alone, weights.data(), TILES, wide.data(), K, MOST, K, into(expected));
+    product<W>(alone, weights.data(), TILES, narrow.data(), K, MOST, K, into(whole));
+    for (int i = 0; i < MOST * OUT; i++)
+        if (!(std::fabs(whole[i] - expected[i]) < 1e-4f)) return false;
+    for (int rows : {1, 2, 7, 16, 17, 33})
+        for (int first = 0; first + rows <= MOST; first += 7) {
+            product<W>(alone, weights.data(), TILES, narrow.data() + first * K, K, rows, K, into(got));
+            if (memcmp(got.data(), whole.data() + first * OUT, sizeof(float) * rows * OUT)) return false;
+        }
+    return true;
+}
+
 }  // namespace
 
+#if defined(UPBEAT_PAIRS)
+#define FOR_PAIRS(call) case 3: { using W = Bf16Pairs; call; break; }
+#else
+#define FOR_PAIRS(call)
+#endif
+#if defined(UPBEAT_TILES)
+#define FOR_TILES(call) case 4: { using W = Bf16Tiles; call; break; }
+#else
+#define FOR_TILES(call)
+#endif
 #define FOR_TYPE(type, call)          \
     switch (type) {                   \
         case 0: { using W = F32; call; break; }  \
         case 1: { using W = Bf16; call; break; } \
         case 2: { using W = F16; call; break; }  \
+        FOR_PAIRS(call)                          \
+        FOR_TILES(call)                          \
     }
 
 extern "C" {
+
+// Whether products of `type` (3: pairs of bfloat16, 4: tiles of bfloat16) can be used here: built, allowed by the system, and right.
+int upbeat_usable(int type) {
+#if defined(UPBEAT_PAIRS)
+    if (type == 3) return agrees<Bf16Pairs>();
+#endif
+#if defined(UPBEAT_TILES)
+    if (type == 4) return tiles_allowed() && agrees<Bf16Tiles>();
+#endif
+    return 0;
+}
 
 void* upbeat_team(int threads) { return new Team(threads); }
 void upbeat_team_end(void* team) { delete static_cast<Team*>(team); }
@@ -206,9 +265,9 @@ void upbeat_finish(void* team, int type, const Shape* s, const Layer* l, const B
 // float32 logits `[rows, vocabulary]`; `head` plain.
 void upbeat_logits(void* team, int type, const Shape* s, const void* norm, const void* head, int64_t vocabulary, const Buffers* b, int rows, float* out) {
     Team& t = *static_cast<Team*>(team);
-    FOR_TYPE(type, norm_rows<W>(t, b->x, s->hidden, norm, rows, s->hidden, s->eps, b->a, padded(s->hidden));
-             plain_product<W>(t, static_cast<const W::Stored*>(head), vocabulary, b->a, padded(s->hidden), rows, s->hidden, out, vocabulary);
-             for (long i = 0; i < long(rows) * vocabulary; i++) out[i] = W::one(W::of(out[i])))
+    FOR_TYPE(type, norm_rows<W>(t, b->x, s->hidden, norm, rows, s->hidden, s->eps, static_cast<float*>(b->a), padded(s->hidden));
+             plain_product<W>(t, static_cast<const W::Stored*>(head), vocabulary, static_cast<float*>(b->a), padded(s->hidden), rows, s->hidden, out,
+                              vocabulary))
 }
 
 }  // extern "C"

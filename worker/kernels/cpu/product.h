@@ -1,9 +1,10 @@
 // Matrix products of a few rows with packed weights.
 //
-// Weights `[out, in]` are packed in tiles of 16 outputs: `[out / 16][in][16]`. Every output is one sum over `in` in ascending
-// order, in float32, whatever the number of rows and wherever a row stands among them: results of a row never depend on
-// which other rows a step computes.
+// Weights `[out, in]` are packed in tiles of 16 outputs: `[out / 16][in][16]`, of bfloat16 with two neighbouring inputs of an output
+// side by side: `[out / 16][in / 2][16][2]`. Every output is one sum over `in` in a fixed order, in float32, whatever the number of
+// rows and wherever a row stands among them: results of a row never depend on which other rows a step computes.
 #pragma once
+#include "dot.h"
 #include "lanes.h"
 #include "team.h"
 
@@ -14,23 +15,30 @@ constexpr int ROWS = 12;  // rows of one block: with two tiles, 24 of 32 registe
 #else
 constexpr int ROWS = 4;
 #endif
+constexpr long CACHED_BYTES = 1 << 19;  // of activations that one task goes over, so that they stay near
 
-// sums[m][t] += rows m of `a` (stride `lda`) times tile t of `b`, over `k` steps.
+// sums[m][t] += rows m of `a` (stride `lda`) times `b[t]`, over `k` inputs; from one load of W::STEP inputs to the next it is `stride`.
 template <typename W, int M, int T>
-inline void block(const float* a, long lda, const typename W::Stored* const* b, int k, f32x16 (*sums)[T]) {
+inline void block(const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T]) {
     f32x16 s[M][T];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
         for (int t = 0; t < T; t++) s[m][t] = sums[m][t];
-    for (int i = 0; i < k; i++) {
-        f32x16 w[T];
+    for (int i = 0; i < k; i += W::STEP) {
+        typename W::Loaded w[T];
 #pragma GCC unroll 16
-        for (int t = 0; t < T; t++) w[t] = W::load(b[t] + long(i) * LANES);
+        for (int t = 0; t < T; t++) w[t] = *reinterpret_cast<const typename W::Loaded*>(b[t] + i / W::STEP * stride);
+#pragma GCC unroll 2
+        for (int part = 0; part < W::PARTS; part++) {
+            decltype(W::part(w[0], 0)) x[T];
 #pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
+            for (int t = 0; t < T; t++) x[t] = W::part(w[t], part);
 #pragma GCC unroll 16
-            for (int t = 0; t < T; t++) s[m][t] += a[m * lda + i] * w[t];
+            for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+                for (int t = 0; t < T; t++) s[m][t] = W::add(s[m][t], a + m * lda + i + part, x[t]);
+        }
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
@@ -40,69 +48,97 @@ inline void block(const float* a, long lda, const typename W::Stored* const* b, 
 
 // As `block`, for `m` rows, 1 to ROWS.
 template <typename W, int T>
-inline void rows(int m, const float* a, long lda, const typename W::Stored* const* b, int k, f32x16 (*sums)[T]) {
+inline void rows(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T]) {
     switch (m) {
-        case 1: return block<W, 1, T>(a, lda, b, k, sums);
-        case 2: return block<W, 2, T>(a, lda, b, k, sums);
-        case 3: return block<W, 3, T>(a, lda, b, k, sums);
-        case 4: return block<W, 4, T>(a, lda, b, k, sums);
+        case 1: return block<W, 1, T>(a, lda, b, stride, k, sums);
+        case 2: return block<W, 2, T>(a, lda, b, stride, k, sums);
+        case 3: return block<W, 3, T>(a, lda, b, stride, k, sums);
+        case 4: return block<W, 4, T>(a, lda, b, stride, k, sums);
 #if defined(__AVX512F__)
-        case 5: return block<W, 5, T>(a, lda, b, k, sums);
-        case 6: return block<W, 6, T>(a, lda, b, k, sums);
-        case 7: return block<W, 7, T>(a, lda, b, k, sums);
-        case 8: return block<W, 8, T>(a, lda, b, k, sums);
-        case 9: return block<W, 9, T>(a, lda, b, k, sums);
-        case 10: return block<W, 10, T>(a, lda, b, k, sums);
-        case 11: return block<W, 11, T>(a, lda, b, k, sums);
-        case 12: return block<W, 12, T>(a, lda, b, k, sums);
+        case 5: return block<W, 5, T>(a, lda, b, stride, k, sums);
+        case 6: return block<W, 6, T>(a, lda, b, stride, k, sums);
+        case 7: return block<W, 7, T>(a, lda, b, stride, k, sums);
+        case 8: return block<W, 8, T>(a, lda, b, stride, k, sums);
+        case 9: return block<W, 9, T>(a, lda, b, stride, k, sums);
+        case 10: return block<W, 10, T>(a, lda, b, stride, k, sums);
+        case 11: return block<W, 11, T>(a, lda, b, stride, k, sums);
+        case 12: return block<W, 12, T>(a, lda, b, stride, k, sums);
 #endif
     }
 }
 
-// T neighbouring tiles of `weights` times all rows of `a [m, k]`, to done(row, tile, sum) in order of tiles for each row.
+// T neighbouring tiles of `weights` times rows [from, to) of `a`, to done(row, tile, sums, T).
 template <typename W, int T, typename Done>
-inline void some_tiles(int first, const typename W::Stored* weights, const float* a, long lda, int m, int k, const Done& done) {
+inline void some_tiles(int first, const typename W::Stored* weights, const typename W::Active* a, long lda, int from, int to, int k, const Done& done) {
     const typename W::Stored* b[T];
     for (int t = 0; t < T; t++) b[t] = weights + long(first + t) * k * LANES;
-    for (int row = 0; row < m; row += ROWS) {
-        int n = m - row < ROWS ? m - row : ROWS;
-        f32x16 sums[ROWS][T] = {};
-        rows<W, T>(n, a + row * lda, lda, b, k, sums);
-        for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
+    if constexpr (W::TILES) {
+        constexpr int MOST = T == 4 ? 16 : 32;
+        f32x16 sums[MOST][T];
+        for (int row = from; row < to; row += MOST) {
+            const int n = to - row < MOST ? to - row : MOST;
+            tile_rows<T>(n, a + row * lda, lda, b, k, sums);
+            for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
+        }
+    } else {
+        for (int row = from; row < to; row += ROWS) {
+            const int n = to - row < ROWS ? to - row : ROWS;
+            f32x16 sums[ROWS][T] = {};
+            rows<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, sums);
+            for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
+        }
     }
 }
 
 // The product of `a [m, k]` (row stride `lda`) with `tiles` packed tiles: done(row, first tile, sums, how many), an even number of tiles
-// at a time, the last perhaps alone. A row or two are computed eight tiles at a time: one sum would wait for itself.
+// at a time, the last perhaps alone. Few rows are computed several tiles at a time: one sum would wait for itself. Many rows are cut,
+// so that a task's share of them stays in its core's cache while it goes over its tiles.
 template <typename W, typename Done>
-void product(Team& team, const typename W::Stored* weights, int tiles, const float* a, long lda, int m, int k, const Done& done) {
-    const int wide = m <= 3 ? 8 : 2;
-    team.split((tiles + wide - 1) / wide, [&](int i) {
-        int first = i * wide;
-        if (wide == 8 && first + 8 <= tiles) return some_tiles<W, 8>(first, weights, a, lda, m, k, done);
-        const int end = first + wide < tiles ? first + wide : tiles;
-        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, m, k, done);
-        if (first < end) some_tiles<W, 1>(first, weights, a, lda, m, k, done);
+void product(Team& team, const typename W::Stored* weights, int tiles, const typename W::Active* a, long lda, int m, int k, const Done& done) {
+    constexpr int FEW = W::TILES ? 16 : 3, AT_ONCE = W::TILES ? 4 : 8;
+    const bool few = m <= FEW;
+    const long cached = CACHED_BYTES / (long(sizeof(*a)) * k) / 96 * 96;
+    const int share = cached > 96 ? int(cached) : 96, cuts = (m + share - 1) / share;
+    const int wide = few || cuts > 1 ? 8 : 2, groups = (tiles + wide - 1) / wide;
+    team.split(groups * cuts, [&](int i) {
+        int first = i / cuts * wide;
+        const int end = first + wide < tiles ? first + wide : tiles, from = i % cuts * share, to = from + share < m ? from + share : m;
+        if (few)
+            for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, done);
+        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, done);
+        if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, done);
+        if constexpr (W::TILES) tiles_done();
     });
 }
 
 // out[row * out_stride + o] = dot of row `row` of `a` with row `o` of plain `weights [outputs, k]`; `k` a multiple of 16.
 template <typename W>
 void plain_product(Team& team, const typename W::Stored* weights, long outputs, const float* a, long lda, int m, int k, float* out, long out_stride) {
-    constexpr int GROUP = 64;
+    constexpr int GROUP = 64, PAIR = 2;
     team.split(int((outputs + GROUP - 1) / GROUP), [&](int i) {
-        long end = (i + 1L) * GROUP < outputs ? (i + 1L) * GROUP : outputs;
-        for (long o = long(i) * GROUP; o < end; o++) {
-            const typename W::Stored* w = weights + o * k;
-            for (int row = 0; row < m; row += 4) {
-                int n = m - row < 4 ? m - row : 4;
-                f32x16 s[4] = {};
+        const long end = (i + 1L) * GROUP < outputs ? (i + 1L) * GROUP : outputs;
+        for (long o = long(i) * GROUP; o < end; o += PAIR) {
+            const int n = end - o < PAIR ? 1 : PAIR;
+            const typename W::Stored *one = weights + o * k, *two = weights + (o + n - 1) * k;
+            auto some = [&](int row, auto many) {
+                constexpr int M = decltype(many)::value;
+                f32x16 s[M][PAIR] = {};
                 for (int j = 0; j < k; j += LANES) {
-                    f32x16 x = W::load(w + j);
-                    for (int r = 0; r < n; r++) s[r] += load(a + (row + r) * lda + j) * x;
+                    const f32x16 x = W::load(one + j), y = W::load(two + j);
+#pragma GCC unroll 16
+                    for (int r = 0; r < M; r++) {
+                        const f32x16 z = load(a + (row + r) * lda + j);
+                        s[r][0] += z * x;
+                        s[r][1] += z * y;
+                    }
                 }
-                for (int r = 0; r < n; r++) out[(row + r) * out_stride + o] = sum(s[r]);
-            }
+                for (int r = 0; r < M; r++)
+                    for (int p = 0; p < n; p++) out[(row + r) * out_stride + o + p] = W::one(W::of(sum(s[r][p])));
+            };
+            int row = 0;
+            for (; row + ROWS <= m; row += ROWS) some(row, std::integral_constant<int, ROWS>());
+            for (; row + 4 <= m; row += 4) some(row, std::integral_constant<int, 4>());
+            for (; row < m; row++) some(row, std::integral_constant<int, 1>());
         }
     });
 }

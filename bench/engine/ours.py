@@ -1,0 +1,243 @@
+"""Our side of bench/engine: the worker's engine, without gateway, store and text, answering commands of `children.py` on stdin.
+
+What is measured is what serves: the engine's thread schedules, runs steps on the compiled kernels, samples, keeps chunk keys and
+hands frames out. Only text is left out, as on the other side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+from protocol import MOST_NEW_TOKENS, arguments, prompt, serve
+
+from contracts.frames import StepFrame
+from contracts.ids import SessionKey
+from contracts.kv import chunk_keys, tenant_salt
+from contracts.request import GenerateRequest, Sampling
+from runtime.clock import RealClock
+from runtime.config import KvSection, WorkerSection
+from worker.core.hbm import HbmCache, Save
+from worker.core.pages import PagePool
+from worker.device import Device
+from worker.engine import Cancel, Engine, Submit
+from worker.kernels.choice import choose_kernels
+from worker.kv_loader import KvLoader
+from worker.loads import LoadTable
+from worker.memory.granules import HostPool
+from worker.memory.paged_kv import PagedKv
+from worker.models.config import load_config
+from worker.models.load import load_model
+from worker.native_runner import NativeRunner
+from worker.runner import Slice, Steps
+from worker.text import Detokenizer, TextCodec
+
+GRANULE_BYTES = 2 << 20
+TIMEOUT_S = 3600.0
+#: Room for the weights beside the KV cache.
+WEIGHTS_GIB = 0.5
+#: What keys and values that nobody computed hold.
+MADE_UP = 0.015
+LIBC = ctypes.CDLL(None)
+LIBC.memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+
+class Silent(Detokenizer):
+    """Gives no text, as the other side is told to."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+
+class NoText(TextCodec):
+    """The model's codec, silent."""
+
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        return Silent(self, skip_special)
+
+
+class Gated:
+    """A runner whose steps wait for leave, so that this process is still while the other one is measured."""
+
+    def __init__(self, runner: Steps) -> None:
+        self._runner = runner
+        self._changed = threading.Condition()
+        self._leave: int | None = None
+        self._waits = False
+
+    def open(self) -> None:
+        """Every step may run."""
+        with self._changed:
+            self._leave = None
+            self._changed.notify_all()
+
+    def shut(self) -> None:
+        """No step may run."""
+        with self._changed:
+            self._leave = 0
+
+    def close(self) -> None:
+        """No step may run; returns when the engine waits for leave."""
+        self.shut()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waits, TIMEOUT_S):
+                raise RuntimeError("the engine has nothing to do")
+
+    def allow(self, steps: int) -> None:
+        """So many steps may run."""
+        with self._changed:
+            self._leave = steps
+            self._changed.notify_all()
+
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        with self._changed:
+            self._waits = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._leave != 0)
+            self._waits = False
+            if self._leave is not None:
+                self._leave -= 1
+        return self._runner.step(slices, before_layer, after_layer)
+
+
+class Ours:
+    """One engine and its requests."""
+
+    def __init__(self, model: Path, threads: int, hbm_gib: float, max_batch: int, made_up: bool) -> None:
+        torch.set_num_threads(1)  # as in the worker: the kernels have threads of their own
+        torch.set_grad_enabled(False)
+        settings, worker = KvSection(), WorkerSection(max_batch=max_batch)
+        chunk = settings.chunk_tokens
+        memory = HostPool(int(hbm_gib * 2**30) // GRANULE_BYTES * GRANULE_BYTES, GRANULE_BYTES)
+        kernels = choose_kernels("native", load_config(model), chunk, threads)
+        assert kernels is not None
+        loaded = load_model(model, memory, "auto", "cpu", chunk, None, kernels.pack)
+        kv = PagedKv(memory, loaded.shape, max(memory.free * GRANULE_BYTES // loaded.shape.piece_bytes, 1))
+        pool = PagePool(memory.free // kv.slab_granules, kv.pages_per_slab, loaded.shape.layers)
+        table = LoadTable()
+        loader = KvLoader(kv, table, lambda event: self._engine.inbox.put(event))
+        salt = tenant_salt(b"bench" * 8, "t")
+        self._device = device = Device(loaded.shape, kv, HbmCache(pool), table, loader, RealClock(), settings, lambda tenant: salt)
+        self._gate = Gated(NativeRunner(loaded, kv, kernels))
+        self._engine = Engine(device, self._gate, NoText.load(model), loaded.eos_ids, "bench", worker)
+        self._engine.on_crash = lambda error: os._exit(1)
+        self._vocabulary = loaded.config.vocab_size
+        self._made_up, self._threads, self.products = made_up, threads, kernels.products[0]
+        self._filled = np.empty(0, np.uint8)
+        self._count = 0
+        self._live: list[str] = []
+        self._frames: queue.SimpleQueue[tuple[float, set[str]]] = queue.SimpleQueue()
+        loader.start()
+        self._engine.start()
+
+    def put(self, frame: StepFrame) -> None:
+        """A gateway stream's end, on the engine's thread."""
+        if frame.failed:
+            raise RuntimeError(str(frame.failed))
+        speaking = {output.request_id for output in frame.outputs if output.tokens}
+        if speaking:
+            self._frames.put((time.perf_counter(), speaking))
+
+    def _submit(self, tokens: int, max_tokens: int) -> str:
+        self._count += 1
+        sampling = Sampling(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
+        ids = prompt(self._count, tokens, self._vocabulary)
+        request = GenerateRequest(f"r{self._count}", "t", f"s{self._count}", "bench", sampling, prompt_tokens=ids)
+        self._engine.inbox.put(Submit(request, ids, max_tokens, self))
+        return request.request_id
+
+    def prefill(self, tokens: int) -> float:
+        """A prompt that nobody has seen, to its first token."""
+        began = time.perf_counter()
+        self._submit(tokens, 1)
+        return self._frames.get(timeout=TIMEOUT_S)[0] - began
+
+    def begin(self, batch: int, context: int) -> float:
+        """Prefill a batch and stop before its next step."""
+        began = time.perf_counter()
+        if self._made_up:
+            self._gate.shut()
+            self._submit(1, 1)
+            self._gate.close()  # the engine's thread stands in a step: the cache is ours
+            for number in range(self._count + 1, self._count + batch + 1):
+                self._make_up(number, context)
+            self._gate.open()
+            self._frames.get(timeout=TIMEOUT_S)
+        self._live = [self._submit(context, MOST_NEW_TOKENS) for _ in range(batch)]
+        silent = set(self._live)
+        while silent:
+            ended, speaking = self._frames.get(timeout=TIMEOUT_S)
+            silent -= speaking
+        self._gate.close()
+        return ended - began
+
+    def _make_up(self, number: int, context: int) -> None:
+        """Put KV of request `number`'s prompt into HBM that nobody has computed. The engine is idle."""
+        device, session = self._device, SessionKey("t", f"s{number}")
+        usable = (context - 1) // device.shape.chunk_tokens * device.shape.chunk_tokens
+        ids = prompt(number, context, self._vocabulary)[:usable]
+        for index, key in enumerate(chunk_keys(device.salt_of("t"), device.shape, ids)):
+            if not device.cache.make_room(device.shape.layers, device.clock.now()):
+                raise RuntimeError("the KV cache is too small; raise --kv-gib")
+            block = device.cache.new_block(index, session, range(device.shape.layers))
+            device.back()
+            for page in block.pages:
+                torch.from_numpy(device.kv.page_bytes_view(int(page))).view(device.kv.dtype).fill_(MADE_UP)
+            block.ready[:], block.save = True, Save.BELOW
+            device.cache.enter(block, key)
+
+    def read(self, amount: int) -> float:
+        """Read that many bytes of memory once with all threads, by a C library's search for a byte that is not there."""
+        if self._filled.nbytes < amount:
+            self._filled = np.ones(amount, np.uint8)
+        share = amount // self._threads
+        places = [self._filled.ctypes.data + i * share for i in range(self._threads)]
+        began = time.perf_counter()
+        readers = [threading.Thread(target=LIBC.memchr, args=(place, 0, share)) for place in places]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        return time.perf_counter() - began
+
+    def decode(self, steps: int) -> float:
+        """So many steps of the whole batch, counted from the end of the step before them."""
+        while not self._frames.empty():
+            self._frames.get()
+        self._gate.allow(steps + 1)
+        ends = [self._frames.get(timeout=TIMEOUT_S) for _ in range(steps + 1)]
+        if any(len(speaking) != len(self._live) for _, speaking in ends):
+            raise RuntimeError("a sequence was left out of a step")
+        return ends[-1][0] - ends[0][0]
+
+    def end(self) -> float:
+        """Give the batch up."""
+        for request_id in self._live:
+            self._engine.inbox.put(Cancel(request_id))
+        self._gate.open()
+        while not self._engine.idle:
+            time.sleep(0.01)
+        while not self._frames.empty():
+            self._frames.get()
+        return 0.0
+
+
+def main() -> None:
+    said = arguments()
+    ours = Ours(Path(said["model"]), said["threads"], said["kv_gib"] + WEIGHTS_GIB, said["max_batch"], said["made_up"])
+    does = {"prefill": ours.prefill, "begin": ours.begin, "decode": ours.decode, "end": ours.end, "read": ours.read}
+    serve(does, {"our_products": ours.products})
+
+
+if __name__ == "__main__":
+    main()

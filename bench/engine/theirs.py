@@ -1,0 +1,102 @@
+"""vLLM's side of bench/engine: its engine in this very process, driven step by step as its own LLM class does, answering commands of
+`protocol.py` on stdin. Runs in the peer's environment.
+
+Compiled mode, prefix cache and token budget are vLLM's defaults. Scheduling, sampling and output processing run as for any caller; text
+does not, as on our side. Contexts too long to be computed for this are made up by vLLM's own connector for decode benchmarks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from protocol import MOST_NEW_TOKENS, arguments, prompt, serve
+from vllm import LLM, SamplingParams
+from vllm import __version__ as version
+from vllm.config import KVTransferConfig
+from vllm.sampling_params import RequestOutputKind
+
+#: What keys and values that nobody computed hold.
+MADE_UP = 0.015
+
+
+class Theirs:
+    """One engine and its requests."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        more: dict[str, Any] = {}
+        if said["made_up"]:
+            more["kv_transfer_config"] = KVTransferConfig(
+                kv_connector="DecodeBenchConnector", kv_role="kv_both", kv_connector_extra_config={"fill_mean": MADE_UP, "fill_std": 0.0}
+            )
+        llm = LLM(
+            model=said["model"],
+            skip_tokenizer_init=True,
+            max_model_len=said["longest"],
+            max_num_seqs=said["max_batch"],
+            disable_log_stats=True,
+            seed=0,
+            **more,
+        )
+        self._engine = llm.llm_engine
+        self._vocabulary = said["vocabulary"]
+        self._count = itertools.count(1)
+        self._live: list[str] = []
+
+    def _submit(self, tokens: int, max_tokens: int) -> str:
+        number = next(self._count)
+        wanted = SamplingParams(
+            temperature=0.0, ignore_eos=True, max_tokens=max_tokens, detokenize=False, output_kind=RequestOutputKind.DELTA
+        )
+        self._engine.add_request(f"r{number}", {"prompt_token_ids": prompt(number, tokens, self._vocabulary)}, wanted)
+        return f"r{number}"
+
+    def _step(self) -> set[str]:
+        """One step; the requests that gained a token by it."""
+        return {output.request_id for output in self._engine.step() if output.outputs[0].token_ids}
+
+    def prefill(self, tokens: int) -> float:
+        """A prompt that nobody has seen, to its first token."""
+        began = time.perf_counter()
+        self._submit(tokens, 1)
+        while not self._step():
+            pass
+        took = time.perf_counter() - began
+        while self._engine.has_unfinished_requests():
+            self._step()
+        return took
+
+    def begin(self, batch: int, context: int) -> float:
+        """Prefill a batch and stop before its next step."""
+        began = time.perf_counter()
+        self._live = [self._submit(context, MOST_NEW_TOKENS) for _ in range(batch)]
+        silent = set(self._live)
+        while silent:
+            silent -= self._step()
+        return time.perf_counter() - began
+
+    def decode(self, steps: int) -> float:
+        """So many steps of the whole batch, counted from the end of the step before them."""
+        self._step()
+        began = time.perf_counter()
+        for _ in range(steps):
+            if len(self._step()) != len(self._live):
+                raise RuntimeError("a sequence was left out of a step")
+        return time.perf_counter() - began
+
+    def end(self) -> float:
+        """Give the batch up."""
+        self._engine.abort_request(self._live)
+        while self._engine.has_unfinished_requests():
+            self._step()
+        return 0.0
+
+
+def main() -> None:
+    theirs = Theirs(arguments())
+    serve({"prefill": theirs.prefill, "begin": theirs.begin, "decode": theirs.decode, "end": theirs.end}, {"vllm": version})
+
+
+if __name__ == "__main__":
+    main()
