@@ -31,6 +31,8 @@ from runtime.profiles import cores, processor, read, stored
 
 #: The arena that loads are measured with: a large load is 2/5 of it.
 _ARENA_GIB, _QUICK_ARENA_GIB = 0.25, 0.125
+#: A load average of more than this, a core, is told: what is measured beside it holds for nobody.
+_BUSY = 0.5
 _SOURCES = {
     "dram": "this node's DRAM",
     "ssd": "this node's SSD",
@@ -45,6 +47,9 @@ def measure(config: Config, quick: bool, quiet: bool) -> Profile:
 
     Raises ConfigError when the model or a setting is wrong, CallFailed when measuring failed.
     """
+    busy = os.getloadavg()[0]
+    if busy > _BUSY * cores():
+        print(f"upbeat: this machine is busy (load average {busy:.1f} on {cores()} cores), and so are the figures", file=sys.stderr)
     work = config.data / f"profiling-{os.getpid()}"
     nodes = min(2, config.nodes.count)
     first = free_ports(10 * nodes + 2)
