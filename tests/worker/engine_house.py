@@ -32,7 +32,8 @@ from worker.grammars import Grammars
 from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
 from worker.loads import FromStore, LoadTable, StoreDown, StoreUp
-from worker.memory.granules import HostPool
+from worker.memory.copier import Copier, HostCopier
+from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.models.config import load_config
 from worker.models.load import Model, load_model
@@ -238,18 +239,14 @@ class House:
     ) -> None:
         torch.set_num_threads(1)
         settings = KvSection(cache=cache, cooperative=cooperative, chunk_tokens=CHUNK)
-        self.memory = HostPool(64 << 20, GRANULE)
-        computing = choose_kernels(kernels, load_config(model), CHUNK, 1)
-        self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None, computing and computing.pack)
-        self.kv = PagedKv(self.memory, self.model.shape, pages)
+        runner, copier = self.assemble(model, pages, dtype, kernels)
         self.pool = PagePool(self.kv.slab_count, self.kv.pages_per_slab, self.model.shape.layers)
         table = LoadTable()
-        self.loader = KvLoader(self.kv, table, lambda event: self.engine.inbox.put(event))
+        self.loader = KvLoader(self.kv, table, lambda event: self.engine.inbox.put(event), copier)
         self.cache = HbmCache(self.pool)
         salt = tenant_salt(b"s" * 32, "t")
         self.device = Device(self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt)
         self.codec = TextCodec.load(model)
-        runner: Steps = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
         if step_ms:
             runner = Slow(runner, step_ms / 1000)
         self.computed = runner = Counting(runner)
@@ -265,6 +262,15 @@ class House:
         self._frames: queue.Queue[StepFrame] = queue.Queue()
         self._results: dict[str, Result] = {}
         self._count = 0
+
+    def assemble(self, model: Path, pages: int, dtype: str, kernels: str) -> tuple[Steps, Copier]:
+        """Sets memory, model and kv; returns what computes and what copies."""
+        self.memory: GranulePool = HostPool(64 << 20, GRANULE)
+        computing = choose_kernels(kernels, load_config(model), CHUNK, 1)
+        self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None, computing and computing.pack)
+        self.kv = PagedKv(self.memory, self.model.shape, pages)
+        runner = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
+        return runner, HostCopier(self.kv)
 
     def attach(self, store: FakeStore) -> None:
         """Attach this store (which another engine may have filled)."""
