@@ -1,0 +1,92 @@
+"""xxh3-64 of many ranges of memory at a time, without holding the GIL where that can be had.
+
+python-xxhash holds it for as long as it computes, so that nothing else in the process runs meanwhile. Its library is called directly
+here instead: one call of a small loop, which is compiled once for the machine (runtime/native.py), for any number of ranges. The
+digests are those of python-xxhash, which is what computes until the loop is there, and where there is no compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+import xxhash._xxhash as python_xxhash
+
+from runtime import native, telemetry
+from runtime.native import NotBuilt
+
+_SOURCE = Path(__file__).parent / "native" / "sums.cpp"
+_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
+#: Less than this is done before the GIL could be had back.
+_WORTH_BYTES = 32 << 10
+#: Lengths that xxh3 treats differently.
+_TRIED = (0, 1, 7, 16, 100, 200, 300, 1024, 4096, 65_537)
+
+log = telemetry.logger("kvstore.checksums")
+
+
+class _Loop:
+    """The compiled loop over the hash function that python-xxhash's own library exports. Raises NotBuilt, OSError, AttributeError."""
+
+    def __init__(self) -> None:
+        library: Any = ctypes.CDLL(str(native.library(_SOURCE, _FLAGS)))
+        hashes: Any = ctypes.CDLL(python_xxhash.__file__)
+        self._hash = ctypes.cast(hashes.XXH3_64bits, ctypes.c_void_p)
+        self._call = library.upbeat_sums
+        self._call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        self._call.restype = None
+        self._check()
+
+    def _check(self) -> None:
+        data = os.urandom(max(_TRIED) + 1)
+        held = np.frombuffer(data, dtype=np.uint8)
+        if self.sums(held.ctypes.data, [(1, n) for n in _TRIED]) != [xxhash.xxh3_64_intdigest(data[1 : 1 + n]) for n in _TRIED]:
+            raise NotBuilt("its digests are not those of python-xxhash")
+
+    def sums(self, base: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """Of each (offset from `base`, length)."""
+        wanted = np.array(ranges, dtype=np.uint64).reshape(-1, 2)
+        sums = np.empty(len(ranges), dtype=np.uint64)
+        self._call(self._hash, base, wanted.ctypes.data, len(ranges), sums.ctypes.data)
+        found: list[int] = sums.tolist()
+        return found
+
+
+_loop: _Loop | None = None
+_started = threading.Lock()
+_ended = threading.Event()
+
+
+def prepare(*, wait_s: float = 0.0) -> bool:
+    """Make the loop in the background, once a process. Whether it is there, after waiting for it for so long at most."""
+    if _started.acquire(blocking=False):  # for good
+        threading.Thread(target=_prepare, name="checksums", daemon=True).start()
+    _ended.wait(wait_s)
+    return _loop is not None
+
+
+def _prepare() -> None:
+    global _loop
+    try:
+        _loop = _Loop()
+    except (NotBuilt, OSError, AttributeError) as e:
+        log.info("checksums are computed one by one", reason=str(e))
+    finally:
+        _ended.set()
+
+
+def sums(view: memoryview, address: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """xxh3-64 of each (offset, length) of the memory that `view` shows and that lies at `address`. Raises ValueError when one is not
+    within it."""
+    if any(offset < 0 or length < 0 or offset + length > len(view) for offset, length in ranges):
+        raise ValueError("a range lies outside of the memory")
+    loop = _loop
+    if loop is not None and sum(length for _, length in ranges) >= _WORTH_BYTES:
+        return loop.sums(address, ranges)
+    return [xxhash.xxh3_64_intdigest(view[offset : offset + length]) for offset, length in ranges]
