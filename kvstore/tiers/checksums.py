@@ -37,7 +37,9 @@ class _Loop:
     def __init__(self) -> None:
         library: Any = ctypes.CDLL(str(native.library(_SOURCE, _FLAGS)))
         hashes: Any = ctypes.CDLL(python_xxhash.__file__)
-        self._hash = ctypes.cast(hashes.XXH3_64bits, ctypes.c_void_p)
+        # The one that asks the processor what it can, where the build has it.
+        best = hashes.XXH3_64bits_dispatch if hasattr(hashes, "XXH3_64bits_dispatch") else hashes.XXH3_64bits
+        self._hash = ctypes.cast(best, ctypes.c_void_p)
         self._call = library.upbeat_sums
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
         self._call.restype = None
