@@ -88,10 +88,16 @@ class Emptying:
     def _value(self, slab: Slab) -> VictimKey | None:
         if slab.locked:
             return None
-        most: VictimKey | None = None
+        lowest: dict[bytes, tuple[int, Chunk]] = {}  #: of a chunk's pieces in one slab the lowest layer is the most precious
         for offset, holder in slab.slots():
             chunk = cast(Chunk, holder)
-            key = self._victims.key(chunk, chunk.offsets.index(offset))
+            layer = chunk.offsets.index(offset)
+            known = lowest.get(chunk.key)
+            if known is None or layer < known[0]:
+                lowest[chunk.key] = layer, chunk
+        most: VictimKey | None = None
+        for layer, chunk in lowest.values():
+            key = self._victims.key(chunk, layer)
             if key is None or protected(key, self._below):
                 return None
             if most is None or key > most:

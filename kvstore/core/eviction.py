@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator
 
+from contracts.ids import SessionKey
 from kvstore.core.index import Chunk, Index
 from kvstore.core.ledger import SlotKind, slot_bytes
 from kvstore.core.prefetch import band_of, quarter
@@ -76,7 +77,8 @@ class Victims:
         self._entries = 0
         self._numbers = 0
         self._now = 0.0
-        self._standings: dict[bytes, Standing] = {}
+        self._standings: dict[bytes, Standing] = {}  #: of chunks, and of sessions, since the last refresh
+        self._of_session: dict[SessionKey, Standing] = {}
         self._passed: set[tuple[bytes, int]] = set()
         self._popped: dict[tuple[bytes, SlotKind], Chunk] = {}
 
@@ -86,6 +88,7 @@ class Victims:
         """Enter what has changed its place since the last time; false when nothing has."""
         self._now = now
         self._standings.clear()
+        self._of_session.clear()
         self._sessions.expire(now)
         changed = bool(self._index.stirred or self._sessions.changed)
         for session in self._sessions.changed:
@@ -105,13 +108,21 @@ class Victims:
 
     def key(self, chunk: Chunk, layer: int) -> VictimKey | None:
         """The piece's place now; None: it may not be evicted at all. Pins are the caller's to check."""
-        if chunk.state(layer) is not PieceState.READY or not evictable(chunk):
+        states = chunk.states
+        if not states or states[layer] is not PieceState.READY or not evictable(chunk):
             return None
         standing = self._standings.get(chunk.key)
         if standing is None:
             names = self._index.names.get(chunk.key, ())
-            standing = self._standings[chunk.key] = strongest([self._sessions.standing(s, self._now) for s in names])
+            standing = self._standings[chunk.key] = strongest([self._standing(s) for s in names])
         return victim_key(chunk, layer, standing, self._layer_priority)
+
+    def _standing(self, session: SessionKey) -> Standing:
+        """Of a session, which many chunks share."""
+        standing = self._of_session.get(session)
+        if standing is None:
+            standing = self._of_session[session] = self._sessions.standing(session, self._now)
+        return standing
 
     def reason(self, chunk: Chunk, layer: int) -> str:
         """Why a victim was one: "unsaved", or its class."""
