@@ -1,9 +1,9 @@
-"""The compiled kernels: when they are used, and that a row's bits depend on nothing but its own tokens."""
+"""The compiled kernels: when they are used, that they compute what they should, and that a row's bits depend on nothing but its own
+tokens. What needs instructions that this processor may lack is computed by the same code with those instructions emulated."""
 
 from __future__ import annotations
 
 import itertools
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import ConfigError
-from tests.worker.test_models_against_transformers import CHUNK, SIZES, Bench, prompt, reference
-from worker.kernels.build import NoKernels, library
+from tests.worker.test_models_against_transformers import CHUNK, GRANULE, Bench, prompt, reference
+from worker.kernels.build import KERNELS, NoKernels, library
 from worker.kernels.choice import choose_kernels
+from worker.kernels.cpu_kernels import CpuKernels
 from worker.models.config import ModelConfig, load_config
 
-TYPES = ["float32", "bfloat16", "float16"]
+#: Types, and for bfloat16 the ways to multiply it.
+WAYS = ["float32", "float16", "bfloat16-portable", "bfloat16-pairs", "bfloat16-tiles"]
+EMULATED = ("-DUPBEAT_EMULATE", "-O1")
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +33,28 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module", params=TYPES)
-def native(request: pytest.FixtureRequest, directory: Path) -> Bench:
-    Bench.computes = "native"
-    try:
-        return Bench(directory, dtype=request.param)
-    finally:
-        Bench.computes = "torch"
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose every size suits tiles."""
+    made = tmp_path_factory.mktemp("wide")
+    reference(made, "qwen3-wide")
+    return made
+
+
+def bench_by(way: str, directory: Path, threads: int = 2) -> Bench:
+    """A bench of this type that multiplies this way and no other; its chunks suit tiles."""
+    dtype, _, products = way.partition("-")
+    built = library(KERNELS, EMULATED) if products in ("pairs", "tiles") else library()
+    kernels = CpuKernels(built, threads, [products or "portable"])
+    assert kernels.products == [products or "portable"]
+    bench = Bench(directory, dtype=dtype, granule=4 * GRANULE, chunk=2 * CHUNK, kernels=kernels)
+    assert bench.runner._kernels._type == {"tiles": 4, "pairs": 3}.get(products, bench.runner._kernels._type)
+    return bench
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def native(request: pytest.FixtureRequest, wide: Path) -> Bench:
+    return bench_by(request.param, wide)
 
 
 @settings(deadline=None, max_examples=25)
@@ -63,19 +81,38 @@ def test_a_sequence_has_the_same_bits_however_it_is_cut_and_whatever_it_is_compu
         native.free = np.concatenate((native.free, *(p.ravel() for p, _ in beside)))
     assert torch.equal(logits, whole)
     for layer in range(native.model.config.layers):
-        for mine, theirs in zip(pages[layer][: 100 // CHUNK], alone[layer], strict=False):
+        for mine, theirs in zip(pages[layer][: 100 // native.kv.shape.chunk_tokens], alone[layer], strict=False):
             assert np.array_equal(native.kv.page_bytes_view(mine), native.kv.page_bytes_view(theirs))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bit_types_stay_close_to_float32(directory: Path, dtype: str) -> None:
-    Bench.computes = "native"
-    narrow, wide = Bench(directory, dtype=dtype), Bench(directory)
-    Bench.computes = "torch"
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_sixteen_bit_types_stay_close_to_float32(wide: Path, way: str) -> None:
+    narrow, reference_bench = bench_by(way, wide), bench_by("float32", wide)
     tokens = prompt(60)
-    expected = wide.step(wide.cut(wide.pages(60), tokens, 0, 60))
+    expected = reference_bench.step(reference_bench.cut(reference_bench.pages(60), tokens, 0, 60))
     got = narrow.step(narrow.cut(narrow.pages(60), tokens, 0, 60))
     assert torch.nn.functional.cosine_similarity(got, expected).item() > 0.99
+
+
+def test_all_ways_to_multiply_bfloat16_agree_but_for_the_order_of_sums(wide: Path) -> None:
+    tokens, results = prompt(60), []
+    for way in WAYS[2:]:
+        bench = bench_by(way, wide)
+        results.append(bench.step(bench.cut(bench.pages(60), tokens, 0, 60)))
+    portable, pairs, tiles = results
+    for other in (pairs, tiles):
+        assert torch.nn.functional.cosine_similarity(other, portable).item() > 0.999
+
+
+def test_a_way_to_multiply_that_the_library_or_the_processor_lacks_is_not_used() -> None:
+    emulating, plain = CpuKernels(library(KERNELS, EMULATED), 1), CpuKernels(library(), 1)
+    assert emulating.products == ["tiles", "pairs", "portable"]
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    able = {"tiles": {"amx_tile", "amx_bf16"}, "pairs": {"avx512_bf16"}, "portable": set()}
+    assert plain.products[-1] == "portable"
+    assert all(able[way] <= set(flags) for way in plain.products)
+    for kernels in (emulating, plain):
+        kernels.close()
 
 
 def test_one_thread_and_three_give_the_same_bits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +151,8 @@ def test_what_the_kernels_do_not_suit_is_computed_by_torch_or_refused_by_name(di
     assert choose_kernels("auto", odd, CHUNK, 1) is None
     with pytest.raises(ConfigError, match=r"worker\.kernels = 'native'.*head_dim = 20.*auto"):
         choose_kernels("native", odd, CHUNK, 1)
+    with pytest.raises(ConfigError, match=r"worker\.kernels = 'portable' is impossible here"):
+        choose_kernels("portable", odd, CHUNK, 1)
     with pytest.raises(ConfigError, match=r"kv\.chunk_tokens = 20"):
         choose_kernels("native", load_config(directory), 20, 1)
 
@@ -151,33 +190,7 @@ def test_processes_that_start_together_build_once(monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "builds").read_text() == "x\n"
 
 
-def test_attention_agrees_with_a_float64_reference(directory: Path) -> None:
-    """One layer's attention of one head, from the pages that the kernels wrote."""
-    Bench.computes = "native"
-    bench = Bench(directory)
-    Bench.computes = "torch"
-    c, seen = bench.model.config, []
-    kernels = bench.runner._kernels
-    original = kernels.finish
-
-    def attend_only(layer, number, buffers, queries, rows, base) -> None:  # type: ignore[no-untyped-def]
-        if number == 0:
-            original(layer, number, buffers, queries, 0, base)  # no rows: attention, and no products after it
-            width = c.heads * c.head_dim
-            stride = width + 16
-            attended = bench.runner._memory["a"].flatten()[: 45 * stride].view(45, stride)[:, :width]
-            seen.append((bench.runner._memory["q"][:45].clone(), attended.clone()))
-        original(layer, number, buffers, queries, rows, base)
-
-    kernels.finish = attend_only  # type: ignore[method-assign]
-    tokens, pages = prompt(45, random.Random(3).randrange(1000)), bench.pages(45)
-    bench.step(bench.cut(pages, tokens, 0, 45))
-    q, got = (t.double() for t in seen[0])
-    kv = torch.from_numpy(np.stack([bench.kv.page_bytes_view(p).view("f4") for p in pages[0]])).double()
-    kv = kv.view(-1, c.kv_heads, 2, CHUNK, c.head_dim).permute(1, 2, 0, 3, 4).reshape(c.kv_heads, 2, -1, c.head_dim)[:, :, :45]
-    for head in range(c.heads):
-        k, v = kv[head // (c.heads // c.kv_heads)]
-        mine = slice(head * c.head_dim, (head + 1) * c.head_dim)
-        scores = q[:, mine] @ k.T / c.head_dim**0.5 + torch.full((45, 45), float("-inf"), dtype=torch.float64).triu(1)
-        torch.testing.assert_close(got[:, mine], scores.softmax(-1) @ v, atol=2e-6, rtol=2e-5)
-    assert SIZES["num_hidden_layers"] == c.layers
+def test_portable_kernels_multiply_without_the_processors_bfloat16(directory: Path) -> None:
+    kernels = choose_kernels("portable", load_config(directory), CHUNK, 1)
+    assert kernels is not None and kernels.products == ["portable"]
+    kernels.close()

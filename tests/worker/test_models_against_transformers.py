@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from worker.kernels.choice import choose_kernels
+from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.models.config import load_config
@@ -67,6 +68,7 @@ CASES = {
         },
     ),
     "qwen3-biased": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
+    "qwen3-wide": ("Qwen3", {"head_dim": 32, "intermediate_size": 96}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
@@ -102,9 +104,11 @@ class Bench:
     computes = "torch"
     threads = 2
 
-    def __init__(self, directory: Path, dtype: str = "float32", granule: int = GRANULE, chunk: int = CHUNK) -> None:
+    def __init__(
+        self, directory: Path, dtype: str = "float32", granule: int = GRANULE, chunk: int = CHUNK, kernels: CpuKernels | None = None
+    ) -> None:
         self.pool = HostPool(granule * 512, granule)
-        kernels = choose_kernels(self.computes, load_config(directory), chunk, self.threads)
+        kernels = kernels or choose_kernels(self.computes, load_config(directory), chunk, self.threads)
         self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None, kernels and kernels.pack)
         self.kv = PagedKv(self.pool, self.model.shape, 700)
         for slab in range(self.kv.slab_count):

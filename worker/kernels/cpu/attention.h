@@ -25,7 +25,10 @@ struct Query {
 // Scratch of one task: a page unpacked, scores, results.
 struct Unpacked {
     std::vector<float> k, v, scores, out, q;
-    Unpacked(int chunk, int dim) : k(chunk * dim), v(chunk * dim), scores(BLOCK_ROWS * (chunk + LANES)), out(BLOCK_ROWS * (dim + LANES)), q(BLOCK_ROWS * (dim + LANES)) {}
+    std::vector<uint16_t> narrow, rest;  // what tiles multiply: q or the scores, and what rounding the scores left
+    Unpacked(int chunk, int dim)
+        : k(chunk * dim), v(chunk * dim), scores(BLOCK_ROWS * (chunk + LANES)), out(BLOCK_ROWS * (dim + LANES)), q(BLOCK_ROWS * (dim + LANES)),
+          narrow(BLOCK_ROWS * ((chunk > dim ? chunk : dim) + LANES)), rest(BLOCK_ROWS * (chunk + LANES)) {}
 };
 
 // `[16][16]` of rows with stride `from_stride`, transposed.
@@ -106,6 +109,57 @@ inline void tiled(int m, const float* a, long lda, const typename W::Stored* til
     }
 }
 
+// V of one head for tiles: as packed weights of `[dim]` outputs, tokens being the inputs, zero from `tokens` to `padded`, an even number.
+inline void pair_values(const uint16_t* v, int tokens, int padded, int dim, uint16_t* to) {
+    for (int d = 0; d < dim; d += LANES)
+        for (int t = 0; t < padded; t += 2) {
+            const auto row = [&](int token) {
+                return token < tokens ? __builtin_convertvector(*reinterpret_cast<const u16x16*>(v + long(token) * dim + d), u32x16) : u32x16{};
+            };
+            *reinterpret_cast<u32x16*>(to + long(d) * padded + t * LANES) = row(t) | row(t + 1) << 16;
+        }
+}
+
+// to[m][count * 16] = (or +=) a[m][k] times `count` tiles by the processor's tiles; `k` a multiple of 32.
+inline void tile_product(int m, const uint16_t* a, long lda, const uint16_t* tiles, int k, int count, float* to, long ld, bool add) {
+    for (int i = 0; i < m; i += 32) {
+        const int n = m - i < 32 ? m - i : 32;
+        for (int t = 0; t < count; t += 2) {
+            f32x16 sums[32][2];
+            const int last = t + 1 < count ? t + 1 : t;
+            const uint16_t* b[2] = {tiles + long(t) * k * LANES, tiles + long(last) * k * LANES};
+            tile_rows<2>(n, a + i * lda, lda, b, k, sums);
+            for (int r = 0; r < n; r++)
+                for (int j = t; j <= last; j++) {
+                    float* at = to + (i + r) * ld + j * LANES;
+                    store(at, add ? load(at) + sums[r][j - t] : sums[r][j - t]);
+                }
+        }
+    }
+}
+
+// Scores of a page's first `padded` tokens, from K in `u.k` packed in pairs.
+inline void tile_scores(int m, int padded, int dim, long lq, long lp, Unpacked& u) {
+    for (int i = 0; i < m; i++)
+        for (int d = 0; d < dim; d += LANES) Bf16::store(u.narrow.data() + i * dim + d, load(u.q.data() + i * lq + d));
+    tile_product(m, u.narrow.data(), dim, reinterpret_cast<const uint16_t*>(u.k.data()), dim, padded / LANES, u.scores.data(), lp, false);
+}
+
+// u.out += the scores times V's first `seen` tokens. A score is the sum of two bfloat16, so that it loses nothing that counts.
+inline void tile_values(const uint16_t* v, int m, int seen, int dim, long lp, long lq, Unpacked& u) {
+    const int written = (seen + LANES - 1) / LANES * LANES, padded = (seen + 31) / 32 * 32;
+    auto* pairs = reinterpret_cast<uint16_t*>(u.v.data());
+    pair_values(v, seen, padded, dim, pairs);
+    for (int i = 0; i < m; i++)
+        for (int t = 0; t < padded; t += LANES) {
+            const f32x16 x = t < written ? load(u.scores.data() + i * lp + t) : splat(0), upper = Bf16::rounded(x);
+            Bf16::store(u.narrow.data() + i * padded + t, upper);
+            Bf16::store(u.rest.data() + i * padded + t, x - upper);
+        }
+    tile_product(m, u.narrow.data(), padded, pairs, padded, dim / LANES, u.out.data(), lq, true);
+    tile_product(m, u.rest.data(), padded, pairs, padded, dim / LANES, u.out.data(), lq, true);
+}
+
 struct AttentionShape {
     int heads, kv_heads, dim, chunk, window;  // window 0: none
     float scale;
@@ -118,6 +172,7 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
     using Kept = std::conditional_t<std::is_same_v<typename W::Stored, uint16_t>, Bf16, W>;  // as pages are read, whatever multiplies weights
     const int group = s.heads / s.kv_heads, dim = s.dim, chunk = s.chunk, m = tokens * group;
     const long lq = dim + LANES, lp = chunk + LANES;
+    const bool by_tiles = W::TILES && dim % 32 == 0 && chunk % 32 == 0;
     float most[BLOCK_ROWS], total[BLOCK_ROWS];
     for (int i = 0; i < m; i++) {
         const float* from = q + (query.row + first + i / group) * q_stride + (g * group + i % group) * dim;
@@ -132,7 +187,10 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
         const int at = page * chunk, seen = last + 1 - at < chunk ? last + 1 - at : chunk, padded = (seen + LANES - 1) / LANES * LANES;
         const auto* k = reinterpret_cast<const typename W::Stored*>(base + query.pages[layer * query.pages_a_layer + page]) + long(g) * 2 * chunk * dim;
         const auto* v = k + long(chunk) * dim;
-        if (Kept::STEP == 2 && dim % (2 * LANES) == 0) {
+        if (by_tiles) {
+            unpack_keys<Kept>(k, padded, dim, u.k.data());
+            if constexpr (W::TILES) tile_scores(m, padded, dim, lq, lp, u);
+        } else if (Kept::STEP == 2 && dim % (2 * LANES) == 0) {
             unpack_keys<Kept>(k, padded, dim, u.k.data());
             tiled<Kept>(m, u.q.data(), lq, reinterpret_cast<const typename W::Stored*>(u.k.data()), dim * LANES, Kept::STEP * LANES, dim, padded / LANES,
                         u.scores.data(), lp, false);
@@ -164,13 +222,16 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
             if (before != now)
                 for (int d = 0; d < dim; d += LANES) store(u.out.data() + i * lq + d, load(u.out.data() + i * lq + d) * shrunk);
         }
-        if (m <= ROWS) {  // V is gone over once: in place
+        if (by_tiles) {
+            if constexpr (W::TILES) tile_values(v, m, seen, dim, lp, lq, u);
+        } else if (m <= ROWS) {  // V is gone over once: in place
             tiled<Plain<Kept>>(m, u.scores.data(), lp, v, LANES, dim, seen, dim / LANES, u.out.data(), lq, true);
         } else {
             unpack_values<W>(v, seen, chunk, dim, u.v.data());
             tiled<F32>(m, u.scores.data(), lp, u.v.data(), chunk * LANES, LANES, seen, dim / LANES, u.out.data(), lq, true);
         }
     }
+    if constexpr (W::TILES) tiles_done();
     for (int i = 0; i < m; i++) {
         auto* to = out + (query.out_row + first + i / group) * out_stride + (g * group + i % group) * dim;
         for (int d = 0; d < dim; d += LANES) put(to + d, W::rounded(load(u.out.data() + i * lq + d) / total[i]));
