@@ -180,9 +180,12 @@ class Ours:
         return self.stores.config.node(node).name
 
     def restart_store(self, node: int) -> None:
-        """Start the node's store afresh and wait until the engine is attached to it again."""
+        """Start the node's store afresh, which is the engine's, and wait until the engine is attached to it again."""
+        link = self.engine.device.link
+        assert link is not None and node == self.home
+        before = link.arena
         self.stores.again(node)
-        self._until(lambda: not self.engine.device.store_here or node != self.home)
+        self._until(lambda: link.arena is not None and link.arena is not before)
         self.attached()
 
     def question_ms(self, times: int) -> float:
