@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from runtime import telemetry
 from worker.kernels.choice import choose_kernels
 from worker.memory.granules import HostPool
 from worker.models.config import load_config
@@ -23,6 +24,7 @@ def resident(what: str) -> int:
 
 
 def main() -> None:
+    telemetry.configure_logs("peak", "error")
     directory, choice = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     kernels = choose_kernels(choice, load_config(directory), 64, 1)
