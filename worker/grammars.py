@@ -151,6 +151,23 @@ class _Vocabulary:
 
     def __init__(self, codec: TextCodec, tokens: list[bytes], special: list[int], eos: int) -> None:
         self._codec, self.tokens, self.special_token_ids, self.eos_token_id = codec, tokens, special, eos
+        self._ids: dict[bytes, int] = {}
 
     def __call__(self, text: str) -> list[int]:
-        return self._codec.plain_tokens(text)
+        """Tokens whose bytes are those of `text`: the tokenizer's own choice, unless it adds a space in front, normalises, or takes
+        a special token's spelling for the token; then the longest that fit, one by one."""
+        data = text.encode()
+        tokens = self._codec.plain_tokens(text)
+        if b"".join(map(self._codec.token_bytes, tokens)) == data:
+            return tokens
+        if not self._ids:
+            special = set(self.special_token_ids)
+            self._ids = {spelled: token for token, spelled in enumerate(self.tokens) if spelled and token not in special}
+        longest, tokens, at = max(map(len, self._ids)), [], 0
+        while at < len(data):
+            found = next((n for n in range(min(longest, len(data) - at), 0, -1) if data[at : at + n] in self._ids), 0)
+            if not found:  # a vocabulary without this byte: the library gives up on what it cannot spell
+                break
+            tokens.append(self._ids[data[at : at + found]])
+            at += found
+        return tokens

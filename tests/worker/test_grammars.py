@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from contracts.errors import InvalidRequest
 from contracts.frames import StepFrame
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from tests.worker.engine_house import DEMO, House, random_prompt, tiny_model
+from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_grammar, json_grammar
 from worker.engine import Submit
 from worker.grammars import GrammarConstraint, Grammars
@@ -317,3 +319,42 @@ def test_whatever_is_drawn_under_a_call_grammar_is_read_back(grammars: Grammars,
     else:
         found.pop()
     assert found and all(right_call(*call) for call in found)
+
+
+def sentencepiece() -> tuple[TextCodec, int]:
+    """A tokenizer that puts a space in front of every text, as Llama 2 and Mistral have it, with its number of tokens."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "▁ab", "ab", "é", '"', '▁"']
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", '"')]
+    made = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return TextCodec(made, json.loads(made.to_str()), ChatTemplate(PLAIN_TEMPLATE, {})), len(pieces)
+
+
+_SENTENCEPIECE = (Grammars(*sentencepiece(), {EOS}), sentencepiece()[1])
+_BYTE_LEVEL = (Grammars(TextCodec.load(DEMO), VOCAB, {EOS}), VOCAB)
+
+
+@pytest.mark.parametrize("made", [_SENTENCEPIECE, _BYTE_LEVEL], ids=["sentencepiece", "byte level"])
+@given(
+    choices=st.lists(
+        st.text("ab é🦊<|im_end>/s\n", max_size=8) | st.sampled_from(["<|im_end|>", "</s>", "e\u0301", " a"]), min_size=1, max_size=3
+    ),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=120, deadline=None)
+def test_whatever_text_is_asked_for_can_be_spelled_with_any_tokenizer(made: tuple[Grammars, int], choices: list[str], seed: int) -> None:
+    compiler, vocabulary = made
+    constraint = GrammarConstraint(compiler._matcher(json_grammar(json.dumps({"enum": choices})), "test"), vocabulary)
+    rng, written = random.Random(seed), b""
+    for _ in range(200):
+        if constraint.complete:
+            break
+        token = rng.choice(np.flatnonzero(constraint.allowed()).tolist())
+        constraint.took(token)
+        assert not constraint.error, (written, constraint.error)
+        if token == EOS:
+            break
+        written += compiler._codec.token_bytes(token)
+    assert json.loads(written) in choices
