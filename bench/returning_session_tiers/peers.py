@@ -89,6 +89,7 @@ class Peer:
             str(python), "-c", "from lmcache.cli.main import main; main()", "server", "--host", "127.0.0.1", "--port", str(port),
             "--http-host", "127.0.0.1", "--http-port", str(self._http), "--chunk-size", str(chunk_tokens), "--l1-size-gb", str(l1_gib),
             "--l1-init-size-gb", str(l1_gib), "--no-l1-use-lazy", "--eviction-policy", "LRU",
+            "--supported-transfer-mode", "engine_driven",
         ]  # fmt: skip
         if self.disk is not None:
             self.disk.mkdir(parents=True)
