@@ -124,6 +124,19 @@ def test_pages_whose_saving_is_never_answered_are_free_after_a_while() -> None:
     e.finish()
 
 
+def test_pages_that_wait_for_a_save_which_the_store_forgot_are_free_after_a_while() -> None:
+    e = VirtualEngine(pages=60)
+    first = e.submit(prompt(1, 40), 8)
+    e.go(until=lambda: first in e.engine._live and e.sequence(first).state is State.RUNNING)
+    e.store.hangs_until_s = 1e6
+    e.go(until=lambda: e.answers[first].end is not None)
+    assert any(b.save is Save.WAITING for b in e.cache.index.values())
+    second = e.submit(prompt(2, 60), 4, session="second")
+    e.go(until=lambda: e.answers[second].end is not None, most_s=3 * ANSWER_TIMEOUT_S)
+    e.store.hangs_until_s = 0.0
+    e.finish()
+
+
 def test_a_load_of_which_nothing_is_heard_is_given_up_and_computed() -> None:
     e = VirtualEngine(pages=60)
     known = prompt(1, 40)
