@@ -12,6 +12,7 @@ import itertools
 import os
 import queue
 import statistics
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ SETS, ARENA_SETS = 4, 2.5
 #: Chunks of a small load.
 SMALL_CHUNKS = 2
 _ANSWER_S = 60.0
+#: Before each load the store may finish what the last one left it to do.
+_REST_S = 0.1
 _SESSION = SessionKey("profile", "profile")
 
 
@@ -84,6 +87,7 @@ class Mover:
         d = self.device
         blocks = self._blocks(len(keys))
         every = [list(range(d.shape.layers))] * len(keys)
+        threading.Event().wait(_REST_S)
         began = d.clock.now()
         load = d.open_load(_SESSION, list(keys), blocks, every, kvstore_pb2.DEMAND, 0, list(sources))
         self._until(lambda event: isinstance(event, LoadClosed) and event.load is load, Saving(d))
