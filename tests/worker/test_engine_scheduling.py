@@ -9,7 +9,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.virtual_engine import CHUNK, LAYERS, VirtualEngine, random_prompt
+from tests.worker.virtual_engine import VirtualEngine
+from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
 from worker.core.hbm import Save
 from worker.core.sequence import Event, State
 from worker.saving import ANSWER_TIMEOUT_S

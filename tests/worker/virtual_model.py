@@ -1,0 +1,137 @@
+"""Virtual time, and a model that is a hash of all KV that its pages hold; see virtual_engine."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from contracts.kv import KvShape
+from worker.runner import Slice
+
+CHUNK, LAYERS, VOCABULARY = 4, 3, 256
+SHAPE = KvShape(b"f" * 32, LAYERS, 1, 1, CHUNK, "float32")
+_MIX = (1 << 61) - 1
+
+
+def _entry(before: int, token: int, layer: int) -> int:
+    return (before * 6364136223846793005 + (token + 7) * 1442695040888963407 + layer * 97) % _MIX
+
+
+def _choice(entries: np.ndarray) -> int:
+    """The next token, of KV `[layers, tokens]`."""
+    weights = np.arange(1, entries.shape[1] + 1, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(1)
+    mixed = int((entries.astype(np.uint64) * weights[None]).sum()) & ((1 << 64) - 1)
+    return 3 + (mixed >> 20) % (VOCABULARY - 3)
+
+
+def cold(prompt: list[int], count: int) -> list[int]:
+    """The tokens that follow `prompt`."""
+    entries = np.zeros((LAYERS, len(prompt) + count), np.int64)
+    tokens = list(prompt)
+    for at in range(len(prompt) + count - 1):
+        if at >= len(tokens):
+            tokens.append(_choice(entries[:, :at]))
+        for layer in range(LAYERS):
+            entries[layer, at] = _entry(int(entries[layer, at - 1]) if at else 0, tokens[at], layer)
+    tokens.append(_choice(entries[:, : len(prompt) + count - 1]))
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class World:
+    """Virtual time, and what will happen in it. A clock, too."""
+
+    time_s: float = 0.0
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: int = 0
+
+    def at(self, delay_s: float, then: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.time_s + delay_s, self._count, then))
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall(self) -> float:
+        return self.time_s
+
+    async def sleep(self, seconds: float) -> None:
+        raise NotImplementedError("the engine's thread never sleeps by its clock")
+
+    def pass_(self, seconds: float) -> None:
+        """Time passes, and everything happens that is due."""
+        end = self.time_s + seconds
+        while self._events and self._events[0][0] <= end:
+            self.time_s, _, then = heapq.heappop(self._events)
+            then()
+        self.time_s = end
+
+    def next(self, most_s: float) -> None:
+        """The next thing happens, or that much time passes."""
+        if self._events and self._events[0][0] <= self.time_s + most_s:
+            self.time_s, _, then = heapq.heappop(self._events)
+            then()
+        else:
+            self.time_s += most_s
+
+    # A condition whose waits are virtual.
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def wait(self, timeout: float) -> None:
+        self.next(timeout)
+
+    def notify_all(self) -> None:
+        return None
+
+
+class Pages:
+    """HBM: a number a token of each page. Stale numbers stay until somebody writes."""
+
+    def __init__(self, pages: int) -> None:
+        self.numbers = np.full((pages, CHUNK), -1, np.int64)
+
+    def map_slab(self, slab: int) -> None:
+        return None
+
+
+class HashRunner:
+    """Computes steps of the hash model and takes virtual time for it."""
+
+    def __init__(self, pages: Pages, world: World, *, step_s: float = 0.002, token_s: float = 0.001) -> None:
+        self.pages, self.world, self.step_s, self.token_s = pages, world, step_s, token_s
+        #: (when it ended, tokens) of every step.
+        self.steps: list[tuple[float, int]] = []
+
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        tokens = sum(len(s.tokens) for s in slices)
+        seen = [np.zeros((LAYERS, s.start + len(s.tokens)), np.int64) for s in slices]
+        for layer in range(LAYERS):
+            self.world.pass_((self.step_s + self.token_s * tokens) / LAYERS)
+            before_layer(layer)
+            for s, entries in zip(slices, seen, strict=True):
+                for n, token in enumerate(s.tokens):
+                    at = s.start + n
+                    before = self.pages.numbers[s.pages[layer, (at - 1) // CHUNK], (at - 1) % CHUNK] if at else 0
+                    self.pages.numbers[s.pages[layer, at // CHUNK], at % CHUNK] = _entry(int(before), token, layer)
+                entries[layer] = self.pages.numbers[s.pages[layer]].reshape(-1)[: entries.shape[1]]
+            after_layer(layer)
+        self.steps.append((self.world.now(), tokens))
+        wanted = [entries for s, entries in zip(slices, seen, strict=True) if s.want_logits]
+        logits = torch.zeros(len(wanted), VOCABULARY)
+        for row, entries in enumerate(wanted):
+            logits[row, _choice(entries)] = 1.0
+        return logits
+
+
+def random_prompt(dice: random.Random, length: int) -> list[int]:
+    """Token ids of the hash model."""
+    return [dice.randrange(3, VOCABULARY) for _ in range(length)]
