@@ -21,6 +21,7 @@ from vllm.config import KVTransferConfig
 from vllm.triton_utils import dispatcher
 
 BLOCK_TOKENS = 32
+_HELD_S = 60.0
 
 
 class Peer:
@@ -67,9 +68,13 @@ class Peer:
         return float(self._cached)
 
     def forget(self) -> float:
-        """Empty vLLM's own prefix cache."""
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("the prefix cache is in use")
+        """Empty vLLM's own prefix cache, once LMCache has copied what it holds: its steps are what notices that."""
+        deadline = time.monotonic() + _HELD_S
+        while not self._llm.reset_prefix_cache():
+            if time.monotonic() > deadline:
+                raise RuntimeError("the prefix cache stays in use")
+            self._llm.llm_engine.step()
+            time.sleep(0.02)
         return 0.0
 
 
