@@ -190,7 +190,7 @@ class WeightSpan:
         for part, offset in zip(self._parts, self._offsets, strict=True):
             view = tensor_at(self.span.address + offset, self._dtype, part.shape, self.pool.device)
             if self._pack is None or not self._pack(part.field, part.sources, view):
-                for place, source in zip(view.split([len(source) for source in part.sources]), part.sources, strict=True):
+                for place, source in zip(torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True):
                     place.copy_(source)
             for source in part.sources:
                 part.forget(source)
