@@ -21,7 +21,7 @@ UNVERIFIED = [sys.executable, str(Path(__file__).with_name("unverified_store.py"
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
     """Two stores at a time, one of which verifies nothing; loads from the SSD, in turns."""
-    repetitions = 8 if quick else 24
+    repetitions = 8 if quick else 160  # single loads differ by half, and a few percent are sought
     found: list[Pair | Figure] = []
     for name, shape, count in (("131 M model", SHAPE, 64), ("8 B model", SHAPE_8B, 8)):
         found.append(uvloop.run(_measure(scratch / f"load-{shape.layers}", name, shape, count, repetitions)))
