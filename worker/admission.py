@@ -8,7 +8,7 @@ from contracts.kv import chunk_keys, leading
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from worker.core.hbm import Block, Save
-from worker.core.load_plan import Missing, Plan, Prefill, Source, may_start, plan
+from worker.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core.pace import Pace
 from worker.core.sequence import Event, Sequence, State
 from worker.device import Device
@@ -211,10 +211,9 @@ class Admission:
                 return False
             if not self.device.settings.layerwise:
                 return False
-            elapsed = self.device.clock.now() - sequence.found_s
             tokens = len(sequence.tokens) - found * self.device.shape.chunk_tokens
             compute_s = self.pace.prefill_token_s / layers * tokens
-            if not may_start(ready, layers, elapsed / max(ready, 1), compute_s, ALONE_S if alone else 0.0):
+            if not ready or not may_start(ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S if alone else 0.0):
                 return False
         sequence.worth = None
         sequence.computed = found * self.device.shape.chunk_tokens
@@ -222,6 +221,11 @@ class Admission:
             sequence.cached = min(sequence.computed, sequence.prompt_tokens)
         sequence.on(Event.LAYERS_NEAR)
         return True
+
+    def _layer_load_s(self, sequence: Sequence, ready: int) -> float:
+        now, load = self.device.clock.now(), self.device.table.open.get(sequence.load_id)
+        missing = [Missing(len(layers), source) for layers, source in zip(load.layers, load.sources, strict=False)] if load else []
+        return layer_load_s(missing, self.device.rates.believed(now), self.device.shape.layers, ready, now - sequence.found_s)
 
     def _doubt(self, sequence: Sequence) -> bool:
         """Of a load of which nothing is heard for long nothing more is expected: the sequence computes what it has not got."""

@@ -19,7 +19,7 @@ _PREFILL_TOKENS, _CONTEXT_TOKENS = 512, 1024
 _TYPICAL_PREFILL, _TYPICAL_OUTPUT = 256, 128
 
 #: What a profile calls them. Whether the page cache has a file is not known ahead: the better case is tried, and observed.
-_SOURCES = {"dram": Source.DRAM, "ssd": Source.SSD, "peer": Source.PEER}
+_SOURCES = {Source.DRAM: ("dram",), Source.SSD: ("ssd", "ssd_cold"), Source.PEER: ("peer",)}
 
 
 def compute_threads(config: Config) -> int:
@@ -43,6 +43,8 @@ def seed(pace: Pace, profile: Profile) -> None:
 
 def seed_loads(rates: LoadRates, profile: Profile, piece_bytes: int) -> None:
     """Let the load plan reckon with what was measured, until it sees loads of its own."""
-    for name, source in _SOURCES.items():
-        if (rate := profile.loads.get(name)) is not None:
-            rates.seed(source, LoadRate(rate.first_s, piece_bytes / rate.bytes_per_s))
+    for source, names in _SOURCES.items():
+        measured = [profile.loads[name] for name in names if name in profile.loads]
+        if measured:
+            best = max(measured, key=lambda rate: rate.bytes_per_s)
+            rates.seed(source, LoadRate(best.first_s, piece_bytes / best.bytes_per_s))

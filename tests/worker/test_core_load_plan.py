@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.core.load_plan import BELIEVED_S, LoadRate, LoadRates, Missing, Prefill, Source, estimate_s, may_start, plan
+from worker.core.load_plan import BELIEVED_S, LoadRate, LoadRates, Missing, Prefill, Source, estimate_s, layer_load_s, may_start, plan
 
 FAST, SLOW = LoadRate(0.002, 20e-6), LoadRate(0.05, 0.01)
 LAYERS = 12
@@ -101,3 +101,10 @@ def test_a_step_starts_when_no_layer_would_be_late_by_more_than_its_patience() -
     assert may_start(12, 12, 9.0, 0.0)
     assert may_start(1, 12, 0.001, 0.002) and not may_start(1, 12, 0.002, 0.001)
     assert may_start(1, 12, 0.002, 0.001, patience_s=0.011) and not may_start(1, 12, 0.002, 0.001, patience_s=0.010)
+
+
+def test_a_first_layer_that_came_with_the_answer_does_not_make_a_slow_tier_fast() -> None:
+    rates, missing = {Source.BLOB: LoadRate(0.0, 0.5)}, [Missing(4, Source.BLOB), Missing(4, Source.BLOB)]
+    assert layer_load_s(missing, rates, layers=4, ready_layers=1, elapsed_s=0.0) == pytest.approx(0.5)
+    assert layer_load_s(missing, rates, layers=4, ready_layers=3, elapsed_s=3.0) == pytest.approx(1.0)
+    assert layer_load_s(missing, {}, layers=4, ready_layers=2, elapsed_s=0.1) == pytest.approx(0.05), "nothing is known but what came"

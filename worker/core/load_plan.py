@@ -123,6 +123,15 @@ def _together(load_s: float, compute_s: float, prefill: Prefill) -> float:
     return max(load_s, compute_s) + min(load_s, compute_s) / max(prefill.layers, 1)
 
 
+def layer_load_s(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], layers: int, ready_layers: int, elapsed_s: float) -> float:
+    """Seconds from one layer to the next of a load that brought `ready_layers` (at least one) in `elapsed_s`.
+
+    What the rates say counts as one more layer that came: the first layer alone says little, as it may come with the answer.
+    """
+    expected_s = sum(m.pieces * rates[m.source].piece_s for m in missing if m.source in rates) / layers
+    return (elapsed_s + expected_s) / (ready_layers + 1) if expected_s else elapsed_s / ready_layers
+
+
 def may_start(ready_layers: int, layers: int, layer_load_s: float, layer_compute_s: float, patience_s: float = 0.0) -> bool:
     """True when, starting now, no layer would have to be waited for longer than `patience_s` in all, by the estimates.
 
