@@ -69,6 +69,8 @@ class KvSection(BaseModel):
     layer_priority: bool = True
     #: A request starts when its first layers are there. Off: when all are.
     layerwise: bool = True
+    #: Cached tokens are computed again where that is estimated sooner than loading them; false: whatever is cached is loaded.
+    load_plan: bool = True
     hbm_gib: float = Field(default=1.0, gt=0)
     dram_gib: float = Field(default=2.0, gt=0)
     #: Huge pages for the arena. auto: where `shm_dir` offers them (a hugetlbfs, or a tmpfs mounted with huge=advise); on: or not start.

@@ -30,6 +30,8 @@ class Admission:
     def __init__(self, device: Device, prefetching: Prefetching) -> None:
         self.device, self.prefetching = device, prefetching
         self.pace = Pace()
+        #: Who is on the device, as of this turn.
+        self.here: list[Sequence] = []
         #: A sequence was sent back to wait; whoever has looked clears it.
         self.restarted = False
         #: Tokens that the plan had loaded, and cached ones that it had computed again because that was sooner.
@@ -99,7 +101,7 @@ class Admission:
         None: all of them, or there is no store to load from.
         """
         first, layers = leading(not g for g in gaps), self.device.shape.layers
-        if not self.device.store_here or first >= usable:
+        if not self.device.store_here or first >= usable or not self.device.settings.load_plan:
             return None
         missing = [Missing(len(gaps[i]) if i < len(gaps) else layers, Source.DRAM) for i in range(first, usable)]
         if sequence.worth is not None:
@@ -110,7 +112,9 @@ class Admission:
     def _plan(self, sequence: Sequence, missing: list[Missing], upto: int) -> Plan:
         shape, tokens = self.device.shape, len(sequence.tokens) - upto * self.device.shape.chunk_tokens
         overlap = self.device.settings.layerwise
-        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, shape.layers, overlap)
+        ahead = (s for s in self.here if s is not sequence and s.request.priority <= sequence.request.priority)
+        queued_s = sum(self.pace.prefill_s(s, shape.chunk_tokens) for s in ahead)
+        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, shape.layers, overlap, queued_s)
         return plan(missing, self.device.rates.believed(self.device.clock.now()), prefill)
 
     def _explain(self, sequence: Sequence, chosen: Plan, tokens: int) -> None:
@@ -180,7 +184,9 @@ class Admission:
 
     def _replan(self, sequence: Sequence, load: Load, found: int) -> bool:
         """Now that it is known what comes from where: ask for less if computing the rest is clearly sooner. True when it is."""
-        if sequence.worth is not None or not load.sources or len(load.sources) > len(load.blocks):
+        if sequence.worth is not None or not self.device.settings.load_plan:
+            return False
+        if not load.sources or len(load.sources) > len(load.blocks):
             return False
         missing = [Missing(len(layers), source) for layers, source in zip(load.layers, load.sources, strict=False)]
         chosen = self._plan(sequence, missing, found)

@@ -44,7 +44,7 @@ class Scheduling:
         urgent class, less urgent ones are preempted.
         """
         live = list(sequences)
-        here = _here(live)
+        here = self.admission.here = _here(live)
         for s in sorted((s for s in live if s.state is State.WAITING), key=lambda s: s.priority):
             if self.device.settings.cache and awaits_prompt(s, live, self.device.shape.chunk_tokens):
                 continue

@@ -33,6 +33,8 @@ NODES = 2
 ANSWER_TOKENS = 24
 #: Weights of the demo model take 11 MiB of HBM; what is left holds a dozen sessions, DRAM three dozen, on each node.
 HBM_GIB, DRAM_GIB = 0.022, 0.03
+#: Of so small a model workers would rather compute than load; here it is loads that are tried.
+LOADING = {"kv": {"load_plan": False}}
 _ROWS = (
     ("sessions", "sessions"),
     ("answers", "answers"),
@@ -64,7 +66,8 @@ def climb(
     arms = []
     with Stack(model=model, nodes=NODES, cache=False, directory=directory / "off", hbm_gib=HBM_GIB, dram_gib=DRAM_GIB) as stack:
         arms.append(_run("off", stack, sessions, concurrency, swap=False, say=say))
-    with Stack(model=model, nodes=NODES, directory=directory / "on", hbm_gib=HBM_GIB, dram_gib=DRAM_GIB) as stack:
+    on = Stack(model=model, nodes=NODES, directory=directory / "on", hbm_gib=HBM_GIB, dram_gib=DRAM_GIB, settings=LOADING)
+    with on as stack:
         arms.append(_run("cold", stack, sessions, concurrency, swap=False, say=say))
         arms.append(_run("warm", stack, sessions, concurrency, swap=True, say=say))
         stack.stop()
@@ -178,8 +181,7 @@ def verdicts(counted: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "no fact of one session is in another's answer": all(arm["leaked"] == 0 for arm in counted.values()),
         "nine of ten facts are recalled to the last digit": counted["off"]["exact"] >= 0.9 * counted["off"]["answers"],
         "without a cache nothing is cached": counted["off"]["cached_share"] == 0,
-        # Of so small a model workers choose to compute much again that would take longer to load (worker/core/load_plan.py).
-        "when warm, much of every prompt is": all(counted[name]["cached_share"] >= 0.4 for name in ("warm", "restarted")),
+        "when warm, most of every prompt is": all(counted[name]["cached_share"] >= 0.7 for name in ("warm", "restarted")),
         "it came from DRAM, SSD, the other node and blob": sources >= set(TIERS),
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,10 +52,17 @@ def test_without_overlap_times_add_up() -> None:
     assert estimate_s(missing(93), 0, {Source.DRAM: FAST}, prefill(1e-3)) == pytest.approx(compute_s + load_s / LAYERS)
 
 
+def test_behind_other_prompts_a_slow_tier_is_loaded_while_one_waits() -> None:
+    alone, queued = prefill(1e-4), replace(prefill(1e-4), queued_s=30.0)
+    assert plan(missing(20, Source.BLOB), {Source.BLOB: SLOW}, alone).chunks == 0
+    assert plan(missing(20, Source.BLOB), {Source.BLOB: SLOW}, queued).chunks == 20
+    assert estimate_s(missing(20, Source.BLOB), 0, {Source.BLOB: SLOW}, queued) == pytest.approx(30.0 + 50e-4)
+
+
 seconds = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-12, 1e300])
 rates = st.dictionaries(st.sampled_from(Source), st.builds(LoadRate, seconds, seconds))
 stretches = st.lists(st.builds(Missing, st.integers(0, 128), st.sampled_from(Source)), max_size=40)
-prefills = st.builds(Prefill, st.integers(1, 5000), seconds, st.sampled_from([16, 64]), st.integers(0, 128), st.booleans())
+prefills = st.builds(Prefill, st.integers(1, 5000), seconds, st.sampled_from([16, 64]), st.integers(0, 128), st.booleans(), seconds)
 
 
 @settings(deadline=None)

@@ -224,7 +224,7 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
 
     def place(block: Block, layer: int) -> tuple[float, ...]:
         rank, urgency, used_s = standing(block)
-        return (rank, urgency, -layer, used_s, -block.index) if cache.layer_priority else (rank, urgency, used_s, -block.index, -layer)
+        return (rank, urgency, -layer, used_s, -block.index) if cache.layer_priority else (rank, urgency, used_s, -block.index)
 
     saved = [(b, n) for b in free_to_go if b.save is Save.BELOW for n in range(LAYERS) if below is None or (*standing(b)[:2], -n) < below]
     places = {(id(b), layer): place(b, layer) for b, layer in saved}
@@ -244,6 +244,7 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
     left = [places[v] for v in gone if v in places]
     stayed = [place for v, place in places.items() if v not in gone]
     assert not left or not stayed or max(left) <= min(stayed), "nothing stays that ranks under what left"
+    assert all((id(b), n + 1) in gone or (id(b), n) not in gone for b, n in saved if n + 1 < LAYERS), "a chunk loses its last layers first"
     spare = 0 if below is not None else cache.pool.total // 64
     assert len(left) in (max(0, short - LAYERS * len(whole)), spare), "no more leaves than was asked for, or a few in advance"
     cache.validate(blocks)

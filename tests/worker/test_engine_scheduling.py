@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
 from worker.core.hbm import Save
+from worker.core.load_plan import LoadRate, Source
 from worker.core.sequence import Event, State
 from worker.saving import ANSWER_TIMEOUT_S
 
@@ -188,6 +189,22 @@ def test_a_newcomer_is_not_admitted_into_the_room_that_others_are_about_to_grow_
     e.submit(prompt(5, 22), 2, session="late")  # 6 chunks fit now
     e.finish()
     assert not e.engine.scheduling.preemptions
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_is_sooner_computed_alone_is_loaded_behind_another_prompt(behind: bool) -> None:
+    e = VirtualEngine(pages=200, step_tokens=16)
+    known = prompt(1, 60)
+    e.submit(known, 1)
+    e.finish()
+    e.store.latency = lambda: 0.5
+    e.device.rates.seed(Source.DRAM, LoadRate(0.5, 0.0))
+    e.engine.admission.pace.prefill_token_s = 0.2 / 60
+    if behind:
+        e.submit(prompt(2, 200), 1, session="b")
+    again = e.submit(known, 4)
+    e.finish()
+    assert bool(e.answers[again].cached) == behind
 
 
 # ---- cancellation ----------------------------------------------------------------------------------------------

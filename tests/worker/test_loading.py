@@ -98,6 +98,17 @@ def test_what_a_slow_tier_would_bring_later_is_computed(house: House, cold: Cold
     assert house.engine.admission.recomputed_tokens == 96 and house.store.cancelled() == 1
 
 
+def test_without_a_plan_whatever_is_cached_is_loaded(house: House, cold: Cold) -> None:
+    house.device.settings = house.device.settings.model_copy(update={"load_plan": False})
+    prompt = saved_session(house, 1)
+    assert house.store is not None
+    house.store.source = Source.BLOB
+    house.device.rates.seed(Source.DRAM, LoadRate(5.0, 1.0))
+    house.device.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
+    again = house.run(prompt, 8)
+    assert again.cached == 96 and again.tokens == cold(prompt, 8) and house.engine.admission.recomputed_tokens == 0
+
+
 def test_only_the_stretch_that_is_sooner_computed_is(house: House, cold: Cold) -> None:
     prompt = saved_session(house, 2)
     assert house.store is not None

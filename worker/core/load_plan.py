@@ -83,13 +83,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """What is computed in any case, in tokens, and what a token costs; layers of the model; whether loads overlap with compute."""
+    """What is computed in any case, in tokens, and what a token costs; layers of the model; whether loads overlap with compute.
+
+    queued_s: others' prompts are computed first for so long. Loads come meanwhile, and what is computed again waits for its turn.
+    """
 
     tokens: int
     token_s: float
     chunk_tokens: int
     layers: int
     overlap: bool = True
+    queued_s: float = 0.0
 
 
 def estimate_s(loaded: Sequence[Missing], computed_chunks: int, rates: Mapping[Source, LoadRate], prefill: Prefill) -> float:
@@ -117,10 +121,11 @@ def plan(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], prefill: 
 
 
 def _together(load_s: float, compute_s: float, prefill: Prefill) -> float:
-    """Two that overlap but for their first or last layer, or that follow each other."""
+    """Two that overlap but for their first or last layer, or that follow each other; after the wait for others, which hides loading."""
+    load_s = max(load_s - prefill.queued_s, 0.0)
     if not prefill.overlap:
-        return load_s + compute_s
-    return max(load_s, compute_s) + min(load_s, compute_s) / max(prefill.layers, 1)
+        return prefill.queued_s + load_s + compute_s
+    return prefill.queued_s + max(load_s, compute_s) + min(load_s, compute_s) / max(prefill.layers, 1)
 
 
 def layer_load_s(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], layers: int, ready_layers: int, elapsed_s: float) -> float:

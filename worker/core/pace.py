@@ -47,7 +47,11 @@ class Pace:
         """The work that is left in these sequences. A client's limit is no plan: outputs are expected to be typical."""
         total = 0.0
         for s in sequences:
-            prefill = len(s.tokens) - max(s.computed, (s.found or 0) * chunk_tokens)
             decode = min(s.max_tokens, max(self.output_tokens, s.generated + 1.0)) - s.generated
-            total += max(prefill - 1, 0) * self.prefill_token_s + max(decode, 0.0) * self.decode_token_s
+            total += self.prefill_s(s, chunk_tokens) + max(decode, 0.0) * self.decode_token_s
         return total
+
+    def prefill_s(self, s: Sequence, chunk_tokens: int) -> float:
+        """What is left to compute of its prompt, reckoned with what is known to be loaded."""
+        tokens = len(s.tokens) - max(s.computed, (s.found or 0) * chunk_tokens)
+        return max(tokens - 1, 0) * self.prefill_token_s
