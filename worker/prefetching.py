@@ -129,8 +129,8 @@ class Prefetching:
             return False
         last = max(self._fetches, key=lambda f: f.band)
         self._abort([last])
-        if self._offers.pop(last.offer.session, None) is not None:
-            self._stalled[last.offer.session] = last.offer
+        if (offer := self._offers.pop(last.offer.session, None)) is not None:
+            self._stalled[offer.session] = offer
         return True
 
     def _abort(self, fetches: list[_Fetch]) -> None:
