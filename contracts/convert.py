@@ -48,7 +48,7 @@ def manifest_from_wire(m: pb.Manifest) -> Manifest:
     return Manifest(session_from_wire(m.session), m.model, m.fingerprint, list(m.keys), m.tokens, m.last_use_s)
 
 
-def advisory_to_wire(advisory: Advisory, tenant: str, advisory_id: str, pin_node: str = "") -> pb.Advisory:
+def advisory_to_wire(advisory: Advisory, tenant: str, advisory_id: str, pin_node: str = "", caller: str = "") -> pb.Advisory:
     return pb.Advisory(
         session=pb.Session(tenant=tenant, session_id=advisory.session_id),
         model_id=advisory.model_id or "",
@@ -58,6 +58,7 @@ def advisory_to_wire(advisory: Advisory, tenant: str, advisory_id: str, pin_node
         ttl_s=advisory.ttl_s,
         advisory_id=advisory_id,
         pin_node=pin_node,
+        caller=caller,
     )
 
 

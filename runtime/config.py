@@ -52,7 +52,11 @@ class SchedulerSection(BaseModel):
     model_config = _STRICT
     host: str = "127.0.0.1"
     port: int = Field(default=8081, ge=1, le=65535)
-    policy: Literal["balanced", "sticky"] = "balanced"
+    #: balanced, sticky, cache-aware, random, round-robin, or the name of an entry point of the group upbeat.placement_policies.
+    policy: str = "balanced"
+    #: Hints of a tenant, and of each of its addresses, that are followed by a prefetch: in the long run, and at once.
+    hints_per_s: float = Field(default=200.0, gt=0)
+    hint_burst: float = Field(default=1000.0, ge=1)
 
 
 class KvSection(BaseModel):

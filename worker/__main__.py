@@ -26,7 +26,7 @@ from worker.memory.paged_kv import PagedKv
 from worker.metrics import WorkerMetrics
 from worker.models.load import load_model
 from worker.platforms import choose_platform
-from worker.profiles import compute_threads, seed, seed_loads, subject
+from worker.profiles import compute_threads, measured_rates, seed, seed_loads, subject
 from worker.reporter import Reporter
 from worker.server import WorkerServer, longest
 from worker.store_link import StoreLink
@@ -106,7 +106,8 @@ class WorkerProcess:
             address=places.worker_address,
             max_tokens=max_tokens,
             created_s=int(time.time()),
-            peer_bytes_per_s=profile.loads["peer"].bytes_per_s if profile is not None and "peer" in profile.loads else 0.0,
+            rates=measured_rates(profile),
+            draining=lambda: self.handler.draining,
         )
         self.tasks.start(self.reporter.run(), "reporter")
         log.info("serving", model=config.served_model, max_tokens=max_tokens, pages=pool.total, start_s=round(time.monotonic() - began, 2))

@@ -70,13 +70,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the scheduler is told."""
+    """What the scheduler is told. outstanding_s: by priority."""
 
     running: int
     waiting: int
     outstanding_tokens: int
-    outstanding_s: float
+    outstanding_s: dict[int, float]
     request_s: float
+    prefill_token_s: float
     pages_total: int
     pages_free: int
     in_flight: tuple[str, ...]
@@ -103,7 +104,7 @@ class Engine:
         self.stepping = Stepping(device, runner, self.admission.pace)
         self.sampler = Sampler()
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.counts = Counts(0, 0, 0, 0.0, 0.0, device.cache.pool.total, device.cache.pool.total, ())
+        self.counts = Counts(0, 0, 0, {}, 0.0, 0.0, device.cache.pool.total, device.cache.pool.total, ())
         self._live: dict[str, _Live] = {}
         #: Ended requests the scheduler has not been told of; the reporter takes them.
         self.finished: collections.deque[str] = collections.deque(maxlen=100_000)
@@ -295,6 +296,7 @@ class Engine:
             outstanding_tokens=sum(s.pending + max(s.max_tokens - s.generated, 0) for s in sequences),
             outstanding_s=self.admission.pace.outstanding_s(sequences, self.device.shape.chunk_tokens),
             request_s=self.admission.pace.request_s,
+            prefill_token_s=self.admission.pace.prefill_token_s,
             pages_total=self.device.cache.pool.total,
             pages_free=self.device.cache.available(),
             in_flight=tuple(self._live),

@@ -41,6 +41,12 @@ def seed(pace: Pace, profile: Profile) -> None:
     pace.output_tokens = _TYPICAL_OUTPUT
 
 
+def measured_rates(profile: Profile | None) -> dict[str, float]:
+    """How fast KV comes from a peer and from the SSD, in bytes a second, as far as it was measured."""
+    names = {"peer": "peer", "ssd_cold": "ssd"}
+    return {} if profile is None else {names[name]: load.bytes_per_s for name, load in profile.loads.items() if name in names}
+
+
 def seed_loads(rates: LoadRates, profile: Profile, piece_bytes: int) -> None:
     """Let the load plan reckon with what was measured, until it sees loads of its own."""
     for source, names in _SOURCES.items():

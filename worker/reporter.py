@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -25,10 +25,20 @@ class Reporter:
     """Tells the scheduler that this worker serves, what it has to do, and which requests have ended."""
 
     def __init__(
-        self, engine: Engine, *, scheduler: str, node: str, address: str, max_tokens: int, created_s: int, peer_bytes_per_s: float = 0.0
+        self,
+        engine: Engine,
+        *,
+        scheduler: str,
+        node: str,
+        address: str,
+        max_tokens: int,
+        created_s: int,
+        rates: dict[str, float],
+        draining: Callable[[], bool],
     ) -> None:
+        """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured."""
         self.engine, self.scheduler, self.node, self.address = engine, scheduler, node, address
-        self.max_tokens, self.created_s, self.peer_bytes_per_s = max_tokens, created_s, peer_bytes_per_s
+        self.max_tokens, self.created_s, self.rates, self.draining = max_tokens, created_s, rates, draining
         self._instance = uuid.uuid4().hex
 
     async def run(self) -> None:
@@ -51,7 +61,11 @@ class Reporter:
             name=self.engine.model_name, shape=shape_to_wire(self.engine.device.shape), max_tokens=self.max_tokens, created_s=self.created_s
         )
         hello = scheduler_pb2.WorkerHello(
-            node=self.node, address=self.address, models=[model], instance=self._instance, peer_bytes_per_s=self.peer_bytes_per_s
+            node=self.node,
+            address=self.address,
+            models=[model],
+            instance=self._instance,
+            **{f"{source}_bytes_per_s": rate for source, rate in self.rates.items()},
         )
         yield scheduler_pb2.WorkerReport(hello=hello)
         turn = 0
@@ -66,12 +80,16 @@ class Reporter:
                 running=counts.running,
                 waiting=counts.waiting,
                 outstanding_tokens=counts.outstanding_tokens,
-                outstanding_s=counts.outstanding_s,
+                outstanding_s=sum(counts.outstanding_s.values()),
                 request_s=counts.request_s,
                 hbm_pages_total=counts.pages_total,
                 hbm_pages_free=counts.pages_free,
                 in_flight=counts.in_flight,
                 finished=finished,
+                prefill_token_s=counts.prefill_token_s,
+                outstanding_by_priority=counts.outstanding_s,
+                number=turn,
+                draining=self.draining(),
             )
             yield scheduler_pb2.WorkerReport(load=load)
             await asyncio.sleep(EVERY_S)

@@ -162,21 +162,32 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("node", "address", "models", "instance", "peer_bytes_per_s")
+    __slots__ = ("node", "address", "models", "instance", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PEER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SSD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BLOB_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     instance: str
     peer_bytes_per_s: float
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., peer_bytes_per_s: _Optional[float] = ...) -> None: ...
+    ssd_bytes_per_s: float
+    blob_bytes_per_s: float
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s")
+    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining")
+    class OutstandingByPriorityEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +197,10 @@ class WorkerLoad(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_S_FIELD_NUMBER: _ClassVar[int]
     REQUEST_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_BY_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     outstanding_tokens: float
@@ -195,7 +210,11 @@ class WorkerLoad(_message.Message):
     finished: _containers.RepeatedScalarFieldContainer[str]
     outstanding_s: float
     request_s: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ...) -> None: ...
+    prefill_token_s: float
+    outstanding_by_priority: _containers.ScalarMap[int, float]
+    number: int
+    draining: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
     __slots__ = ("drain",)

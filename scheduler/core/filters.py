@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from contracts.errors import InvalidRequest, NotFound, Unavailable
-from scheduler.core.snapshot import NodeView, Snapshot, Turn
+from scheduler.core.snapshot import Rows, Snapshot, Turn
 
 
-def eligible(snapshot: Snapshot, turn: Turn) -> list[NodeView]:
-    """Nodes that serve the model, never empty.
+def eligible(snapshot: Snapshot, turn: Turn) -> Rows:
+    """Rows of nodes that serve the model, never empty.
 
     Suspect nodes and those to avoid count only when there is no other. Raises InvalidRequest for a pin to an unknown
     node, NotFound for a model nobody serves, Unavailable when no node serves right now.
     """
     if turn.pin:
-        pinned = [n for n in snapshot.nodes if n.name == turn.pin]
-        if not pinned:
-            names = ", ".join(n.name for n in snapshot.nodes)
-            raise InvalidRequest(f"no node is called {turn.pin[:60]!r}; nodes: {names}", param="X-Upbeat-Node", code="unknown_node")
-        if not pinned[0].serving:
-            raise Unavailable(f"{turn.pin} is not serving at the moment; try again, or do not pin the node", param="X-Upbeat-Node")
-        return pinned
-    serving = [n for n in snapshot.nodes if n.serving]
-    if not serving:
+        return _pinned(snapshot, turn.pin)
+    if not snapshot.serving.any():
         raise Unavailable("no node is serving at the moment; try again in a few seconds")
-    able = [n for n in serving if turn.model in n.models]
-    if not able:
+    serves = snapshot.models.get(turn.model)
+    able = snapshot.serving & serves if serves is not None else np.zeros_like(snapshot.serving)
+    if not able.any():
         raise NotFound(f"the model {turn.model[:100]!r} does not exist here", param="model", code="model_not_found")
-    fresh = [n for n in able if n.name not in turn.avoid]
-    healthy = [n for n in fresh if not n.suspect]
-    return healthy or fresh or able
+    fresh = able
+    if turn.avoid:
+        fresh = able & np.array([name not in turn.avoid for name in snapshot.names])
+    for choice in (fresh & ~snapshot.suspect, fresh, able):
+        if choice.any():
+            return np.flatnonzero(choice)
+    raise AssertionError("some node is able")
+
+
+def _pinned(snapshot: Snapshot, pin: str) -> Rows:
+    row = snapshot.row(pin)
+    if row is None:
+        shown = ", ".join(sorted(snapshot.names)[:20]) + (", ..." if len(snapshot.names) > 20 else "")
+        raise InvalidRequest(f"no node is called {pin[:60]!r}; nodes: {shown}", param="X-Upbeat-Node", code="unknown_node")
+    if not snapshot.serving[row]:
+        raise Unavailable(f"{pin} is not serving at the moment; try again, or do not pin the node", param="X-Upbeat-Node")
+    return np.array([row], np.intp)

@@ -1,22 +1,30 @@
 """What the scheduler knows of its nodes: soft state, rebuilt from their reports.
 
+A node's life: *serving* while both of its processes are here and its worker takes work; *suspect* when its lease is over, as nothing
+was heard of it for a while, and then it gets work only if there is no other; *dead* when that lasts: what ran there is gone, and what it
+held cannot be had from it, until it reports again.
+
 Invariants (checked by `validate`):
 - A request is outstanding on exactly one node.
 - A node that has no worker or no store attached is not serving.
+- The columns say what the nodes say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from contracts.kv import KvShape
+from scheduler.core.columns import Columns, urgency_class
 
 #: A node that has not reported for this long gets no new work while others can take it, in seconds.
 SUSPECT_AFTER_S = 3.0
-#: Between two nodes or a slow tier and DRAM, bytes a second, where nobody has measured: the order of a 10 Gbit/s link.
-LINK_BYTES_PER_S = 1e9
+#: A node that has not reported for this long is as good as gone, whatever its connections say, in seconds.
+DEAD_AFTER_S = 15.0
 #: A placement that no worker report has confirmed within this time is forgotten, in seconds.
 UNCONFIRMED_S = 10.0
+_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +37,23 @@ class Model:
     created_s: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast KV comes to a node, in bytes a second: from another node, its own SSD, the blob tier. Where nobody has measured:
+    a 10 Gbit/s link, a usual NVMe disk, an object store."""
+
+    link_bytes_per_s: float = 1e9
+    ssd_bytes_per_s: float = 2e9
+    blob_bytes_per_s: float = 3e8
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A worker's last report.
 
     outstanding_tokens: prompt tokens to compute plus tokens still to generate; outstanding_s: the time that takes by the
-    worker's own measurements. request_s: the work of a typical request there, 0 when it has not seen any.
+    worker's own measurements. by_priority: the same time by priority of its requests; empty: all of priority 0.
+    request_s: the work of a typical request there; prefill_token_s: what a prompt's token costs; each 0 when it has not seen any.
     """
 
     running: int = 0
@@ -44,6 +63,24 @@ class Load:
     request_s: float = 0.0
     hbm_pages_total: int = 0
     hbm_pages_free: int = 0
+    prefill_token_s: float = 0.0
+    by_priority: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """Outstanding work by class of urgency."""
+        found: dict[int, float] = {}
+        for priority, seconds in (self.by_priority or {0: self.outstanding_s}).items():
+            found[urgency_class(priority)] = found.get(urgency_class(priority), 0.0) + seconds
+        return found
+
+
+@dataclass(slots=True)
+class Placed:
+    """A request that was placed: how urgent, and when."""
+
+    urgency: int
+    placed_s: float
 
 
 @dataclass(slots=True)
@@ -54,16 +91,17 @@ class Node:
     worker_address: str = ""
     store_address: str = ""
     models: tuple[Model, ...] = ()
-    #: How fast KV comes here from elsewhere.
-    link_bytes_per_s: float = LINK_BYTES_PER_S
-    load: Load = field(default_factory=Load)
-    #: request id -> time of its placement; the node's outstanding work.
-    outstanding: dict[str, float] = field(default_factory=dict)
-    #: request ids the worker has confirmed.
+    rates: Rates = Rates()
+    load: Load = Load()
+    #: The last report's number in its stream; 0: none.
+    reported: int = 0
+    #: Outstanding requests that the worker has confirmed, and those that it has not.
     confirmed: set[str] = field(default_factory=set)
+    young: dict[str, Placed] = field(default_factory=dict)
     worker_here: bool = False
     store_here: bool = False
     draining: bool = False
+    dead: bool = False
     heard_s: float = 0.0
     dram_bytes_total: int = 0
     dram_bytes_used: int = 0
@@ -72,91 +110,159 @@ class Node:
     worker_metrics: dict[str, float] = field(default_factory=dict)
     store_metrics: dict[str, float] = field(default_factory=dict)
 
-    def work_s(self, request_s: float) -> float:
-        """Outstanding work in seconds: what the worker reports, and what was placed since and takes `request_s` each."""
-        return self.load.outstanding_s + len(self.outstanding.keys() - self.confirmed) * request_s
+    @property
+    def outstanding(self) -> set[str]:
+        """Request ids that were placed here and have not ended, as far as is known."""
+        return self.confirmed | self.young.keys()
 
     @property
     def serving(self) -> bool:
         """Both processes are here and the worker takes work."""
-        return self.worker_here and self.store_here and not self.draining
+        return self.worker_here and self.store_here and not self.draining and not self.dead
 
 
 class Fleet:
-    """All nodes, and how much work a request is."""
+    """All nodes, and how much work a request is. Mutated by events; `columns` is kept to what the nodes say."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+        self.columns = Columns()
+        #: How the KV of each model is laid out.
+        self.shapes: dict[str, KvShape] = {}
         #: The work of a typical request in seconds: a running mean of what workers report.
         self.request_s = 1.0
         #: Grows with every change that a watcher wants to know.
         self.version = 0
+        self._where: dict[str, str] = {}  #: by outstanding request: its node
 
     def node(self, name: str) -> Node:
         """The node of this name, made when first heard of."""
         if name not in self.nodes:
             self.nodes[name] = Node(name)
+            self.columns.add(name)
         return self.nodes[name]
 
-    def worker_joined(self, name: str, address: str, models: tuple[Model, ...], now: float, link_bytes_per_s: float = 0.0) -> None:
-        """A worker process said hello; a new process has nothing outstanding. link_bytes_per_s: 0 when it was not measured."""
+    # ---- joining and leaving -----------------------------------------------------------------------------------
+    def worker_joined(self, name: str, address: str, models: tuple[Model, ...], now: float, rates: Rates | None = None) -> None:
+        """A worker process said hello; a new process has nothing outstanding."""
         node = self.node(name)
-        node.link_bytes_per_s = link_bytes_per_s if link_bytes_per_s > 0 else LINK_BYTES_PER_S
-        node.worker_address, node.models, node.worker_here, node.draining, node.heard_s = address, models, True, False, now
-        node.outstanding.clear()
-        node.confirmed.clear()
-        self.version += 1
+        node.rates = rates or Rates()
+        node.worker_address, node.models, node.worker_here, node.draining = address, models, True, False
+        node.dead, node.heard_s, node.load, node.reported = False, now, Load(), 0
+        self._forget_requests(node)
+        self.shapes |= {m.name: m.shape for m in models}
+        r = node.rates
+        self.columns.describe(name, {m.name for m in models}, r.link_bytes_per_s, r.ssd_bytes_per_s, r.blob_bytes_per_s)
+        self._changed(node)
 
     def worker_left(self, name: str) -> None:
         """The worker's stream ended; whatever ran there is gone."""
         node = self.node(name)
-        node.worker_here = False
-        node.outstanding.clear()
-        node.confirmed.clear()
-        node.load = Load()
-        self.version += 1
+        node.worker_here, node.load = False, Load()
+        self._forget_requests(node)
+        self._changed(node)
 
     def store_joined(self, name: str, address: str) -> None:
         """A store process said hello."""
         node = self.node(name)
         node.store_address, node.store_here = address, True
-        self.version += 1
+        self._changed(node)
 
     def store_left(self, name: str) -> None:
         """The store's stream ended."""
-        self.node(name).store_here = False
-        self.version += 1
-
-    def loaded(self, name: str, load: Load, in_flight: list[str], finished: list[str], now: float) -> None:
-        """Take a worker's report: it is the truth about confirmed requests; young placements may not have arrived yet."""
         node = self.node(name)
-        node.load, node.heard_s = load, now
-        for request_id in finished:
-            node.outstanding.pop(request_id, None)
-            node.confirmed.discard(request_id)
-        if load.request_s > 0:
-            self.request_s += 0.1 * (load.request_s - self.request_s)
-        here = set(in_flight)
-        for request_id in here:
-            node.outstanding.setdefault(request_id, now)
-        for request_id, placed in list(node.outstanding.items()):
-            if request_id not in here and (request_id in node.confirmed or now - placed > UNCONFIRMED_S):
-                del node.outstanding[request_id]
-        node.confirmed = here
-        self.version += 1
+        node.store_here = False
+        self._changed(node)
 
-    def placed(self, name: str, request_id: str, now: float) -> None:
+    def drain(self, name: str) -> None:
+        """The worker takes nothing new; what runs there goes on."""
+        node = self.node(name)
+        node.draining = True
+        self._changed(node)
+
+    def silent(self, now: float) -> list[str]:
+        """Nodes that have just become dead. What ran on them is forgotten."""
+        found = [n for n in self.nodes.values() if n.worker_here and not n.dead and now - n.heard_s > DEAD_AFTER_S]
+        for node in found:
+            node.dead, node.load = True, Load()
+            self._forget_requests(node)
+            self._changed(node)
+        return [node.name for node in found]
+
+    # ---- work --------------------------------------------------------------------------------------------------
+    def loaded(self, name: str, load: Load, in_flight: Iterable[str], finished: Iterable[str], now: float, number: int = 0) -> None:
+        """Take a worker's report: it is the truth about confirmed requests; young placements may not have arrived yet.
+
+        number: counts the reports of one stream from 1; one that comes again or late changes nothing. 0: not numbered.
+        """
+        node = self.node(name)
+        if number and number <= node.reported:
+            return
+        node.reported, node.load, node.heard_s, node.dead = number, load, now, False
+        for request_id in finished:
+            self._ended(node, request_id)
+        if load.request_s > 0:
+            self.request_s += _WEIGHT * (load.request_s - self.request_s)
+        here = set(in_flight)
+        for request_id in node.confirmed - here:
+            self._ended(node, request_id)
+        for request_id in here - node.confirmed:
+            self._leave(request_id, but=node)
+            node.young.pop(request_id, None)
+            node.confirmed.add(request_id)
+            self._where[request_id] = name
+        for request_id in [r for r, placed in node.young.items() if now - placed.placed_s > UNCONFIRMED_S]:
+            self._ended(node, request_id)
+        self._changed(node)
+
+    def placed(self, name: str, request_id: str, now: float, priority: int = 0) -> None:
         """A request goes to this node; one that moves there leaves its former node."""
-        for other in self.nodes.values():
-            other.outstanding.pop(request_id, None)
-            other.confirmed.discard(request_id)
-        self.node(name).outstanding[request_id] = now
+        node = self.node(name)
+        self._leave(request_id)
+        node.young[request_id] = Placed(urgency_class(priority), now)
+        self._where[request_id] = name
+        self.columns.young(name, urgency_class(priority), 1)
+
+    def _leave(self, request_id: str, but: Node | None = None) -> None:
+        name = self._where.get(request_id)
+        if name is not None and (but is None or name != but.name):
+            former = self.nodes[name]
+            self._ended(former, request_id)
+            self._changed(former, seen=False)
+
+    def _ended(self, node: Node, request_id: str) -> None:
+        if request_id in node.confirmed or request_id in node.young:
+            node.confirmed.discard(request_id)
+            node.young.pop(request_id, None)
+            del self._where[request_id]
+
+    def _forget_requests(self, node: Node) -> None:
+        for request_id in node.outstanding:
+            self._ended(node, request_id)
+
+    def _changed(self, node: Node, *, seen: bool = True) -> None:
+        young: dict[int, int] = {}
+        for placed in node.young.values():
+            young[placed.urgency] = young.get(placed.urgency, 0) + 1
+        pages = (node.load.hbm_pages_total, node.load.hbm_pages_free)
+        self.columns.report(node.name, node.serving, node.heard_s, node.load.seconds, young, *pages, node.load.prefill_token_s)
+        self.version += seen
+
+    def work_s(self, name: str) -> float:
+        """A node's outstanding work in seconds: what the worker reports, and what was placed since and takes `request_s` each."""
+        node = self.nodes[name]
+        return sum(node.load.seconds.values()) + len(node.young) * self.request_s
 
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         seen: set[str] = set()
         for node in self.nodes.values():
-            assert not seen & node.outstanding.keys(), "a request is outstanding on two nodes"
-            seen |= node.outstanding.keys()
-            assert node.confirmed <= node.outstanding.keys(), f"{node.name}: confirmed but not outstanding"
+            assert not seen & node.outstanding, "a request is outstanding on two nodes"
+            seen |= node.outstanding
+            assert not node.confirmed & node.young.keys(), f"{node.name}: confirmed and young at once"
             assert not node.serving or (node.worker_here and node.store_here)
+            assert all(self._where[r] == node.name for r in node.outstanding)
+            work_s = self.columns.work_s(node.name, self.request_s)
+            assert abs(work_s - self.work_s(node.name)) <= 1e-6 * max(1.0, work_s), f"{node.name}: the columns say {work_s} s"
+        assert seen == self._where.keys()
+        self.columns.validate(self.nodes)

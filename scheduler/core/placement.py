@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blake3 import blake3
+import numpy as np
 
 from scheduler.core.filters import eligible
-from scheduler.core.scorers import POLICIES, Terms
+from scheduler.core.policies import Policy, spread
 from scheduler.core.snapshot import Snapshot, Turn
 
 EXPLAINED = 5
+#: Scores that differ by less are equal, in seconds.
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Choice:
     """The node, and the best nodes' scores by term, best first."""
 
     node: str
-    scores: tuple[tuple[str, Terms], ...]
+    scores: tuple[tuple[str, dict[str, float]], ...]
 
     @property
     def why(self) -> str:
@@ -26,12 +28,16 @@ class Choice:
         return " | ".join(f"{name} " + " ".join(f"{k}={v:.3g}" for k, v in terms.items()) for name, terms in self.scores)
 
 
-def place(snapshot: Snapshot, turn: Turn, policy: str, seed: bytes) -> Choice:
-    """The node for this turn. Equal scores are decided by a hash of `seed`, so that idle nodes share new sessions evenly.
+def place(snapshot: Snapshot, turn: Turn, policy: Policy, seed: int) -> Choice:
+    """The node for this turn. A hash of node and `seed` (64 bits) decides between equals, so that idle nodes share new sessions evenly.
 
     Raises what `filters.eligible` raises.
     """
-    scorer = POLICIES[policy]
-    scored = [(scorer(node, snapshot, turn), node) for node in eligible(snapshot, turn)]
-    scored.sort(key=lambda item: (round(sum(item[0].values()), 9), blake3(seed + item[1].name.encode()).digest()))
-    return Choice(scored[0][1].name, tuple((node.name, terms) for terms, node in scored[:EXPLAINED]))
+    rows = eligible(snapshot, turn)
+    terms = policy(snapshot, turn, rows, seed)
+    total = np.sum(list(terms.values()), axis=0)
+    near = np.flatnonzero(total <= np.partition(total, EXPLAINED)[EXPLAINED] + _EQUAL) if len(rows) > EXPLAINED else np.arange(len(rows))
+    drawn = spread(snapshot, rows[near], seed)
+    best = near[np.lexsort((drawn, np.round(total[near] / _EQUAL)))][:EXPLAINED]
+    scores = tuple((snapshot.names[rows[i]], {name: float(values[i]) for name, values in terms.items()}) for i in best)
+    return Choice(scores[0][0], scores)

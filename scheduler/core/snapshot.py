@@ -1,39 +1,62 @@
-"""The immutable picture that one placement decision looks at."""
+"""The immutable picture that one placement decision looks at: columns with a row a node, and what each node has of the session."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from scheduler.core.advisories import Advisories
-from scheduler.core.directory import Directory
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.core.columns import Flags, Floats, Hashes, urgency_class
+from scheduler.core.directory import Session
 from scheduler.core.fleet import SUSPECT_AFTER_S, Fleet
+
+Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
-    """One node as a decision sees it.
+class Cached:
+    """What is known of a session's cache: its size in the slowest tier, the HBM pages it takes, and which nodes (rows) have how much of
+    it, in DRAM, and in DRAM or on their SSD."""
 
-    work_s: its outstanding work. advised: hints placed there whose request has not come.
-    missing_bytes: of the session in question, what this node would have to fetch. link_bytes_per_s: how fast.
-    """
-
-    name: str
-    serving: bool
-    suspect: bool
-    models: frozenset[str]
-    work_s: float
-    advised: int
-    held_tokens: int
-    missing_bytes: int
-    link_bytes_per_s: float
+    tokens: int = 0
+    bytes: float = 0.0
+    pages: int = 0
+    rows: Rows = field(default_factory=lambda: np.zeros(0, np.intp))
+    dram_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    node_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    node_tokens: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes in name order, and the work of a typical request in seconds."""
+    """All nodes, a row each. Read-only; valid for as long as one likes.
 
-    nodes: tuple[NodeView, ...]
+    work_s: outstanding work by class of urgency (rows of the array), what was placed since the last report included.
+    expected: requests that hints promise. request_s: the work of a typical request. decisions: turns placed so far.
+    """
+
+    names: tuple[str, ...]
+    serving: Flags
+    suspect: Flags
+    models: Mapping[str, Flags]
+    work_s: Floats
+    expected: Floats
+    pages_total: Floats
+    pages_free: Floats
+    prefill_token_s: Floats
+    link_bytes_per_s: Floats
+    ssd_bytes_per_s: Floats
+    blob_bytes_per_s: Floats
+    hashes: Hashes
+    cached: Cached
     request_s: float
+    decisions: int
+
+    def row(self, name: str) -> int | None:
+        """The node's row."""
+        return self.names.index(name) if name in self.names else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +64,7 @@ class Turn:
     """What is to be placed.
 
     advised: there is time to move the cache before the request comes. prefetched: the node to which a hint has moved it.
+    urgency: its class (`columns.urgency_class`).
     """
 
     model: str
@@ -48,27 +72,47 @@ class Turn:
     prefetched: str = ""
     pin: str = ""
     avoid: frozenset[str] = frozenset()
+    urgency: int = urgency_class(0)
 
 
-def take(fleet: Fleet, directory: Directory, advisories: Advisories, session_key: object, now: float) -> Snapshot:
-    """The picture for one session at time `now`."""
-    session = directory.get(session_key)  # type: ignore[arg-type]
-    most = max((h.bytes for h in session.holders.values()), default=0) if session else 0
-    views = []
-    for name in sorted(fleet.nodes):
-        node = fleet.nodes[name]
-        held = session.holders.get(name) if session else None
-        views.append(
-            NodeView(
-                name=name,
-                serving=node.serving,
-                suspect=now - node.heard_s > SUSPECT_AFTER_S,
-                models=frozenset(m.name for m in node.models),
-                work_s=node.work_s(fleet.request_s),
-                advised=advisories.on_node(name),
-                held_tokens=held.tokens if held else 0,
-                missing_bytes=most - (held.bytes if held else 0),
-                link_bytes_per_s=node.link_bytes_per_s,
-            )
-        )
-    return Snapshot(tuple(views), fleet.request_s)
+def take(fleet: Fleet, session: Session | None, model: str, now: float, decisions: int = 0) -> Snapshot:
+    """The picture for one session and the model that is to answer, at time `now`."""
+    c, n = fleet.columns, fleet.columns.count
+    return Snapshot(
+        names=c.names,
+        serving=c.serving[:n].copy(),
+        suspect=now - c.heard_s[:n] > SUSPECT_AFTER_S,
+        models={model: serves[:n].copy() for model, serves in c.models.items()},
+        work_s=c.reported_s[:, :n] + c.young_count[:, :n] * fleet.request_s,
+        expected=c.expected[:n].copy(),
+        pages_total=c.pages_total[:n].copy(),
+        pages_free=c.pages_free[:n].copy(),
+        prefill_token_s=c.prefill_token_s[:n].copy(),
+        link_bytes_per_s=c.link_bytes_per_s[:n].copy(),
+        ssd_bytes_per_s=c.ssd_bytes_per_s[:n].copy(),
+        blob_bytes_per_s=c.blob_bytes_per_s[:n].copy(),
+        hashes=c.hashes[:n].copy(),
+        cached=_cached(fleet, session, model) if session is not None else _UNKNOWN,
+        request_s=fleet.request_s,
+        decisions=decisions,
+    )
+
+
+_UNKNOWN = Cached()
+
+
+def _cached(fleet: Fleet, session: Session, model: str) -> Cached:
+    shape = fleet.shapes.get(model)
+    if not session.tokens or session.model != model or shape is None:
+        return _UNKNOWN
+    chunks = session.tokens // shape.chunk_tokens
+    held = list(session.holders.values())
+    return Cached(
+        tokens=session.tokens,
+        bytes=float(chunks * shape.chunk_bytes),
+        pages=chunks * shape.layers,
+        rows=np.array([fleet.columns.rows[name] for name in session.holders], np.intp),
+        dram_bytes=np.array([h.bytes * h.tokens_dram / h.tokens for h in held]),
+        node_bytes=np.array([float(h.bytes) for h in held]),
+        node_tokens=np.array([float(h.tokens) for h in held]),
+    )

@@ -88,7 +88,7 @@ class World:
         self.channel = rpc.channel(config.scheduler_address)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]
-        await self.until(lambda: sum(n.serving for n in self.service.fleet.nodes.values()) == 2)
+        await self.until(lambda: sum(n.serving for n in self.service.control.fleet.nodes.values()) == 2)
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(10):
@@ -118,7 +118,7 @@ async def world() -> AsyncIterator[World]:
 
 async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World) -> None:
     world.nodes[0].hold("s", 640)
-    await world.until(lambda: len(world.service.directory) == 1)
+    await world.until(lambda: len(world.service.control.directory) == 1)
     await world.place("other", pin_node="node-0")
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1", priority=-2)
     reply = await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))
@@ -155,9 +155,9 @@ async def test_a_hint_nobody_can_use_is_dropped_without_a_word(world: World) -> 
 
 async def test_a_dead_node_gets_nothing_and_its_holdings_are_forgotten(world: World) -> None:
     world.nodes[0].hold("s", 640)
-    await world.until(lambda: len(world.service.directory) == 1)
+    await world.until(lambda: len(world.service.control.directory) == 1)
     world.nodes[0].die()
-    await world.until(lambda: not world.service.fleet.nodes["node-0"].serving)
+    await world.until(lambda: not world.service.control.fleet.nodes["node-0"].serving)
     placement = await world.place("s")
     assert placement.node == "node-1" and not placement.source_nodes
 
@@ -186,7 +186,7 @@ async def test_the_samples_of_both_processes_of_a_node_are_kept_until_the_next_o
     node.worker.put_nowait(scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples={"tokens_total": 3})))
     for reads in (1.0, 2.0):
         node.store.put_nowait(scheduler_pb2.StoreReport(metrics=scheduler_pb2.ProcessMetrics(samples={'reads_total{source="ssd"}': reads})))
-    known = world.service.fleet.node("node-0")
+    known = world.service.control.fleet.node("node-0")
     await world.until(lambda: known.worker_metrics and known.store_metrics == {'reads_total{source="ssd"}': 2.0})
     reply = await world.stub.Metrics(scheduler_pb2.MetricsRequest())
     assert dict(reply.nodes["node-0"].samples) == {"tokens_total": 3.0, 'reads_total{source="ssd"}': 2.0}
@@ -195,7 +195,7 @@ async def test_the_samples_of_both_processes_of_a_node_are_kept_until_the_next_o
 
 async def test_an_erased_session_is_unknown_and_every_store_is_told_and_confirms(world: World) -> None:
     world.nodes[0].hold("s", 64)
-    await world.until(lambda: len(world.service.directory) == 1)
+    await world.until(lambda: len(world.service.control.directory) == 1)
     call = world.stub.EraseSession(scheduler_pb2.EraseSessionRequest(session=key("s")))
     for node in world.nodes:
         assert (await node.command("erase")).session_id == "s"
@@ -208,7 +208,7 @@ async def test_an_erased_session_is_unknown_and_every_store_is_told_and_confirms
 
 async def test_an_erasure_that_a_node_cannot_confirm_is_not_verified_and_is_repeated_when_the_node_is_back(world: World) -> None:
     world.nodes[1].die()
-    await world.until(lambda: "node-1" not in world.service._stores)
+    await world.until(lambda: "node-1" not in world.service.reports.stores)
     call = world.stub.EraseSession(scheduler_pb2.EraseSessionRequest(session=key("s")))
     await world.nodes[0].command("erase")
     world.nodes[0].erased("s", dram=3)
@@ -221,4 +221,4 @@ async def test_an_erasure_that_a_node_cannot_confirm_is_not_verified_and_is_repe
     assert (await world.nodes[1].command("erase")).session_id == "s"
     world.nodes[1].erased("s")
     world.nodes[0].erased("s")
-    await world.until(lambda: not world.service.erasures.owed_by("node-0") + world.service.erasures.owed_by("node-1"))
+    await world.until(lambda: not world.service.control.erasures.owed_by("node-0") + world.service.control.erasures.owed_by("node-1"))

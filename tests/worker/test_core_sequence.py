@@ -63,6 +63,6 @@ def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
     assert pace.request_s == pytest.approx(0.6) and pace.output_tokens == pytest.approx(5)
     fresh, cached, done = sequence(0, 101), sequence(1, 101), sequence(2, 101, computed=100)
     cached.found = 1
-    assert pace.outstanding_s([fresh], 64) == pytest.approx(100 * 0.005 + 5 * 0.02)
-    assert pace.outstanding_s([cached], 64) == pytest.approx(36 * 0.005 + 5 * 0.02)
-    assert pace.outstanding_s([done], 64) == pytest.approx(5 * 0.02)
+    assert sum(pace.outstanding_s([fresh], 64).values()) == pytest.approx(100 * 0.005 + 5 * 0.02)
+    assert sum(pace.outstanding_s([cached], 64).values()) == pytest.approx(36 * 0.005 + 5 * 0.02)
+    assert pace.outstanding_s([done], 64)[0] == pytest.approx(5 * 0.02)

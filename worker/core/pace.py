@@ -43,12 +43,13 @@ class Pace:
         self.request_s += weight * (work_s - self.request_s)
         self.output_tokens += weight * (generated - self.output_tokens)
 
-    def outstanding_s(self, sequences: Iterable[Sequence], chunk_tokens: int) -> float:
-        """The work that is left in these sequences. A client's limit is no plan: outputs are expected to be typical."""
-        total = 0.0
+    def outstanding_s(self, sequences: Iterable[Sequence], chunk_tokens: int) -> dict[int, float]:
+        """The work that is left in these sequences, by priority. A client's limit is no plan: outputs are expected to be typical."""
+        total: dict[int, float] = {}
         for s in sequences:
             decode = min(s.max_tokens, max(self.output_tokens, s.generated + 1.0)) - s.generated
-            total += self.prefill_s(s, chunk_tokens) + max(decode, 0.0) * self.decode_token_s
+            left_s = self.prefill_s(s, chunk_tokens) + max(decode, 0.0) * self.decode_token_s
+            total[s.request.priority] = total.get(s.request.priority, 0.0) + left_s
         return total
 
     def prefill_s(self, s: Sequence, chunk_tokens: int) -> float:

@@ -1,0 +1,120 @@
+"""The fleet as columns, a row a node: what a decision reads of a thousand nodes at once.
+
+Kept up to date as reports come, so that nothing is collected from objects when a turn is placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
+
+#: Priorities that placement tells apart: 0 and as many more and less urgent ones; beyond them all are equal.
+_MOST_URGENT, _LEAST_URGENT = -7, 8
+CLASSES = _LEAST_URGENT - _MOST_URGENT + 1
+
+
+def urgency_class(priority: int) -> int:
+    """The class of a priority, 0 is the most urgent."""
+    return min(max(priority, _MOST_URGENT), _LEAST_URGENT) - _MOST_URGENT
+
+
+class Columns:
+    """See the module. Arrays have room for more rows than there are nodes; `count` says how many are used."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.rows: dict[str, int] = {}
+        size = 16
+        self.serving: Flags = np.zeros(size, np.bool_)
+        self.heard_s: Floats = np.zeros(size)
+        #: Outstanding work by class of urgency as reported, and the requests by class that were placed since.
+        self.reported_s: Floats = np.zeros((CLASSES, size))
+        self.young_count: Floats = np.zeros((CLASSES, size))
+        #: Requests that hints promise, each counted with the chance that it comes.
+        self.expected: Floats = np.zeros(size)
+        self.pages_total: Floats = np.zeros(size)
+        self.pages_free: Floats = np.zeros(size)
+        self.prefill_token_s: Floats = np.zeros(size)
+        self.link_bytes_per_s: Floats = np.ones(size)
+        self.ssd_bytes_per_s: Floats = np.ones(size)
+        self.blob_bytes_per_s: Floats = np.ones(size)
+        #: Of the name: decides between equals.
+        self.hashes: Hashes = np.zeros(size, np.uint64)
+        #: By model: which nodes serve it.
+        self.models: dict[str, Flags] = {}
+
+    def _grow(self) -> None:
+        for name, old in vars(self).items():
+            if isinstance(old, np.ndarray):
+                setattr(self, name, np.concatenate([old, np.zeros_like(old)], axis=-1))
+        self.models = {model: np.concatenate([serves, np.zeros_like(serves)]) for model, serves in self.models.items()}
+
+    @property
+    def count(self) -> int:
+        """Nodes."""
+        return len(self.names)
+
+    def add(self, name: str) -> None:
+        """A row for a node that nothing is known of."""
+        if self.count == len(self.serving):
+            self._grow()
+        row = self.rows[name] = self.count
+        self.hashes[row] = int.from_bytes(blake3(name.encode()).digest(8), "little")
+        self.names += (name,)
+
+    def describe(self, name: str, models: Collection[str], link: float, ssd: float, blob: float) -> None:
+        """What a worker said when it joined; rates in bytes a second."""
+        row = self.rows[name]
+        for model in models:
+            self.models.setdefault(model, np.zeros(len(self.serving), np.bool_))
+        for model, serves in self.models.items():
+            serves[row] = model in models
+        self.link_bytes_per_s[row], self.ssd_bytes_per_s[row], self.blob_bytes_per_s[row] = link, ssd, blob
+
+    def report(
+        self,
+        name: str,
+        serving: bool,
+        heard_s: float,
+        seconds: Mapping[int, float],
+        young: Mapping[int, int],
+        pages_total: int,
+        pages_free: int,
+        prefill_token_s: float,
+    ) -> None:
+        """How a node is now; work by class of urgency."""
+        row = self.rows[name]
+        self.serving[row], self.heard_s[row] = serving, heard_s
+        self.pages_total[row], self.pages_free[row], self.prefill_token_s[row] = pages_total, pages_free, prefill_token_s
+        self.reported_s[:, row] = 0.0
+        self.young_count[:, row] = 0.0
+        for urgency, value in seconds.items():
+            self.reported_s[urgency, row] = value
+        for urgency, count in young.items():
+            self.young_count[urgency, row] = count
+
+    def young(self, name: str, urgency: int, count: int) -> None:
+        """So many more requests were placed there."""
+        self.young_count[urgency, self.rows[name]] += count
+
+    def expect(self, name: str, requests: float) -> None:
+        """So many more requests, or fewer, are promised there by hints."""
+        row = self.rows[name]
+        self.expected[row] = max(self.expected[row] + requests, 0.0)
+
+    def work_s(self, name: str, request_s: float) -> float:
+        """A node's outstanding work of all classes."""
+        row = self.rows[name]
+        return float(self.reported_s[:, row].sum() + self.young_count[:, row].sum() * request_s)
+
+    def validate(self, names: Collection[str]) -> None:
+        """Raise AssertionError when rows and names disagree."""
+        assert set(self.names) == set(names) and self.rows == {name: row for row, name in enumerate(self.names)}
+        assert (self.young_count >= 0).all() and (self.expected >= 0).all()

@@ -1,0 +1,148 @@
+"""What people and gateways see: the fleet, sessions and where their cache is, and what became of an erasure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from contracts.convert import session_from_wire, session_to_wire
+from contracts.ids import SessionKey
+from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2
+from runtime import rpc, telemetry
+from runtime.config import Config
+from scheduler.convert import model_to_wire
+from scheduler.core.control import Control
+from scheduler.core.erasures import Erasure
+from scheduler.core.fleet import Node
+from scheduler.reports import Reports
+
+log = telemetry.logger("scheduler.views")
+#: How often watchers hear of changes at most, in seconds.
+WATCH_EVERY_S = 0.1
+RESIDENCY_TIMEOUT_S = 1.5
+#: How long an erasure waits for every node to confirm.
+ERASE_S = 10.0
+
+
+class Views:
+    """See the module."""
+
+    def __init__(self, config: Config, control: Control, reports: Reports) -> None:
+        self._config, self._control, self._reports = config, control, reports
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        """Close the channels to the stores."""
+        for channel in self._channels.values():
+            await channel.close(None)
+
+    # ---- the fleet ---------------------------------------------------------------------------------------------
+    async def watch(self) -> AsyncIterator[scheduler_pb2.Fleet]:
+        """The fleet now and at each change."""
+        seen = -1
+        while True:
+            if self._control.fleet.version != seen:
+                seen = self._control.fleet.version
+                yield self.fleet()
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    def fleet(self) -> scheduler_pb2.Fleet:
+        """The fleet now."""
+        nodes = [self._node(n) for n in sorted(self._control.fleet.nodes.values(), key=lambda n: n.name)]
+        return scheduler_pb2.Fleet(nodes=nodes, expected_nodes=self._config.nodes.count)
+
+    def _node(self, n: Node) -> scheduler_pb2.FleetNode:
+        return scheduler_pb2.FleetNode(
+            node=n.name,
+            worker_address=n.worker_address,
+            store_address=n.store_address,
+            serving=n.serving,
+            models=[model_to_wire(m) for m in n.models],
+            running=n.load.running,
+            waiting=n.load.waiting,
+            outstanding_tokens=n.load.outstanding_tokens,
+            advised=self._control.advisories.on_node(n.name),
+            hbm_pages_total=n.load.hbm_pages_total,
+            hbm_pages_free=n.load.hbm_pages_free,
+            dram_bytes_total=n.dram_bytes_total,
+            dram_bytes_used=n.dram_bytes_used,
+            ssd_bytes_used=n.ssd_bytes_used,
+            sessions=self._control.directory.count(n.name),
+        )
+
+    def metrics(self) -> scheduler_pb2.FleetMetrics:
+        """The nodes' own samples, as last reported."""
+        nodes = {
+            n.name: scheduler_pb2.ProcessMetrics(samples=n.worker_metrics | n.store_metrics)
+            for n in self._control.fleet.nodes.values()
+            if n.worker_here or n.store_here
+        }
+        return scheduler_pb2.FleetMetrics(nodes=nodes)
+
+    # ---- sessions ----------------------------------------------------------------------------------------------
+    def sessions(self, request: scheduler_pb2.ListSessionsRequest) -> scheduler_pb2.ListSessionsReply:
+        """The most recently used sessions of a tenant (or of all)."""
+        wanted = [s for s in self._control.directory if not request.tenant or s.key.tenant == request.tenant]
+        wanted.sort(key=lambda s: -s.last_use_s)
+        return scheduler_pb2.ListSessionsReply(sessions=[self._summary(s.key) for s in wanted[: request.limit or 100]])
+
+    def _summary(self, key: SessionKey) -> scheduler_pb2.SessionSummary:
+        session, pending = self._control.directory.get(key), self._control.advisories.get(key)
+        summary = scheduler_pb2.SessionSummary(session=session_to_wire(key), node=pending.node if pending else "")
+        if session:
+            summary.model, summary.tokens, summary.last_use_s = session.model, session.tokens, session.last_use_s
+            summary.held_by.extend(session.sources())
+        return summary
+
+    async def session(self, key: SessionKey) -> scheduler_pb2.SessionInfo:
+        """A session's residency, asked of every store that is here."""
+        names = [n.name for n in self._control.fleet.nodes.values() if n.store_here]
+        replies = await asyncio.gather(*(self._residency(n, key) for n in names))
+        heard = [(n, r) for n, r in zip(names, replies, strict=True) if r is not None and r.known]
+        nodes = [scheduler_pb2.NodeResidency(node=n, tiers=r.tiers) for n, r in heard]
+        known = bool(nodes) or self._control.directory.get(key) is not None
+        return scheduler_pb2.SessionInfo(summary=self._summary(key), known=known, nodes=nodes)
+
+    async def _residency(self, node: str, key: SessionKey) -> kvstore_pb2.ResidencyReply | None:
+        address = self._control.fleet.nodes[node].store_address
+        if address not in self._channels:
+            self._channels[address] = rpc.channel(address)
+        stub: Any = kvstore_pb2_grpc.KvStoreStub(self._channels[address])  # type: ignore[no-untyped-call]
+        try:
+            reply: kvstore_pb2.ResidencyReply = await stub.Residency(
+                kvstore_pb2.ResidencyRequest(session=session_to_wire(key)), timeout=RESIDENCY_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as e:
+            log.warning("no residency", node=node, error=e.details())
+            return None
+        return reply
+
+    async def erase(self, request: scheduler_pb2.EraseSessionRequest) -> scheduler_pb2.EraseSessionReply:
+        """Forget the session here, tell every store to erase it from every tier, and wait for their word, for a while."""
+        key, control = session_from_wire(request.session), self._control
+        known = control.directory.erase(key)
+        control.advisories.invalidate(key, key.tenant, "")
+        told = self._reports.stores
+        expected = {self._config.node(n).name for n in range(self._config.nodes.count)}
+        erasure = control.erasures.begin(key, expected | set(told))
+        for node in told:
+            self._reports.command(node, scheduler_pb2.StoreCommand(erase=request.session))
+        with contextlib.suppress(TimeoutError):
+            # A node that is away is waited for only as long as one that is here has not answered.
+            async with asyncio.timeout(ERASE_S), self._reports.erasure_heard:
+                await self._reports.erasure_heard.wait_for(lambda: all(n in erasure.words for n in told if n in self._reports.stores))
+        return _erased(known, told, expected, erasure)
+
+
+def _erased(known: bool, told: list[str], expected: set[str], erasure: Erasure) -> scheduler_pb2.EraseSessionReply:
+    nodes = []
+    for name in sorted({*told, *expected}):
+        word = erasure.words.get(name)
+        left = [scheduler_pb2.TierLeft(tier=tier, chunks=chunks) for tier, chunks in word.left.items()] if word else []
+        nodes.append(scheduler_pb2.NodeErasure(node=name, answered=word is not None, verified=bool(word and word.verified), left=left))
+    known = known or any(word.known for word in erasure.words.values())
+    return scheduler_pb2.EraseSessionReply(known=known, nodes=told, verified=not erasure.owing, erasures=nodes)

@@ -1,0 +1,109 @@
+"""Random lives of nodes, requests and hints; the core's tables agree after every step."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from contracts.errors import RequestError
+from contracts.ids import SessionKey
+from scheduler.core.control import Ask, Control, Prefetch, Settings, Withdraw
+from scheduler.core.directory import Held
+from scheduler.core.fleet import Load
+from scheduler.core.policies import POLICIES
+from tests.scheduler.test_core import MODEL, TOKEN_BYTES, hint
+
+NODES = ["node-0", "node-1", "node-2"]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """See the module."""
+
+    nodes = st.sampled_from(NODES)
+    sessions = st.sampled_from([SessionKey("t", x) for x in "abcd"] + [SessionKey("u", "a")])
+    requests = st.sampled_from([f"r{i}" for i in range(6)])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core, self.now, self.hints = Control(Settings(hints_per_s=0.2, hint_burst=3)), 0.0, 0
+        for name in NODES:
+            self.core.fleet.worker_joined(name, name, (MODEL,), 0.0)
+            self.core.fleet.store_joined(name, name)
+
+    @rule(dt=st.floats(0, 20))
+    def tick(self, dt: float) -> None:
+        self.now += dt
+        for command in self.core.tick(self.now):
+            assert isinstance(command, Withdraw) or command.node in self.core.fleet.nodes
+
+    @rule(session=sessions, request=requests, priority=st.integers(-20, 20), policy=st.sampled_from(sorted(POLICIES)), avoid=st.sets(nodes))
+    def place(self, session: SessionKey, request: str, priority: int, policy: str, avoid: set[str]) -> None:
+        self.core.settings = Settings(POLICIES[policy])
+        serving = {n.name for n in self.core.fleet.nodes.values() if n.serving}
+        try:
+            placed = self.core.place(Ask(request, session, "m", priority, avoid=frozenset(avoid)), self.now)
+        except RequestError:
+            assert not serving
+        else:
+            assert placed.node in serving and request in self.core.fleet.nodes[placed.node].outstanding
+            assert placed.node not in avoid or not serving - avoid
+            assert placed.node not in placed.sources
+
+    @rule(session=sessions, priority=st.integers(-3, 3), arrival=st.none() | st.floats(0, 30), ttl=st.floats(0, 30))
+    def advise(self, session: SessionKey, priority: int, arrival: float | None, ttl: float) -> None:
+        self.hints += 1
+        arrival_s = None if arrival is None else self.now + arrival
+        expires_s = (arrival_s or self.now) + ttl
+        name = f"a{self.hints}"
+        for command in self.core.advise(hint(session, name, priority=priority, arrival_s=arrival_s, expires_s=expires_s), self.now):
+            pending = self.core.advisories.get(session)
+            assert (
+                pending is not None and pending.hint.advisory_id == name and (command.node == pending.node) == isinstance(command, Prefetch)
+            )
+
+    @rule(session=sessions)
+    def withdraw(self, session: SessionKey) -> None:
+        known = self.core.advisories.get(session)
+        commands = self.core.withdraw(session, session.tenant, "")
+        assert (commands is None) == (known is None)
+
+    @rule(node=nodes, here=st.sets(requests), done=st.lists(requests), seconds=st.floats(0, 50), number=st.integers(0, 5))
+    def report(self, node: str, here: set[str], done: list[str], seconds: float, number: int) -> None:
+        """Reports come twice, late and in any order; and two nodes may claim one request."""
+        load = Load(outstanding_s=seconds, by_priority={-1: seconds / 2, 5: seconds / 2}, hbm_pages_total=100, hbm_pages_free=number)
+        self.core.fleet.loaded(node, load, sorted(here), done, self.now, number)
+
+    @rule(node=nodes, leaves=st.booleans(), drains=st.booleans())
+    def worker(self, node: str, leaves: bool, drains: bool) -> None:
+        if leaves:
+            self.core.worker_left(node)
+        else:
+            self.core.fleet.worker_joined(node, "w", (MODEL,), self.now)
+            if drains:
+                self.core.fleet.drain(node)
+
+    @rule(node=nodes, leaves=st.booleans())
+    def store(self, node: str, leaves: bool) -> None:
+        if leaves:
+            self.core.store_left(node)
+        else:
+            self.core.directory.forget_node(node)
+            self.core.fleet.store_joined(node, node)
+
+    @rule(node=nodes, session=sessions, tokens=st.integers(0, 3), dram=st.integers(0, 3))
+    def held(self, node: str, session: SessionKey, tokens: int, dram: int) -> None:
+        held = Held(64 * tokens, 64 * tokens * TOKEN_BYTES, 64 * min(dram, tokens))
+        self.core.directory.report(node, session, "m", 192, self.now, held)
+
+    @rule(session=sessions)
+    def erase(self, session: SessionKey) -> None:
+        self.core.directory.erase(session)
+
+    @invariant()
+    def holds(self) -> None:
+        self.core.validate()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
