@@ -103,7 +103,8 @@ class KvSection(BaseModel):
     #: Bytes that prefetch brings into the arena, in 10^6 a second at most, so that decoding beside it keeps its pace; 0: no limit.
     #: What requests wait for is never paced.
     prefetch_mb_s: float = Field(default=0.0, ge=0)
-    #: Whether the SSD is read and written past the page cache (O_DIRECT). auto: where the file system allows it.
+    #: Whether the SSD is read and written past the page cache (O_DIRECT). auto: where the file system allows it, but what the page cache
+    #: holds already is read from there (Linux 6.5).
     direct_io: Literal["auto", "on", "off"] = "auto"
     #: Faults to order, for tests: an action by the name of its point (kvstore/failpoints.py).
     failpoints: dict[str, str] = {}

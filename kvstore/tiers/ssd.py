@@ -86,7 +86,7 @@ class SsdTier:
         self.direct = False
         with contextlib.suppress(OSError):
             self._open()
-        self._reads = Reads(arena, reader, self._open_chunk)
+        self._reads = Reads(arena, reader, self._open_chunk, use_cache=direct != "on")
 
     def _open(self) -> None:
         """Make the directory. Raises OSError when that fails, ConfigError when it is not what the configuration asks for."""

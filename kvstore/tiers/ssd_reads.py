@@ -1,6 +1,8 @@
 """Reads of the SSD tier's raw files: threads of their own, each of which keeps many under way and verifies each as it ends.
 
-What is short is joined with others that wait to one transfer: what a transfer costs besides its bytes is then paid once."""
+What is short is joined with others that wait to one transfer: what a transfer costs besides its bytes is then paid once. What the page
+cache holds is copied from there at once.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from kvstore.core.events import Fault
 from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.metrics import log
+from kvstore.tiers import page_cache
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, check_length
+from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, ThreadFileIo, check_length
 from kvstore.tiers.format import piece_offset
 
 #: Told the faults of a read by index of the piece; none: all are good.
@@ -53,12 +56,15 @@ class _Transfer:
 
 
 class Reads:
-    """See the module. `open_chunk(key, shape)`: a descriptor of the chunk's file; raises OSError."""
+    """See the module. `open_chunk(key, shape)`: a descriptor of the chunk's file; raises OSError. `use_cache`: what the page cache holds
+    is taken from there, though the descriptor is open with O_DIRECT."""
 
-    def __init__(self, arena: Arena, reader: FileIo, open_chunk: Callable[[bytes, KvShape], int]) -> None:
+    def __init__(self, arena: Arena, reader: FileIo, open_chunk: Callable[[bytes, KvShape], int], use_cache: bool) -> None:
         self._arena = arena
         self._reader = reader
+        self._copier = ThreadFileIo(arena)
         self._open = open_chunk
+        self._use_cache = use_cache
         self._queue: queue.SimpleQueue[Read | None] = queue.SimpleQueue()
         for number in range(reader.threads):
             threading.Thread(target=self._run, name=f"ssd-read-{number}", daemon=True).start()
@@ -111,13 +117,16 @@ class Reads:
             taken += 1
             if not self._opened(read):
                 continue
+            if self._cached(read):
+                self._begin(running, [read], self._copier)
+                continue
             if joined and size + _bytes(read) > self._reader.joined_bytes:
-                self._begin(running, joined)
+                self._begin(running, joined, self._reader)
                 joined, size = [], 0
             joined.append(read)
             size += _bytes(read)
         if joined:
-            self._begin(running, joined)
+            self._begin(running, joined, self._reader)
         return True
 
     def _opened(self, read: Read) -> bool:
@@ -135,12 +144,16 @@ class Reads:
             return False
         return True
 
-    def _begin(self, running: list[_Transfer], reads: list[Read]) -> None:
+    def _cached(self, read: Read) -> bool:
+        first, last = read.parts[0], read.parts[-1]
+        return self._use_cache and page_cache.turn_to(read.fd, first.file_offset, last.file_offset + last.length - first.file_offset)
+
+    def _begin(self, running: list[_Transfer], reads: list[Read], io: FileIo) -> None:
         try:
             if len(reads) == 1:
-                moving = self._reader.begin("READ", reads[0].fd, reads[0].parts)
+                moving = io.begin("READ", reads[0].fd, reads[0].parts)
             else:
-                moving = self._reader.begin_joined([(read.fd, read.parts) for read in reads])
+                moving = io.begin_joined([(read.fd, read.parts) for read in reads])
         except Exception as e:
             self._failed(reads, e)
         else:

@@ -15,7 +15,7 @@ import pytest
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
 from kvstore.core.events import Fault, Wrote
-from kvstore.tiers import nixl
+from kvstore.tiers import nixl, page_cache
 from kvstore.tiers.file_io import FileIo, NixlFileIo, ThreadFileIo, direct_works
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.ssd import SsdTier
@@ -185,6 +185,28 @@ def test_a_bad_file_among_reads_that_are_joined_is_not_held_against_the_others(t
     assert max(disk.joined) > 1
     for n in set(range(10)) - expected.keys():
         assert_same(arena, writes[n], pieces[n])
+    ssd.close()
+
+
+@pytest.mark.parametrize("direct", ["auto", "on"])
+def test_what_the_page_cache_holds_is_taken_from_there_unless_it_may_not(tmp_path, arena, direct):
+    disk = FakeFileIo(arena)
+    ssd = SsdTier(tmp_path / "ssd", arena, disk, disk, direct)
+    write = written(arena, shape=ROUND)
+    assert ssd.write([write]) == [Wrote.OK]
+    path = ssd.path(write.key, ROUND.fingerprint)
+    with path.open("rb") as file:
+        file.read()  # as the copy to the blob tier does
+        if not page_cache.holds(file.fileno(), 0, ROUND.chunk_bytes):
+            pytest.skip("this kernel or file system does not say what its page cache holds")
+        disk.error = OSError(errno.EIO, "the disk was asked")
+        pieces = wanted(write, range(1, 5), 2 * MIB)
+        assert ssd.read(ROUND, pieces) == ({} if direct == "auto" else dict.fromkeys(range(4), Fault.MEDIUM))
+        if direct == "auto":
+            assert_same(arena, write, pieces)
+        os.posix_fadvise(file.fileno(), 0, 4096 + ROUND.piece_bytes, os.POSIX_FADV_DONTNEED)
+        assert not page_cache.holds(file.fileno(), 0, ROUND.chunk_bytes)
+        assert ssd.read(ROUND, wanted(write, [0], 2 * MIB)) == {0: Fault.MEDIUM}
     ssd.close()
 
 
