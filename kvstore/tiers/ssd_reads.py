@@ -92,7 +92,8 @@ class Reads:
                     if not transfer.moving.ended():
                         going.append(transfer)
                         continue
-                    reach("ssd.after_read")
+                    for _ in transfer.reads:
+                        reach("ssd.after_read")
                     come.append(transfer)
                 except Exception as e:
                     self._failed(transfer.reads, e)
@@ -167,6 +168,7 @@ class Reads:
         for read in reads:
             try:
                 self._reader.read(read.fd, read.parts)
+                reach("ssd.after_read")
             except Exception as e:
                 self._end_bad(read, e)
             else:
