@@ -37,8 +37,8 @@ class Columns:
         #: Outstanding work by class of urgency as reported, and the requests by class that were placed since.
         self.reported_s: Floats = np.zeros((CLASSES, size))
         self.young_count: Floats = np.zeros((CLASSES, size))
-        #: Requests that hints promise, each counted with the chance that it comes.
-        self.expected: Floats = np.zeros(size)
+        #: Requests that hints promise, by class, each counted with the chance that it comes.
+        self.expected: Floats = np.zeros((CLASSES, size))
         self.pages_total: Floats = np.zeros(size)
         self.pages_free: Floats = np.zeros(size)
         self.prefill_token_s: Floats = np.zeros(size)
@@ -104,10 +104,10 @@ class Columns:
         """So many more requests were placed there."""
         self.young_count[urgency, self.rows[name]] += count
 
-    def expect(self, name: str, requests: float) -> None:
-        """So many more requests, or fewer, are promised there by hints."""
-        row = self.rows[name]
-        self.expected[row] = max(self.expected[row] + requests, 0.0)
+    def expect(self, name: str, urgency: int, requests: float) -> None:
+        """So many more requests of a class, or fewer, are promised there by hints."""
+        at = (urgency, self.rows[name])
+        self.expected[at] = max(float(self.expected[at]) + requests, 0.0)
 
     def work_s(self, name: str, request_s: float) -> float:
         """A node's outstanding work of all classes."""

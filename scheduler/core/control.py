@@ -5,28 +5,25 @@ The process (`scheduler.server`) and the simulator run this very code; neither d
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 from blake3 import blake3
 
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
-from scheduler.core import snapshot, terms
-from scheduler.core.advisories import Advisories, Hint, Pending, merged
+from scheduler.core import moves, snapshot
+from scheduler.core.advisories import Advisories, Hint, Pending, Sent, merged
 from scheduler.core.columns import urgency_class
+from scheduler.core.decisions import Decision, Decisions, packed
 from scheduler.core.directory import Directory
 from scheduler.core.erasures import Erasures
 from scheduler.core.fleet import SUSPECT_AFTER_S, Fleet
 from scheduler.core.placement import Choice, place
 from scheduler.core.policies import Policy, balanced
-from scheduler.core.snapshot import Turn
+from scheduler.core.snapshot import Snapshot, Turn
 from scheduler.core.trust import DOUBT_PRIORITY, Trust, Worth
-
-#: A hint leaves a node that has so much more work than the best, in typical requests.
-_MOVE_REQUESTS = 4.0
-#: Hints that are moved at most each time.
-_MOVES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +90,66 @@ class Control:
         self.fleet, self.directory, self.erasures = Fleet(), Directory(), Erasures()
         self.advisories = Advisories(self.fleet.columns.expect)
         self.trust = Trust(self.settings.hints_per_s, self.settings.hint_burst)
+        self.explained = Decisions()
         self.decisions = 0
+        #: Hints that came, by what was done: prefetched (`full`, `behind`), `noted`, `known` (the store needs no word), `unusable`.
+        self.hints: Counter[str] = Counter()
 
     # ---- turns -------------------------------------------------------------------------------------------------
     def place(self, ask: Ask, now: float) -> Placement:
         """The node for a turn that is here; it counts as outstanding there."""
-        pending = self.advisories.use(ask.session)
+        pending = self.advisories.get(ask.session)
+        sent = pending.sent if pending is not None else None
+        turn = Turn(
+            ask.model,
+            prefetched=pending.node if pending is not None and sent is not None else "",
+            prefetched_s=now - sent.at_s if sent is not None else 0.0,
+            pin=ask.pin,
+            avoid=ask.avoid,
+            urgency=urgency_class(ask.priority),
+        )
+        choice = place(self._view(ask.session, turn, now, pending), turn, self.settings.policy, seed_of(ask.session))
         if pending is not None:
+            self.advisories.use(ask.session)
             self.trust.ended(ask.session.tenant, pending.hint.address, 1.0)
-        prefetched = pending.node if pending is not None and pending.prefetched else ""
-        turn = Turn(ask.model, prefetched=prefetched, pin=ask.pin, avoid=ask.avoid, urgency=urgency_class(ask.priority))
-        choice = self._choose(ask.session, turn, now, self.settings.policy)
+        elif not ask.pin and not ask.avoid:  # another attempt, or another answer to the same turn, has had its hint
+            self.advisories.outcomes["missed"] += 1
         self.decisions += 1
         self.fleet.placed(choice.node, ask.request_id, now, ask.priority)
-        return Placement(choice, self._sources(ask.session, choice.node), advised=choice.node == prefetched)
+        sources = self._sources(ask.session, choice.node)
+        self._explain("turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources)
+        return Placement(choice, sources, advised=choice.node == turn.prefetched)
 
-    def _choose(self, session: SessionKey, turn: Turn, now: float, policy: Policy) -> Choice:
+    def _view(self, session: SessionKey, turn: Turn, now: float, pending: Pending | None) -> Snapshot:
+        """What a decision looks at: all but the session's own hint, which would keep it away from its own node."""
+        expect = self.fleet.columns.expect
+        if pending is not None:
+            expect(pending.node, pending.urgency, -pending.chance)
         view = snapshot.take(self.fleet, self.directory.get(session), turn.model, now, self.decisions)
-        return place(view, turn, policy, seed_of(session))
+        if pending is not None:
+            expect(pending.node, pending.urgency, pending.chance)
+        return view
+
+    def _explain(
+        self, what: str, session: SessionKey, turn: Turn, choice: Choice, now: float, pending: Pending | None = None, **more: Any
+    ) -> None:
+        nodes, names, values = packed(choice)
+        decision = Decision(
+            what,
+            now,
+            choice.node,
+            hinted=pending is not None,
+            prefetched=turn.prefetched,
+            prefetched_s=turn.prefetched_s,
+            moves=len(pending.left) if pending is not None else 0,
+            pin=turn.pin,
+            avoided=len(turn.avoid),
+            nodes=nodes,
+            terms=names,
+            values=values,
+            **more,
+        )
+        self.explained.note(session, decision)
 
     def _sources(self, session: SessionKey, node: str) -> tuple[str, ...]:
         known = self.directory.get(session)
@@ -118,27 +157,46 @@ class Control:
 
     # ---- hints -------------------------------------------------------------------------------------------------
     def advise(self, hint: Hint, now: float) -> list[Command]:
-        """A hint came. One that nobody can use is dropped without a word; one more of the same session is merged with the first."""
+        """A hint came. One that nobody can use is dropped without a word; one more of the same session is merged with the first, stays
+        where that is while the node serves, and its store is told only what is news (`Sent.is_outdated`)."""
         before = self.advisories.get(hint.session)
         if before is not None:
             hint = merged(before.hint, hint, now)
         known = self.directory.get(hint.session)
         hint = replace(hint, model=hint.model or (known.model if known else "") or self.settings.served_model)
-        keep = before is not None and not hint.pin and self._serves(before.node, hint.model)
-        pin = before.node if before is not None and keep else hint.pin
-        turn = Turn(hint.model, advised=True, pin=pin, urgency=urgency_class(hint.priority))
-        try:
-            node = self._choose(hint.session, turn, now, self.settings.policy).node
-        except RequestError:
-            return []
-        worth = self.trust.worth(hint.session.tenant, hint.address, now)
-        chance = self.trust.chance(hint.session.tenant, hint.address)
-        self.advisories.place(Pending(hint, node, now, chance, prefetched=worth is not Worth.NOTED))
-        commands: list[Command] = [Withdraw(before.node, hint.session)] if before is not None and before.node != node else []
-        if worth is Worth.NOTED:
-            return commands
+        if before is not None and hint.pin in ("", before.node) and self._serves(before.node, hint.model, now):
+            pending = replace(before, hint=hint)
+        else:
+            turn = Turn(hint.model, advised=True, lead_s=hint.lead_s(now), pin=hint.pin, urgency=urgency_class(hint.priority))
+            try:
+                choice = place(self._view(hint.session, turn, now, before), turn, self.settings.policy, seed_of(hint.session))
+            except RequestError:
+                self.hints["unusable"] += 1
+                return []
+            pending = Pending(hint, choice.node, now)
+            self._explain("hint", hint.session, turn, choice, now, worth=self.trust.worth(hint.session.tenant, hint.address).value)
+        commands: list[Command] = []
+        if before is not None and before.sent is not None and pending.node != before.node:
+            commands.append(Withdraw(before.node, hint.session))
+        return commands + self._tell(pending, now)
+
+    def _tell(self, pending: Pending, now: float) -> list[Command]:
+        """Remember a hint, and send for its cache as far as the hint is worth it and the store does not know."""
+        hint, sent = pending.hint, pending.sent
+        worth = self.trust.worth(hint.session.tenant, hint.address)
         priority = hint.priority + (DOUBT_PRIORITY if worth is Worth.BEHIND else 0)
-        return [*commands, Prefetch(node, replace(hint, priority=priority), self._sources(hint.session, node))]
+        if sent is not None and (worth is Worth.NOTED or not sent.is_outdated(hint, priority, now)):
+            self.hints["known"] += 1
+            self.advisories.place(pending)
+            return []
+        if worth is Worth.NOTED or not self.trust.take(hint.session.tenant, hint.address, now):
+            self.hints["noted"] += 1
+            self.advisories.place(pending if sent is not None else replace(pending, chance=0.0))
+            return []
+        self.hints[worth.value] += 1
+        told = Sent(sent.at_s if sent is not None else now, priority, hint.arrival_s, hint.expires_s)
+        self.advisories.place(replace(pending, chance=self.trust.chance(hint.session.tenant, hint.address), sent=told))
+        return [Prefetch(pending.node, replace(hint, priority=priority), self._sources(hint.session, pending.node))]
 
     def withdraw(self, session: SessionKey | None, tenant: str, advisory_id: str) -> list[Command] | None:
         """A hint is taken back, named by its session or its id. None: there was none."""
@@ -148,9 +206,9 @@ class Control:
         self.trust.ended(pending.session.tenant, pending.hint.address, 0.5)
         return [Withdraw(pending.node, pending.session)]
 
-    def _serves(self, name: str, model: str) -> bool:
+    def _serves(self, name: str, model: str, now: float) -> bool:
         node = self.fleet.nodes.get(name)
-        return node is not None and node.serving and any(m.name == model for m in node.models)
+        return node is not None and node.serving and now - node.heard_s <= SUSPECT_AFTER_S and any(m.name == model for m in node.models)
 
     # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Command]:
@@ -159,41 +217,32 @@ class Control:
             self.trust.ended(pending.session.tenant, pending.hint.address, 0.0)
         for name in self.fleet.silent(now):
             self.directory.forget_node(name)
-        return self._move(now)
-
-    def _move(self, now: float) -> list[Command]:
-        """Hints of nodes that serve no more, or have far more work than the best, are placed again."""
-        columns, n, request_s = self.fleet.columns, self.fleet.columns.count, self.fleet.request_s
-        if not n or not len(self.advisories):
-            return []
-        work = columns.reported_s[:, :n].sum(axis=0) + (columns.young_count[:, :n].sum(axis=0) + columns.expected[:n]) * request_s
-        able = columns.serving[:n] & (now - columns.heard_s[:n] <= SUSPECT_AFTER_S)
-        if not able.any():
-            return []
-        bad = ~able | (work - work[able].min() > _MOVE_REQUESTS * request_s)
         commands: list[Command] = []
-        for row in np.flatnonzero(bad).tolist():
-            for pending in self.advisories.of_node(columns.names[row])[: _MOVES - len(commands)]:
-                commands += self._move_one(pending, now, gone=not able[row])
+        for pending, gone in moves.candidates(self.fleet, self.advisories, now) if len(self.advisories) else ():
+            commands += self._move(replace(pending, looked_s=now), now, gone=gone)
         return commands
 
-    def _move_one(self, pending: Pending, now: float, *, gone: bool) -> list[Command]:
-        hint = pending.hint
-        view = snapshot.take(self.fleet, self.directory.get(hint.session), hint.model, now, self.decisions)
-        turn = Turn(hint.model, advised=True, urgency=urgency_class(hint.priority), avoid=frozenset({pending.node} if gone else ()))
+    def _move(self, pending: Pending, now: float, *, gone: bool) -> list[Command]:
+        """Choose again for a hint (`core.moves`)."""
+        hint, turn = pending.hint, moves.turn_of(pending, now, gone=gone)
+        view = self._view(hint.session, turn, now, pending)
         try:
-            node = place(view, turn, self.settings.policy, seed_of(hint.session)).node
+            choice = place(view, turn, self.settings.policy, seed_of(hint.session))
         except RequestError:
-            return []
-        there = np.array([columns_row(view, node)])
-        late = hint.arrival_s is not None and float(terms.load_s(view, replace(turn, advised=False), there)[0]) > hint.arrival_s - now
-        if hint.pin or node == pending.node or (late and not gone):
+            choice = None
+        if choice is None or not moves.is_worth_it(view, turn, pending, choice.node, gone=gone):
+            self.advisories.place(pending)
             return []
         self.advisories.outcomes["moved"] += 1
-        self.advisories.place(replace(pending, node=node))
-        if not pending.prefetched:
+        sources, told = self._sources(hint.session, choice.node), pending.sent
+        moved = replace(pending, node=choice.node, placed_s=now, left=(*pending.left, pending.node))
+        self._explain("move", hint.session, turn, choice, now, moved, sources=sources)
+        if told is not None:
+            told = Sent(now, told.priority, hint.arrival_s, hint.expires_s)
+        self.advisories.place(replace(moved, sent=told))
+        if told is None:
             return []
-        return [Withdraw(pending.node, hint.session), Prefetch(node, hint, self._sources(hint.session, node))]
+        return [Withdraw(pending.node, hint.session), Prefetch(choice.node, replace(hint, priority=told.priority), sources)]
 
     # ---- nodes -------------------------------------------------------------------------------------------------
     def worker_left(self, name: str) -> None:
@@ -207,19 +256,13 @@ class Control:
 
     def validate(self) -> None:
         """Raise AssertionError when the tables disagree."""
-        for part in (self.fleet, self.directory, self.advisories, self.trust, self.erasures):
+        for part in (self.fleet, self.directory, self.advisories, self.trust, self.explained, self.erasures):
             part.validate()
         columns = self.fleet.columns
         for row, name in enumerate(columns.names):
-            right, expected = sum(p.chance for p in self.advisories.of_node(name)), columns.expected[row]
+            right, expected = sum(p.chance for p in self.advisories.of_node(name)), columns.expected[:, row].sum()
+            assert all(len(p.left) <= moves.MOVES and p.node not in p.left for p in self.advisories.of_node(name))
             assert abs(expected - right) < 1e-6 * max(1.0, right), f"{name}: {expected} requests expected instead of {right}"
-
-
-def columns_row(view: snapshot.Snapshot, node: str) -> int:
-    """The row of a node that is there."""
-    row = view.row(node)
-    assert row is not None
-    return row
 
 
 def seed_of(session: SessionKey) -> int:

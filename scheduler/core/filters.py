@@ -12,10 +12,10 @@ def eligible(snapshot: Snapshot, turn: Turn) -> Rows:
     """Rows of nodes that serve the model, never empty.
 
     Suspect nodes and those to avoid count only when there is no other. Raises InvalidRequest for a pin to an unknown
-    node, NotFound for a model nobody serves, Unavailable when no node serves right now.
+    node, NotFound for a model that nobody, or not the pinned node, serves, Unavailable when no node serves right now.
     """
     if turn.pin:
-        return _pinned(snapshot, turn.pin)
+        return _pinned(snapshot, turn)
     if not snapshot.serving.any():
         raise Unavailable("no node is serving at the moment; try again in a few seconds")
     serves = snapshot.models.get(turn.model)
@@ -31,11 +31,14 @@ def eligible(snapshot: Snapshot, turn: Turn) -> Rows:
     raise AssertionError("some node is able")
 
 
-def _pinned(snapshot: Snapshot, pin: str) -> Rows:
+def _pinned(snapshot: Snapshot, turn: Turn) -> Rows:
+    pin, serves = turn.pin, snapshot.models.get(turn.model)
     row = snapshot.row(pin)
     if row is None:
         shown = ", ".join(sorted(snapshot.names)[:20]) + (", ..." if len(snapshot.names) > 20 else "")
         raise InvalidRequest(f"no node is called {pin[:60]!r}; nodes: {shown}", param="X-Upbeat-Node", code="unknown_node")
     if not snapshot.serving[row]:
         raise Unavailable(f"{pin} is not serving at the moment; try again, or do not pin the node", param="X-Upbeat-Node")
+    if serves is None or not serves[row]:
+        raise NotFound(f"{pin} does not serve the model {turn.model[:100]!r}", param="model", code="model_not_found")
     return np.array([row], np.intp)

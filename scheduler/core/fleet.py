@@ -120,6 +120,13 @@ class Node:
         """Both processes are here and the worker takes work."""
         return self.worker_here and self.store_here and not self.draining and not self.dead
 
+    @property
+    def state(self) -> str:
+        """`serving`, `draining`, `dead`, or `absent`: one of its processes is not here."""
+        if self.dead:
+            return "dead"
+        return "absent" if not (self.worker_here and self.store_here) else "draining" if self.draining else "serving"
+
 
 class Fleet:
     """All nodes, and how much work a request is. Mutated by events; `columns` is kept to what the nodes say."""

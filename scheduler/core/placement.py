@@ -35,9 +35,10 @@ def place(snapshot: Snapshot, turn: Turn, policy: Policy, seed: int) -> Choice:
     """
     rows = eligible(snapshot, turn)
     terms = policy(snapshot, turn, rows, seed)
-    total = np.sum(list(terms.values()), axis=0)
-    near = np.flatnonzero(total <= np.partition(total, EXPLAINED)[EXPLAINED] + _EQUAL) if len(rows) > EXPLAINED else np.arange(len(rows))
+    total = np.round(np.sum(list(terms.values()), axis=0) / _EQUAL)
+    total[np.isnan(total)] = np.inf  # a policy may know nothing of some nodes
+    near = np.flatnonzero(total <= np.partition(total, EXPLAINED)[EXPLAINED]) if len(rows) > EXPLAINED else np.arange(len(rows))
     drawn = spread(snapshot, rows[near], seed)
-    best = near[np.lexsort((drawn, np.round(total[near] / _EQUAL)))][:EXPLAINED]
+    best = near[np.lexsort((drawn, total[near]))][:EXPLAINED]
     scores = tuple((snapshot.names[rows[i]], {name: float(values[i]) for name, values in terms.items()}) for i in best)
     return Choice(scores[0][0], scores)

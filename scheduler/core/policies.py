@@ -1,7 +1,7 @@
 """Placement policies: each says what every eligible node costs a turn, by term; the least sum wins.
 
 A policy is a pure function of (snapshot, turn, rows, seed). Others are added as entry points of the group `upbeat.placement_policies`, by
-name: see docs/operating.md.
+name: see docs/placement.md.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def sticky(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
     """The node that has most of the cache, whatever its load (as InferCept is used in SYMPHONY, section 4.1); else the least loaded."""
     held: Floats = np.zeros(len(snapshot.names))
     held[snapshot.cached.rows] = snapshot.cached.node_tokens
-    away: Floats = -held[rows] - 1e6 * (held[rows] > 0)
-    return {"away_s": away, "work_s": terms.work_s(snapshot, turn, rows) * terms.HIDDEN}
+    # A token held outweighs a quarter of an hour of work, and nothing holds less than a chunk of them.
+    return {"held_tokens": -held[rows], "work_s": terms.work_s(snapshot, turn, rows) * terms.HIDDEN}
 
 
 def cache_aware(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -34,7 +35,7 @@ class Snapshot:
     """All nodes, a row each. Read-only; valid for as long as one likes.
 
     work_s: outstanding work by class of urgency (rows of the array), what was placed since the last report included.
-    expected: requests that hints promise. request_s: the work of a typical request. decisions: turns placed so far.
+    expected: requests that hints promise, by class too. request_s: the work of a typical request. decisions: turns placed so far.
     """
 
     names: tuple[str, ...]
@@ -63,13 +64,15 @@ class Snapshot:
 class Turn:
     """What is to be placed.
 
-    advised: there is time to move the cache before the request comes. prefetched: the node to which a hint has moved it.
-    urgency: its class (`columns.urgency_class`).
+    advised: there is time to move the cache before the request comes, `lead_s` (infinity: nobody knows how much).
+    prefetched: the node to which a hint moves it, and for how long already. urgency: its class (`columns.urgency_class`).
     """
 
     model: str
     advised: bool = False
+    lead_s: float = math.inf
     prefetched: str = ""
+    prefetched_s: float = math.inf
     pin: str = ""
     avoid: frozenset[str] = frozenset()
     urgency: int = urgency_class(0)
@@ -84,7 +87,7 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
         suspect=now - c.heard_s[:n] > SUSPECT_AFTER_S,
         models={model: serves[:n].copy() for model, serves in c.models.items()},
         work_s=c.reported_s[:, :n] + c.young_count[:, :n] * fleet.request_s,
-        expected=c.expected[:n].copy(),
+        expected=c.expected[:, :n].copy(),
         pages_total=c.pages_total[:n].copy(),
         pages_free=c.pages_free[:n].copy(),
         prefill_token_s=c.prefill_token_s[:n].copy(),

@@ -12,44 +12,55 @@ from scheduler.core.snapshot import Rows, Snapshot, Turn
 
 #: How much work that is less urgent counts: it gives way, but it shares the batch until it has.
 LESS_URGENT = 0.1
-#: How much of a load is felt that a hint leaves time for: enough to decide between equals.
+#: How much of a load is felt although a hint leaves time for it: enough to decide between equals.
 HIDDEN = 1e-3
 
 
 def work_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     """Outstanding work that is computed before the turn or beside it (SYMPHONY, section 3.3); a little of what is less urgent (3.6)."""
-    before = snapshot.work_s[: turn.urgency + 1].sum(axis=0)
-    after = snapshot.work_s[turn.urgency + 1 :].sum(axis=0)
+    return _felt(snapshot.work_s, turn, rows)
+
+
+def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
+    """Work that hints promise, each weighted with the chance that it comes; a little of what is less urgent."""
+    return _felt(snapshot.expected, turn, rows) * snapshot.request_s
+
+
+def _felt(by_class: Floats, turn: Turn, rows: Rows) -> Floats:
+    before = by_class[: turn.urgency + 1].sum(axis=0)
+    after = by_class[turn.urgency + 1 :].sum(axis=0)
     found: Floats = (before + LESS_URGENT * after)[rows]
     return found
 
 
-def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Work that hints promise, each weighted with the chance that it comes."""
-    return snapshot.expected[rows] * snapshot.request_s
-
-
 def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Time until the session's cache is in the node's DRAM: from where it is, by its size and the rate of that way.
+    """Time for which the turn would wait for its cache: of a hint, what its lead leaves over (and `HIDDEN` of the whole); of a request
+    after a hint, on the hint's node, what the time since then has left over; else all of `bring_s`."""
+    seconds = bring_s(snapshot)
+    if turn.advised:
+        seconds = HIDDEN * seconds + np.maximum(seconds - turn.lead_s, 0.0)
+    if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:
+        seconds[row] = max(seconds[row] - turn.prefetched_s, 0.0)
+    found: Floats = seconds[rows]
+    return found
 
-    Never more than computing it again takes, where that is known; nothing on the node to which a hint has brought it; next to nothing as
-    long as there is time to bring it.
-    """
+
+def bring_s(snapshot: Snapshot) -> Floats:
+    """Time until the session's cache is in the DRAM of each node (all rows): from where it is, by its size and the rate of that way; never
+    more than computing it again takes, where that is known."""
     cached = snapshot.cached
     if not cached.bytes:
-        return np.zeros(len(rows))
+        return np.zeros(len(snapshot.names))
+    ssd, blob = snapshot.ssd_bytes_per_s, snapshot.blob_bytes_per_s
+    link = np.maximum(snapshot.link_bytes_per_s, blob)  # a store reads from the soonest source
     elsewhere = cached.node_bytes.max(initial=0.0)  # what a peer has comes over the link, the rest from the blob tier
-    link, ssd, blob = snapshot.link_bytes_per_s, snapshot.ssd_bytes_per_s, snapshot.blob_bytes_per_s
-    seconds = elsewhere / link + max(cached.bytes - elsewhere, 0.0) / blob
+    rest = max(cached.bytes - elsewhere, 0.0)
+    seconds: Floats = elsewhere / link + rest / blob
     at = cached.rows
-    missing = np.maximum(elsewhere - cached.node_bytes, 0.0)
-    seconds[at] = (cached.node_bytes - cached.dram_bytes) / ssd[at] + missing / link[at] + max(cached.bytes - elsewhere, 0.0) / blob[at]
+    missing = elsewhere - cached.node_bytes
+    seconds[at] = (cached.node_bytes - cached.dram_bytes) / ssd[at] + missing / link[at] + rest / blob[at]
     recompute = cached.tokens * snapshot.prefill_token_s
-    seconds = np.where(recompute > 0, np.minimum(seconds, recompute), seconds)
-    if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:
-        seconds[row] = 0.0
-    found: Floats = seconds[rows] * (HIDDEN if turn.advised else 1.0)
-    return found
+    return np.where(recompute > 0, np.minimum(seconds, recompute), seconds)
 
 
 def pressure_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:

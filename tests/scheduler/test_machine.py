@@ -36,6 +36,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += dt
         for command in self.core.tick(self.now):
             assert isinstance(command, Withdraw) or command.node in self.core.fleet.nodes
+            pending = self.core.advisories.get(command.session if isinstance(command, Withdraw) else command.hint.session)
+            assert pending is not None and (command.node == pending.node) == isinstance(command, Prefetch)
 
     @rule(session=sessions, request=requests, priority=st.integers(-20, 20), policy=st.sampled_from(sorted(POLICIES)), avoid=st.sets(nodes))
     def place(self, session: SessionKey, request: str, priority: int, policy: str, avoid: set[str]) -> None:
@@ -49,18 +51,32 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert placed.node in serving and request in self.core.fleet.nodes[placed.node].outstanding
             assert placed.node not in avoid or not serving - avoid
             assert placed.node not in placed.sources
+            latest = self.core.explained.of(session)[0]
+            assert (latest.what, latest.node, latest.request_id) == ("turn", placed.node, request)
 
-    @rule(session=sessions, priority=st.integers(-3, 3), arrival=st.none() | st.floats(0, 30), ttl=st.floats(0, 30))
-    def advise(self, session: SessionKey, priority: int, arrival: float | None, ttl: float) -> None:
+    @rule(
+        session=sessions,
+        priority=st.integers(-3, 3),
+        arrival=st.none() | st.floats(0, 30),
+        ttl=st.floats(0, 30),
+        address=st.sampled_from(["", "a", "b"]),
+    )
+    def advise(self, session: SessionKey, priority: int, arrival: float | None, ttl: float, address: str) -> None:
         self.hints += 1
         arrival_s = None if arrival is None else self.now + arrival
         expires_s = (arrival_s or self.now) + ttl
         name = f"a{self.hints}"
-        for command in self.core.advise(hint(session, name, priority=priority, arrival_s=arrival_s, expires_s=expires_s), self.now):
+        before = self.core.advisories.get(session)
+        given = hint(session, name, priority=priority, arrival_s=arrival_s, expires_s=expires_s, address=address)
+        commands = self.core.advise(given, self.now)
+        for command in commands:
             pending = self.core.advisories.get(session)
-            assert (
-                pending is not None and pending.hint.advisory_id == name and (command.node == pending.node) == isinstance(command, Prefetch)
-            )
+            assert pending is not None and pending.hint.advisory_id == name
+            assert (command.node == pending.node) == isinstance(command, Prefetch)
+            assert isinstance(command, Prefetch) or (before is not None and before.sent is not None)
+        pending = self.core.advisories.get(session)
+        if pending is not None and pending.sent is not None and self.core._serves(pending.node, "m", self.now):
+            assert not self.core.advise(given, self.now), "nothing is new"
 
     @rule(session=sessions)
     def withdraw(self, session: SessionKey) -> None:

@@ -1,0 +1,85 @@
+"""What was decided lately for each session, for whoever asks why: bounded, and small enough to be kept for every turn."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from contracts.ids import SessionKey
+from scheduler.core.placement import Choice
+
+#: Decisions that are kept, of all sessions and of one.
+KEPT, KEPT_OF_ONE = 20_000, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice of a node. Times are on the scheduler's clock.
+
+    what: `turn`, `hint`, or `move` (a hint that left a node). hinted: a turn that a hint had announced. prefetched: the node to which the
+    hint had sent the cache, `prefetched_s` before. request_id: of a turn. pin: the caller's. avoided: nodes that had just failed it.
+    sources: other nodes with its cache. worth: of a hint, what it was worth.
+    """
+
+    what: str
+    at_s: float
+    node: str
+    request_id: str = ""
+    hinted: bool = False
+    prefetched: str = ""
+    prefetched_s: float = 0.0
+    moves: int = 0
+    pin: str = ""
+    avoided: int = 0
+    sources: tuple[str, ...] = ()
+    worth: str = ""
+    #: The best nodes, their terms, and the scores node by node: packed, as there are many.
+    nodes: tuple[str, ...] = ()
+    terms: tuple[str, ...] = ()
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def scores(self) -> Iterator[tuple[str, dict[str, float]]]:
+        """The best nodes' scores by term, best first."""
+        for i, node in enumerate(self.nodes):
+            yield node, dict(zip(self.terms, self.values[i * len(self.terms) : (i + 1) * len(self.terms)], strict=True))
+
+
+def packed(choice: Choice) -> tuple[tuple[str, ...], tuple[str, ...], array[float]]:
+    """`nodes`, `terms` and `values` of a decision."""
+    values = array("d", [value for _, scores in choice.scores for value in scores.values()])
+    return tuple(name for name, _ in choice.scores), tuple(choice.scores[0][1]), values
+
+
+class Decisions:
+    """The latest ones of the sessions decided for latest. Invariant: at most `kept` in all, at most KEPT_OF_ONE of a session."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept, self._count = kept, 0
+        self._by_session: dict[SessionKey, tuple[Decision, ...]] = {}  #: the session decided for longest ago first
+
+    def __len__(self) -> int:
+        return self._count
+
+    def note(self, session: SessionKey, decision: Decision) -> None:
+        """Keep one more."""
+        before = self._by_session.pop(session, ())
+        now = self._by_session[session] = (*before[-KEPT_OF_ONE + 1 :], decision)
+        self._count += len(now) - len(before)
+        while self._count > self._kept:
+            oldest = next(iter(self._by_session))
+            self._count -= len(self._by_session.pop(oldest))
+
+    def of(self, session: SessionKey) -> tuple[Decision, ...]:
+        """A session's, the latest first."""
+        return self._by_session.get(session, ())[::-1]
+
+    def forget(self, session: SessionKey) -> None:
+        """The session was erased."""
+        self._count -= len(self._by_session.pop(session, ()))
+
+    def validate(self) -> None:
+        """Raise AssertionError when the bounds do not hold."""
+        assert self._count == sum(map(len, self._by_session.values())) <= self._kept
+        assert all(0 < len(d) <= KEPT_OF_ONE for d in self._by_session.values())

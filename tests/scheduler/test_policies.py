@@ -1,0 +1,179 @@
+"""What every policy promises, over random fleets; and what `balanced` is worth beside `sticky`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.errors import NotFound
+from contracts.ids import SessionKey
+from contracts.kv import KvShape
+from scheduler.core import snapshot, terms
+from scheduler.core.columns import CLASSES
+from scheduler.core.control import Control
+from scheduler.core.directory import Held
+from scheduler.core.fleet import Load, Model, Rates
+from scheduler.core.placement import place
+from scheduler.core.policies import POLICIES
+from scheduler.core.snapshot import Snapshot, Turn
+from tests.scheduler.test_core import MODEL, TOKEN_BYTES, House
+
+S = SessionKey("t", "s")
+BY_WORK = ("balanced", "sticky", "cache-aware")
+
+
+def fleet(seed: int, nodes: int, *, level: bool = False) -> Snapshot:
+    """A random fleet and a session of 960 tokens of which some nodes hold a part. level: all have the same work, memory and rates."""
+    drawn, h = random.Random(seed), Control()
+    h.fleet.request_s = drawn.choice((0.05, 1.0, 4.0))
+    even = (drawn.random(), drawn.randrange(1000))
+    for i in range(nodes):
+        name = f"node-{i}"
+        rates = Rates() if level else Rates(drawn.choice((1e7, 1e9)), drawn.choice((1e8, 2e9)), drawn.choice((1e6, 3e8)))
+        h.fleet.worker_joined(name, "w", (MODEL,), 0.0, rates)
+        h.fleet.store_joined(name, "s")
+        work, free = even if level else (drawn.choice((0.0, drawn.expovariate(1.0))), drawn.randrange(1000))
+        load = Load(by_priority={0: work, 3: work}, hbm_pages_total=1000, hbm_pages_free=free, prefill_token_s=drawn.choice((0.0, 1e-3)))
+        h.fleet.loaded(name, replace(load, prefill_token_s=0.0) if level else load, [], [], 0.0)
+        if not level and drawn.random() < 0.1:
+            h.fleet.drain(name)
+        if drawn.random() < 0.5:
+            tokens = 64 * drawn.randint(1, 15)
+            dram = tokens if level else drawn.randint(0, tokens)
+            h.directory.report(name, S, "m", 960, 1.0, Held(tokens, tokens * TOKEN_BYTES, dram))
+    return snapshot.take(h.fleet, h.directory.get(S), "m", 0.0, drawn.randrange(100))
+
+
+def choose(view: Snapshot, turn: Turn, policy: str, seed: int = 5) -> str:
+    return place(view, turn, POLICIES[policy], seed).node
+
+
+fleets = st.builds(fleet, st.integers(0, 1 << 30), st.integers(1, 12)).filter(lambda view: bool(view.serving.any()))
+level_fleets = st.builds(fleet, st.integers(0, 1 << 30), st.integers(2, 12), level=st.just(True))
+turns = st.builds(Turn, st.just("m"), advised=st.booleans(), lead_s=st.floats(0, 2), urgency=st.integers(0, CLASSES - 1))
+
+
+@given(fleets, turns, st.sampled_from(sorted(POLICIES)), st.integers(0, (1 << 64) - 1))
+@settings(max_examples=150, deadline=None)
+def test_a_decision_depends_on_snapshot_turn_and_seed_and_changes_nothing(view: Snapshot, turn: Turn, policy: str, seed: int) -> None:
+    before = [np.copy(getattr(view, name)) for name in ("work_s", "expected", "pages_free", "serving", "hashes")]
+    first, second = (place(view, turn, POLICIES[policy], seed) for _ in range(2))
+    assert first == second and first.node == first.scores[0][0]
+    totals = [sum(scores.values()) for _, scores in first.scores]
+    assert totals == sorted(totals) or max(totals) - min(totals) < 1e-6, "the best nodes come best first"
+    for old, name in zip(before, ("work_s", "expected", "pages_free", "serving", "hashes"), strict=True):
+        assert (old == getattr(view, name)).all()
+
+
+@given(fleets, turns, st.sampled_from(BY_WORK), st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_node_is_not_chosen_for_having_more_to_do(view: Snapshot, turn: Turn, policy: str, data: st.DataObject) -> None:
+    chosen = choose(view, turn, policy)
+    row = data.draw(st.integers(0, len(view.names) - 1))
+    work = view.work_s.copy()
+    work[data.draw(st.integers(0, CLASSES - 1)), row] += data.draw(st.floats(0.001, 10))
+    after = choose(replace(view, work_s=work), turn, policy)
+    assert view.names[row] == chosen or after != view.names[row]
+
+
+@given(fleets, turns, st.data())
+@settings(max_examples=100, deadline=None)
+def test_more_to_do_never_makes_the_chosen_node_more_attractive(view: Snapshot, turn: Turn, data: st.DataObject) -> None:
+    chosen = place(view, turn, POLICIES["balanced"], 5)
+    row = view.row(chosen.node)
+    assert row is not None
+    work = view.work_s.copy()
+    work[data.draw(st.integers(0, CLASSES - 1)), row] += data.draw(st.floats(0.001, 10))
+    after = place(replace(view, work_s=work), turn, POLICIES["balanced"], 5)
+    again = dict(after.scores).get(chosen.node)
+    assert again is None or sum(again.values()) > sum(chosen.scores[0][1].values())
+
+
+@given(fleets, turns, st.sampled_from(sorted(POLICIES)), st.data())
+@settings(max_examples=200, deadline=None)
+def test_pins_avoided_and_suspect_nodes_are_honoured(view: Snapshot, turn: Turn, policy: str, data: st.DataObject) -> None:
+    serving = [name for name, serves in zip(view.names, view.serving, strict=True) if serves]
+    pin = data.draw(st.sampled_from(serving))
+    assert choose(view, replace(turn, pin=pin, avoid=frozenset({pin})), policy) == pin
+    avoid = data.draw(st.sets(st.sampled_from(view.names)))
+    suspect = data.draw(st.sets(st.sampled_from(view.names)))
+    doubtful = replace(view, suspect=np.array([name in suspect for name in view.names]))
+    chosen = choose(doubtful, replace(turn, avoid=frozenset(avoid)), policy)
+    assert chosen in serving
+    for wanted in (set(serving) - avoid - suspect, set(serving) - avoid):
+        if wanted:
+            assert chosen in wanted
+            break
+
+
+# ---- without a hint
+
+
+@given(fleets, st.integers(0, CLASSES - 1))
+@settings(max_examples=300, deadline=None)
+def test_without_a_hint_a_turn_is_never_estimated_to_be_worse_off_than_where_sticky_sends_it(view: Snapshot, urgency: int) -> None:
+    turn, rows = Turn("m", urgency=urgency), np.arange(len(view.names))
+    cost = sum(POLICIES["balanced"](view, turn, rows, 5).values())
+    ours, sticky = (view.row(choose(view, turn, policy)) for policy in ("balanced", "sticky"))
+    assert cost[ours] <= cost[sticky] + 1e-8
+
+
+@given(level_fleets)
+@settings(max_examples=200, deadline=None)
+def test_without_a_hint_and_with_equal_loads_a_turn_goes_where_sticky_sends_it(view: Snapshot) -> None:
+    held = dict(zip(view.cached.rows.tolist(), view.cached.node_tokens.tolist(), strict=True))
+    ours, sticky = (view.row(choose(view, Turn("m"), policy)) for policy in ("balanced", "sticky"))
+    assert held.get(ours, 0) == held.get(sticky, 0) == max(held.values(), default=0), "one of those that hold most"
+
+
+# ---- each policy
+
+
+def test_sticky_goes_to_whoever_holds_most_and_else_to_the_idlest() -> None:
+    h = House(3)
+    h.fleet.loaded("node-0", Load(outstanding_s=50.0), [], [], 0.0)
+    h.fleet.loaded("node-1", Load(outstanding_s=1.0), [], [], 0.0)
+    assert h.choose(policy="sticky").node == "node-2"
+    h.hold("node-1", 64)
+    assert h.choose(policy="sticky").node == "node-1"
+    h.hold("node-0", 128)
+    assert h.choose(policy="sticky").node == "node-0"
+
+
+def test_cache_aware_leaves_the_cache_behind_only_when_the_fleet_is_out_of_balance() -> None:
+    h = House()
+    h.hold("node-0", 960)
+    for work_s, node in ((3.9, "node-0"), (4.1, "node-1")):
+        h.fleet.loaded("node-0", Load(outstanding_s=work_s), [], [], 0.0)
+        assert h.choose(policy="cache-aware").node == node
+
+
+def test_round_robin_takes_turns_and_random_takes_all() -> None:
+    view = fleet(3, 4, level=True)
+    taken = [choose(replace(view, decisions=i), Turn("m"), "round-robin") for i in range(8)]
+    assert sorted(taken[:4]) == sorted(view.names) and taken[:4] == taken[4:]
+    drawn = [choose(replace(view, decisions=i), Turn("m"), "random") for i in range(400)]
+    assert min(drawn.count(name) for name in view.names) > 50
+
+
+def test_a_policy_that_does_not_know_a_node_leaves_it_for_last() -> None:
+    view = fleet(3, 3, level=True)
+
+    def partly(view: Snapshot, turn: Turn, rows: snapshot.Rows, seed: int) -> dict[str, terms.Floats]:
+        return {"guess": np.where(rows == 1, 2.0, np.nan)}
+
+    assert place(view, Turn("m"), partly, 5).node == "node-1"
+
+
+def test_a_pin_to_a_node_that_does_not_serve_the_model_is_refused() -> None:
+    h = House(1)
+    h.fleet.worker_joined("node-9", "w9", (Model("other", KvShape(b"o" * 32, 1, 1, 8, 64, "float32"), 1, 0),), 0.0)
+    h.fleet.store_joined("node-9", "s9")
+    with pytest.raises(NotFound, match="node-9 does not serve the model 'm'"):
+        h.choose(Turn("m", pin="node-9"))
+    assert h.choose(Turn("other", pin="node-9")).node == "node-9"
