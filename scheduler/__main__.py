@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import sys
+
+from prometheus_client import start_http_server
+
+from contracts.errors import ConfigError
+from runtime import telemetry
+from runtime.config import Config
 from runtime.service import Tasks, arguments, run, serve
+from scheduler.metrics import METRICS_PORT
 from scheduler.server import SchedulerService
+
+log = telemetry.logger("scheduler.main")
+
+
+class _Process(SchedulerService):
+    """A scheduler with a page for Prometheus; one without still serves."""
+
+    async def start(self) -> None:
+        await super().start()
+        host, _, port = self.config.scheduler_address.rpartition(":")
+        try:
+            start_http_server(int(port) + METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+        except OSError as e:
+            log.warning("no metrics", error=str(e))
+
+
+def _made(config: Config, tasks: Tasks) -> _Process:
+    try:
+        return _Process(config, tasks)
+    except ConfigError as e:
+        print(f"upbeat-scheduler: {e}", file=sys.stderr)
+        raise SystemExit(2) from e
 
 
 async def _main() -> int:
     config, _ = arguments("scheduler", with_node=False)
     tasks = Tasks()
-    return await serve(SchedulerService(config, tasks), tasks.failed, drain_s=2.0)
+    return await serve(_made(config, tasks), tasks.failed, drain_s=2.0)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contracts.convert import session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
 from contracts.v1 import common_pb2, scheduler_pb2
 from scheduler.core.advisories import Hint
+from scheduler.core.decisions import Decision
 from scheduler.core.fleet import Load, Model, Rates
 
 
@@ -64,3 +65,22 @@ def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
 def model_to_wire(m: Model) -> scheduler_pb2.ModelInfo:
     """A model as gateways are told of it."""
     return scheduler_pb2.ModelInfo(name=m.name, shape=shape_to_wire(m.shape), max_tokens=m.max_tokens, created_s=m.created_s)
+
+
+def decision_to_wire(d: Decision, now: float) -> scheduler_pb2.Decision:
+    """A decision as of `now`."""
+    return scheduler_pb2.Decision(
+        what=d.what,
+        ago_s=max(now - d.at_s, 0.0),
+        node=d.node,
+        request_id=d.request_id,
+        hinted=d.hinted,
+        prefetched_node=d.prefetched,
+        prefetched_s=d.prefetched_s if d.prefetched else 0.0,
+        moves=d.moves,
+        pin_node=d.pin,
+        avoided=d.avoided,
+        source_nodes=d.sources,
+        worth=d.worth,
+        scores=[scheduler_pb2.NodeScore(node=node, terms=scores) for node, scores in d.scores],
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,12 +12,14 @@ import grpc
 
 from contracts.convert import session_from_wire
 from contracts.errors import RequestError, to_wire
-from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import Clock, RealClock
 from runtime.config import Config
 from runtime.service import Tasks
-from scheduler.convert import hint_from_wire
+from scheduler import metrics
+from scheduler.convert import decision_to_wire, hint_from_wire
+from scheduler.core.advisories import in_order
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.plugins import policy_named
 from scheduler.reports import Reports
@@ -37,6 +41,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)
         self.views = Views(config, self.control, self.reports)
+        self._metrics = metrics.SchedulerMetrics(self.control)
         self._server: grpc.aio.Server | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -47,6 +52,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         await self._server.start()
         await rpc.set_serving(health, True)
         self.tasks.start(self._tick(), "tick")
+        telemetry.REGISTRY.register(self._metrics)
         log.info("serving", address=self.config.scheduler_address)
 
     async def drain(self) -> None:
@@ -56,6 +62,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Stop listening."""
         await self.tasks.cancel()
         await self.views.close()
+        with contextlib.suppress(KeyError):  # it never started
+            telemetry.REGISTRY.unregister(self._metrics)
         if self._server:
             await self._server.stop(0.2)
 
@@ -69,11 +77,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """See the proto."""
         avoid = frozenset(request.avoid_nodes)
         ask = Ask(request.request_id, session_from_wire(request.session), request.model, request.priority, request.pin_node, avoid)
+        begun = time.perf_counter()
         try:
             placed = self.control.place(ask, self.clock.now())
         except RequestError as e:
+            metrics.REFUSED.inc()
             await _refuse(context, e)
             raise
+        metrics.DECISION.observe(time.perf_counter() - begun)
         return scheduler_pb2.Placement(
             node=placed.node,
             worker_address=self.control.fleet.nodes[placed.node].worker_address,
@@ -84,14 +95,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def Advise(self, request: scheduler_pb2.AdviseRequest, context: Any) -> scheduler_pb2.AdviseReply:
         """Place each hint and tell the node's store. A hint nobody can use is dropped without a word."""
-        return scheduler_pb2.AdviseReply(nodes=[self._advise(a, i) for i, a in enumerate(request.advisories)])
-
-    def _advise(self, wire: common_pb2.Advisory, place_in_list: int) -> str:
         now = self.clock.now()
-        hint = hint_from_wire(wire, place_in_list, now)
-        self.reports.carry_out(self.control.advise(hint, now))
-        pending = self.control.advisories.get(hint.session)
-        return pending.node if pending is not None and pending.hint.advisory_id == hint.advisory_id else ""
+        hints = [hint_from_wire(advisory, i, now) for i, advisory in enumerate(request.advisories)]
+        for hint in in_order(hints, now):
+            self.reports.carry_out(self.control.advise(hint, now))
+        pending = [self.control.advisories.get(hint.session) for hint in hints]
+        nodes = [p.node if p is not None and p.hint.advisory_id == h.advisory_id else "" for p, h in zip(pending, hints, strict=True)]
+        return scheduler_pb2.AdviseReply(nodes=nodes)
 
     async def Invalidate(self, request: scheduler_pb2.InvalidateRequest, context: Any) -> scheduler_pb2.InvalidateReply:
         """See the proto."""
@@ -132,6 +142,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def EraseSession(self, request: scheduler_pb2.EraseSessionRequest, context: Any) -> scheduler_pb2.EraseSessionReply:
         """See the proto."""
         return await self.views.erase(request)
+
+    async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.Explanation:
+        """See the proto."""
+        decided, now = self.control.explained.of(session_from_wire(request.session)), self.clock.now()
+        return scheduler_pb2.Explanation(decisions=[decision_to_wire(d, now) for d in decided])
 
 
 async def _refuse(context: Any, error: RequestError) -> None:

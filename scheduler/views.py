@@ -126,6 +126,7 @@ class Views:
         key, control = session_from_wire(request.session), self._control
         known = control.directory.erase(key)
         control.advisories.invalidate(key, key.tenant, "")
+        control.explained.forget(key)
         told = self._reports.stores
         expected = {self._config.node(n).name for n in range(self._config.nodes.count)}
         erasure = control.erasures.begin(key, expected | set(told))

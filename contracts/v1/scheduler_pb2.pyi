@@ -418,3 +418,60 @@ class NodeErasure(_message.Message):
     verified: bool
     left: _containers.RepeatedCompositeFieldContainer[TierLeft]
     def __init__(self, node: _Optional[str] = ..., answered: _Optional[bool] = ..., verified: _Optional[bool] = ..., left: _Optional[_Iterable[_Union[TierLeft, _Mapping]]] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("what", "ago_s", "node", "request_id", "hinted", "prefetched_node", "prefetched_s", "moves", "pin_node", "avoided", "source_nodes", "worth", "scores")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HINTED_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_NODE_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_S_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    PIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    AVOIDED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
+    WORTH_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    ago_s: float
+    node: str
+    request_id: str
+    hinted: bool
+    prefetched_node: str
+    prefetched_s: float
+    moves: int
+    pin_node: str
+    avoided: int
+    source_nodes: _containers.RepeatedScalarFieldContainer[str]
+    worth: str
+    scores: _containers.RepeatedCompositeFieldContainer[NodeScore]
+    def __init__(self, what: _Optional[str] = ..., ago_s: _Optional[float] = ..., node: _Optional[str] = ..., request_id: _Optional[str] = ..., hinted: _Optional[bool] = ..., prefetched_node: _Optional[str] = ..., prefetched_s: _Optional[float] = ..., moves: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoided: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., worth: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ...) -> None: ...
+
+class NodeScore(_message.Message):
+    __slots__ = ("node", "terms")
+    class TermsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    terms: _containers.ScalarMap[str, float]
+    def __init__(self, node: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ...) -> None: ...

@@ -84,6 +84,11 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.EraseSessionRequest.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.EraseSessionReply.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/upbeat.v1.Scheduler/Explain',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -153,6 +158,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why the session's last turns and hints went where they went.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -205,6 +217,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.EraseSession,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.EraseSessionRequest.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.EraseSessionReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -477,6 +494,33 @@ class Scheduler:
             '/upbeat.v1.Scheduler/EraseSession',
             contracts_dot_v1_dot_scheduler__pb2.EraseSessionRequest.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.EraseSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/Explain',
+            contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,63 @@
+"""The scheduler's metrics: read off the core when they are asked for, so that nothing is counted twice. Names are `upbeat_scheduler_*`.
+
+Collected on another thread: each figure is one read of what the core keeps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import Counter as CountedMetric
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from runtime.telemetry import REGISTRY
+from scheduler.core.control import Control
+
+_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+DECISION = Histogram("upbeat_scheduler_decision_seconds", "Choosing a node for a turn", buckets=_BUCKETS, registry=REGISTRY)
+REFUSED = CountedMetric("upbeat_scheduler_refused", "Turns for which there was no node", registry=REGISTRY)
+#: Added to the port on which gRPC is served.
+METRICS_PORT = 10
+
+
+class SchedulerMetrics(Collector):
+    """Samples of one core."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        control = self._control
+        decided = CounterMetricFamily("upbeat_scheduler_decisions", "Turns that were placed")
+        decided.add_metric((), control.decisions)
+        yield decided
+        yield _counted("upbeat_scheduler_hints", "Hints that came, by what was done about them", "done", control.hints)
+        ends = ("used", "missed", "expired", "invalidated", "dropped", "moved")
+        ended = {end: control.advisories.outcomes[end] for end in ends}
+        yield _counted("upbeat_scheduler_hint_outcomes", "Hints by how they ended; missed: turns without one", "outcome", ended)
+        waiting = GaugeMetricFamily("upbeat_scheduler_hints_pending", "Hints whose request has not come")
+        waiting.add_metric((), len(control.advisories))
+        yield waiting
+        columns = control.fleet.columns
+        expected = GaugeMetricFamily("upbeat_scheduler_expected_arrivals", "Requests that hints promise, by the chance that they come")
+        expected.add_metric((), float(columns.expected[:, : columns.count].sum()))
+        yield expected
+        states = Counter(node.state for node in list(control.fleet.nodes.values()))
+        nodes = GaugeMetricFamily("upbeat_scheduler_nodes", "Nodes by state", labels=["state"])
+        for state in ("serving", "draining", "dead", "absent"):
+            nodes.add_metric((state,), states[state])
+        yield nodes
+        known = GaugeMetricFamily("upbeat_scheduler_sessions", "Sessions that some node has reported")
+        known.add_metric((), len(control.directory))
+        yield known
+
+
+def _counted(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in list(counts.items()):
+        family.add_metric((value,), count)
+    return family
