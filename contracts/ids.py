@@ -30,10 +30,15 @@ class SessionKey(NamedTuple):
 
 def check_session_id(value: object, param: str = "session_id") -> str:
     """`value` when it is a legal session id. Raises InvalidRequest naming `param` otherwise."""
+    return check_name(value, param, "invalid_session_id")
+
+
+def check_name(value: object, param: str, code: str = "invalid_value") -> str:
+    """`value` when it is a name of the form of a session id: of a workflow, an agent, a run. Raises InvalidRequest naming `param`."""
     if not isinstance(value, str) or not _SESSION_ID.fullmatch(value) or _ONLY_DOTS.fullmatch(value):
         raise InvalidRequest(
             f"{param} must match {SESSION_ID_PATTERN} and not consist of dots alone; got {str(value)[:60]!r}",
             param=param,
-            code="invalid_session_id",
+            code=code,
         )
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contracts.convert import session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
 from contracts.v1 import common_pb2, scheduler_pb2
+from contracts.workflow import Hop
 from scheduler.core.advisories import Hint
 from scheduler.core.decisions import Decision
 from scheduler.core.fleet import Load, Model, Rates
@@ -30,6 +31,11 @@ def hint_to_wire(hint: Hint, now: float) -> common_pb2.Advisory:
         advisory_id=hint.advisory_id,
         pin_node=hint.pin,
     )
+
+
+def hop_from_wire(m: scheduler_pb2.PlaceRequest) -> Hop | None:
+    """What a request is in a workflow, if it is of one."""
+    return Hop(m.hop.workflow, m.hop.agent, m.hop.run, tuple(m.hop.ended)) if m.HasField("hop") else None
 
 
 def rates_from_wire(hello: scheduler_pb2.WorkerHello) -> Rates:

@@ -69,6 +69,7 @@ class Reports:
                 elif kind == "load":
                     r = report.load
                     fleet.loaded(name, load_from_wire(r), r.in_flight, r.finished, now, r.number)
+                    self._control.callgraphs.finished(r.finished, now)
                     if r.draining:
                         fleet.drain(name)
         finally:

@@ -18,12 +18,13 @@ from runtime.clock import Clock, RealClock
 from runtime.config import Config
 from runtime.service import Tasks
 from scheduler import metrics
-from scheduler.convert import decision_to_wire, hint_from_wire
+from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
 from scheduler.core.advisories import in_order
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.plugins import policy_named
 from scheduler.reports import Reports
 from scheduler.views import Views
+from scheduler.workflows import Workflows
 
 log = telemetry.logger("scheduler")
 _STATUS = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
@@ -42,17 +43,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.reports = Reports(self.control, self.clock)
         self.views = Views(config, self.control, self.reports)
         self._metrics = metrics.SchedulerMetrics(self.control)
+        self.workflows = Workflows(self.control.callgraphs, config.data / "workflows", self.clock)
         self._server: grpc.aio.Server | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
         """Listen."""
+        await self.workflows.load()
         self._server, health = rpc.server(self.config.scheduler_address, ["upbeat.v1.Scheduler"])
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         await self._server.start()
         await rpc.set_serving(health, True)
         self.tasks.start(self._tick(), "tick")
         telemetry.REGISTRY.register(self._metrics)
+        self.tasks.start(self.workflows.keep(), "keep workflows")
         log.info("serving", address=self.config.scheduler_address)
 
     async def drain(self) -> None:
@@ -61,6 +65,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def stop(self) -> None:
         """Stop listening."""
         await self.tasks.cancel()
+        await self.workflows.write()
         await self.views.close()
         with contextlib.suppress(KeyError):  # it never started
             telemetry.REGISTRY.unregister(self._metrics)
@@ -76,7 +81,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.Placement:
         """See the proto."""
         avoid = frozenset(request.avoid_nodes)
-        ask = Ask(request.request_id, session_from_wire(request.session), request.model, request.priority, request.pin_node, avoid)
+        session, hop = session_from_wire(request.session), hop_from_wire(request)
+        ask = Ask(request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop)
         begun = time.perf_counter()
         try:
             placed = self.control.place(ask, self.clock.now())
@@ -85,6 +91,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await _refuse(context, e)
             raise
         metrics.DECISION.observe(time.perf_counter() - begun)
+        self.reports.carry_out(placed.commands)
         return scheduler_pb2.Placement(
             node=placed.node,
             worker_address=self.control.fleet.nodes[placed.node].worker_address,
@@ -147,6 +154,27 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """See the proto."""
         decided, now = self.control.explained.of(session_from_wire(request.session)), self.clock.now()
         return scheduler_pb2.Explanation(decisions=[decision_to_wire(d, now) for d in decided])
+
+    # ---- workflows ---------------------------------------------------------------------------------------------
+    async def DeclareWorkflow(self, request: scheduler_pb2.DeclareWorkflowRequest, context: Any) -> scheduler_pb2.Workflow:
+        """See the proto."""
+        try:
+            return await self.workflows.declare(request)
+        except RequestError as e:
+            await _refuse(context, e)
+            raise
+
+    async def ListWorkflows(self, request: scheduler_pb2.ListWorkflowsRequest, context: Any) -> scheduler_pb2.ListWorkflowsReply:
+        """See the proto."""
+        return self.workflows.all(request.tenant)
+
+    async def GetWorkflow(self, request: scheduler_pb2.WorkflowName, context: Any) -> scheduler_pb2.Workflow:
+        """A workflow that is not known has no name."""
+        return self.workflows.get(request)
+
+    async def DeleteWorkflow(self, request: scheduler_pb2.WorkflowName, context: Any) -> scheduler_pb2.DeleteWorkflowReply:
+        """See the proto."""
+        return await self.workflows.delete(request)
 
 
 async def _refuse(context: Any, error: RequestError) -> None:

@@ -8,20 +8,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes")
+    __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes", "hop")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PIN_NODE_FIELD_NUMBER: _ClassVar[int]
     AVOID_NODES_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: _common_pb2.Session
     model: str
     priority: int
     pin_node: str
     avoid_nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoid_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    hop: Hop
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoid_nodes: _Optional[_Iterable[str]] = ..., hop: _Optional[_Union[Hop, _Mapping]] = ...) -> None: ...
+
+class Hop(_message.Message):
+    __slots__ = ("workflow", "agent", "run", "ended")
+    WORKFLOW_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    workflow: str
+    agent: str
+    run: str
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, workflow: _Optional[str] = ..., agent: _Optional[str] = ..., run: _Optional[str] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("node", "worker_address", "source_nodes", "advised", "why")
@@ -475,3 +489,85 @@ class NodeScore(_message.Message):
     node: str
     terms: _containers.ScalarMap[str, float]
     def __init__(self, node: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class WorkflowName(_message.Message):
+    __slots__ = ("tenant", "name")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    name: str
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class CallGraph(_message.Message):
+    __slots__ = ("agents", "edges", "learn")
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    LEARN_FIELD_NUMBER: _ClassVar[int]
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    edges: _containers.RepeatedCompositeFieldContainer[CallEdge]
+    learn: bool
+    def __init__(self, agents: _Optional[_Iterable[str]] = ..., edges: _Optional[_Iterable[_Union[CallEdge, _Mapping]]] = ..., learn: _Optional[bool] = ...) -> None: ...
+
+class CallEdge(_message.Message):
+    __slots__ = ("source", "target", "probability", "calls", "delay_s", "weight")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    target: str
+    probability: float
+    calls: float
+    delay_s: float
+    weight: float
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., probability: _Optional[float] = ..., calls: _Optional[float] = ..., delay_s: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class DeclareWorkflowRequest(_message.Message):
+    __slots__ = ("name", "graph")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    name: WorkflowName
+    graph: CallGraph
+    def __init__(self, name: _Optional[_Union[WorkflowName, _Mapping]] = ..., graph: _Optional[_Union[CallGraph, _Mapping]] = ...) -> None: ...
+
+class Workflow(_message.Message):
+    __slots__ = ("name", "declared", "observed", "observed_edges", "edges")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_EDGES_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    name: WorkflowName
+    declared: CallGraph
+    observed: _containers.RepeatedCompositeFieldContainer[ObservedAgent]
+    observed_edges: _containers.RepeatedCompositeFieldContainer[CallEdge]
+    edges: _containers.RepeatedCompositeFieldContainer[CallEdge]
+    def __init__(self, name: _Optional[_Union[WorkflowName, _Mapping]] = ..., declared: _Optional[_Union[CallGraph, _Mapping]] = ..., observed: _Optional[_Iterable[_Union[ObservedAgent, _Mapping]]] = ..., observed_edges: _Optional[_Iterable[_Union[CallEdge, _Mapping]]] = ..., edges: _Optional[_Iterable[_Union[CallEdge, _Mapping]]] = ...) -> None: ...
+
+class ObservedAgent(_message.Message):
+    __slots__ = ("name", "requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    requests: int
+    def __init__(self, name: _Optional[str] = ..., requests: _Optional[int] = ...) -> None: ...
+
+class ListWorkflowsRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class ListWorkflowsReply(_message.Message):
+    __slots__ = ("workflows",)
+    WORKFLOWS_FIELD_NUMBER: _ClassVar[int]
+    workflows: _containers.RepeatedCompositeFieldContainer[Workflow]
+    def __init__(self, workflows: _Optional[_Iterable[_Union[Workflow, _Mapping]]] = ...) -> None: ...
+
+class DeleteWorkflowReply(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...

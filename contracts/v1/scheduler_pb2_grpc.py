@@ -89,6 +89,26 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
                 _registered_method=True)
+        self.DeclareWorkflow = channel.unary_unary(
+                '/upbeat.v1.Scheduler/DeclareWorkflow',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.DeclareWorkflowRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Workflow.FromString,
+                _registered_method=True)
+        self.ListWorkflows = channel.unary_unary(
+                '/upbeat.v1.Scheduler/ListWorkflows',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.ListWorkflowsRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.ListWorkflowsReply.FromString,
+                _registered_method=True)
+        self.GetWorkflow = channel.unary_unary(
+                '/upbeat.v1.Scheduler/GetWorkflow',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.WorkflowName.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Workflow.FromString,
+                _registered_method=True)
+        self.DeleteWorkflow = channel.unary_unary(
+                '/upbeat.v1.Scheduler/DeleteWorkflow',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.WorkflowName.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.DeleteWorkflowReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -165,6 +185,31 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeclareWorkflow(self, request, context):
+        """Call graphs of agent workflows, a tenant's own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkflows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWorkflow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteWorkflow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -222,6 +267,26 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.SerializeToString,
+            ),
+            'DeclareWorkflow': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeclareWorkflow,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.DeclareWorkflowRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.Workflow.SerializeToString,
+            ),
+            'ListWorkflows': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkflows,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ListWorkflowsRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.ListWorkflowsReply.SerializeToString,
+            ),
+            'GetWorkflow': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWorkflow,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.WorkflowName.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.Workflow.SerializeToString,
+            ),
+            'DeleteWorkflow': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteWorkflow,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.WorkflowName.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.DeleteWorkflowReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -521,6 +586,114 @@ class Scheduler:
             '/upbeat.v1.Scheduler/Explain',
             contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeclareWorkflow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/DeclareWorkflow',
+            contracts_dot_v1_dot_scheduler__pb2.DeclareWorkflowRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.Workflow.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkflows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/ListWorkflows',
+            contracts_dot_v1_dot_scheduler__pb2.ListWorkflowsRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.ListWorkflowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWorkflow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/GetWorkflow',
+            contracts_dot_v1_dot_scheduler__pb2.WorkflowName.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.Workflow.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteWorkflow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/DeleteWorkflow',
+            contracts_dot_v1_dot_scheduler__pb2.WorkflowName.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.DeleteWorkflowReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,6 +24,7 @@ class Hint:
     """What a caller says: this session is about to speak. Times are on the scheduler's clock.
 
     arrival_s: when, or None. expires_s: when it stops counting. pin: the node it must go to. address: of the caller, for trust.
+    chance: how likely it is by its own account. caller: whose trust it is on; empty: the tenant's.
     """
 
     session: SessionKey
@@ -34,6 +35,13 @@ class Hint:
     priority: int = 0
     pin: str = ""
     address: str = ""
+    chance: float = 1.0
+    caller: str = ""
+
+    @property
+    def on_trust_of(self) -> str:
+        """Whose record says what it is worth, and on whose record its end is written."""
+        return self.caller or self.session.tenant
 
     def lead_s(self, now: float) -> float:
         """How long until its request comes; infinity: nobody knows."""
@@ -101,6 +109,7 @@ def merged(old: Hint, new: Hint, now: float) -> Hint:
         expires_s=max(old.expires_s, new.expires_s),
         priority=min(old.priority, new.priority),
         pin=new.pin or old.pin,
+        chance=max(old.chance, new.chance),
     )
 
 

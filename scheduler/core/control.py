@@ -13,8 +13,10 @@ from blake3 import blake3
 
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
+from contracts.workflow import Hop
 from scheduler.core import moves, snapshot
 from scheduler.core.advisories import Advisories, Hint, Pending, Sent, merged
+from scheduler.core.callgraph_table import Callgraphs
 from scheduler.core.columns import urgency_class
 from scheduler.core.decisions import Decision, Decisions, packed
 from scheduler.core.directory import Directory
@@ -25,10 +27,13 @@ from scheduler.core.policies import Policy, balanced
 from scheduler.core.snapshot import Snapshot, Turn
 from scheduler.core.trust import DOUBT_PRIORITY, Trust, Worth
 
+#: A next hop's hint ends when the request is later than expected by so much, and so many times the expected delay.
+_HOP_LATE_S, _HOP_LATE_TIMES = 15.0, 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A turn that is here. avoid: nodes that just failed it; pin: the node that must run it."""
+    """A turn that is here. avoid: nodes that just failed it; pin: the node that must run it; hop: what it is in a workflow."""
 
     request_id: str
     session: SessionKey
@@ -36,15 +41,18 @@ class Ask:
     priority: int = 0
     pin: str = ""
     avoid: frozenset[str] = frozenset()
+    hop: Hop | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a turn goes. sources: nodes that hold its cache, best first. advised: a hint had sent the cache there."""
+    """Where a turn goes. sources: nodes that hold its cache, best first. advised: a hint had sent the cache there. commands: for the hints
+    of the next hops of its workflow."""
 
     choice: Choice
     sources: tuple[str, ...]
     advised: bool
+    commands: tuple[Command, ...] = ()
 
     @property
     def node(self) -> str:
@@ -91,6 +99,7 @@ class Control:
         self.advisories = Advisories(self.fleet.columns.expect)
         self.trust = Trust(self.settings.hints_per_s, self.settings.hint_burst)
         self.explained = Decisions()
+        self.callgraphs = Callgraphs()
         self.decisions = 0
         #: Hints that came, by what was done: prefetched (`full`, `behind`), `noted`, `known` (the store needs no word), `unusable`.
         self.hints: Counter[str] = Counter()
@@ -111,14 +120,15 @@ class Control:
         choice = place(self._view(ask.session, turn, now, pending), turn, self.settings.policy, seed_of(ask.session))
         if pending is not None:
             self.advisories.use(ask.session)
-            self.trust.ended(ask.session.tenant, pending.hint.address, 1.0)
+            self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 1.0)
         elif not ask.pin and not ask.avoid:  # another attempt, or another answer to the same turn, has had its hint
             self.advisories.outcomes["missed"] += 1
         self.decisions += 1
         self.fleet.placed(choice.node, ask.request_id, now, ask.priority)
         sources = self._sources(ask.session, choice.node)
         self._explain("turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources)
-        return Placement(choice, sources, advised=choice.node == turn.prefetched)
+        commands = tuple(self._follow(ask, ask.hop, choice.node, now)) if ask.hop is not None else ()
+        return Placement(choice, sources, choice.node == turn.prefetched, commands)
 
     def _view(self, session: SessionKey, turn: Turn, now: float, pending: Pending | None) -> Snapshot:
         """What a decision looks at: all but the session's own hint, which would keep it away from its own node."""
@@ -155,6 +165,35 @@ class Control:
         known = self.directory.get(session)
         return tuple(known.sources(without=node)) if known else ()
 
+    def _follow(self, ask: Ask, hop: Hop, node: str, now: float) -> list[Command]:
+        """The hints of what is likely to follow a request of an agent (SYMPHONY, section 3.5). They are on the trust of their graph: a
+        wrong guess of ours is not a lie of the tenant's."""
+        caller = f"{ask.session.tenant}/{hop.workflow}"
+        hops, served = self.callgraphs.request(ask.request_id, ask.session, hop, now)
+        for session in served:
+            pending = self.advisories.get(session)
+            if pending is not None and pending.hint.caller == caller:
+                self.advisories.forget([session])
+                self.trust.ended(caller, "", 1.0)
+        commands: list[Command] = []
+        for number, next_hop in enumerate(hops):
+            before = self.advisories.get(next_hop.session)
+            if before is not None and before.hint.caller != caller:
+                continue
+            hint = Hint(
+                next_hop.session,
+                f"hop-{ask.request_id}-{number}",
+                arrival_s=next_hop.arrival_s,
+                expires_s=next_hop.arrival_s + _HOP_LATE_S + _HOP_LATE_TIMES * next_hop.delay_s,
+                priority=ask.priority,
+                # What runs on a node now will have its cache there.
+                pin=node if next_hop.session == ask.session else "",
+                chance=next_hop.chance,
+                caller=caller,
+            )
+            commands += self.advise(hint, now)
+        return commands
+
     # ---- hints -------------------------------------------------------------------------------------------------
     def advise(self, hint: Hint, now: float) -> list[Command]:
         """A hint came. One that nobody can use is dropped without a word; one more of the same session is merged with the first, stays
@@ -174,7 +213,7 @@ class Control:
                 self.hints["unusable"] += 1
                 return []
             pending = Pending(hint, choice.node, now)
-            self._explain("hint", hint.session, turn, choice, now, worth=self.trust.worth(hint.session.tenant, hint.address).value)
+            self._explain("hint", hint.session, turn, choice, now, worth=self.trust.worth(hint.on_trust_of, hint.address).value)
         commands: list[Command] = []
         if before is not None and before.sent is not None and pending.node != before.node:
             commands.append(Withdraw(before.node, hint.session))
@@ -183,19 +222,20 @@ class Control:
     def _tell(self, pending: Pending, now: float) -> list[Command]:
         """Remember a hint, and send for its cache as far as the hint is worth it and the store does not know."""
         hint, sent = pending.hint, pending.sent
-        worth = self.trust.worth(hint.session.tenant, hint.address)
+        worth = self.trust.worth(hint.on_trust_of, hint.address)
         priority = hint.priority + (DOUBT_PRIORITY if worth is Worth.BEHIND else 0)
         if sent is not None and (worth is Worth.NOTED or not sent.is_outdated(hint, priority, now)):
             self.hints["known"] += 1
             self.advisories.place(pending)
             return []
-        if worth is Worth.NOTED or not self.trust.take(hint.session.tenant, hint.address, now):
+        if worth is Worth.NOTED or not self.trust.take(hint.on_trust_of, hint.address, now):
             self.hints["noted"] += 1
             self.advisories.place(pending if sent is not None else replace(pending, chance=0.0))
             return []
         self.hints[worth.value] += 1
+        chance = hint.chance * self.trust.chance(hint.on_trust_of, hint.address)
         told = Sent(sent.at_s if sent is not None else now, priority, hint.arrival_s, hint.expires_s)
-        self.advisories.place(replace(pending, chance=self.trust.chance(hint.session.tenant, hint.address), sent=told))
+        self.advisories.place(replace(pending, chance=chance, sent=told))
         return [Prefetch(pending.node, replace(hint, priority=priority), self._sources(hint.session, pending.node))]
 
     def withdraw(self, session: SessionKey | None, tenant: str, advisory_id: str) -> list[Command] | None:
@@ -203,7 +243,7 @@ class Control:
         pending = self.advisories.invalidate(session, tenant, advisory_id)
         if pending is None:
             return None
-        self.trust.ended(pending.session.tenant, pending.hint.address, 0.5)
+        self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 0.5)
         return [Withdraw(pending.node, pending.session)]
 
     def _serves(self, name: str, model: str, now: float) -> bool:
@@ -214,7 +254,9 @@ class Control:
     def tick(self, now: float) -> list[Command]:
         """Some time has passed: hints end, silent nodes die, and hints leave nodes that have become a bad choice."""
         for pending in self.advisories.expire(now):
-            self.trust.ended(pending.session.tenant, pending.hint.address, 0.0)
+            # A hint that was given as unlikely was less of a lie.
+            self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 1.0 - pending.hint.chance)
+        self.callgraphs.tick(now)
         for name in self.fleet.silent(now):
             self.directory.forget_node(name)
         commands: list[Command] = []
@@ -256,7 +298,7 @@ class Control:
 
     def validate(self) -> None:
         """Raise AssertionError when the tables disagree."""
-        for part in (self.fleet, self.directory, self.advisories, self.trust, self.explained, self.erasures):
+        for part in (self.fleet, self.directory, self.advisories, self.trust, self.explained, self.erasures, self.callgraphs):
             part.validate()
         columns = self.fleet.columns
         for row, name in enumerate(columns.names):

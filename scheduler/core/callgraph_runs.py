@@ -1,0 +1,148 @@
+"""One run of a workflow: its requests, which of them followed which, and the sessions its agents use.
+
+A request followed one that had ended when it came: the one whose usual successor it is and whose end is about as long ago as usual, else the
+one that ended last. In a fan-out that gives all branches to the request that opened them. Sessions that followed each other are linked, so
+that of many sessions of one agent (an engineer's, a file each) the right one is named when its reviewer asks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from contracts.workflow import Edge, Hop
+from scheduler.core.callgraph import CallGraph, Known
+
+#: Requests of a run that are remembered, and sessions of each agent in it.
+MAX_REQUESTS = 32
+MAX_SESSIONS = 32
+#: By how much more than usual a successor may be late and still be taken for one.
+_LATE_S, _LATE_TIMES = 5.0, 2.0
+#: Below this probability an edge is nobody's usual successor.
+MIN_CHANCE = 0.1
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of an agent. called: how often each agent followed it; named: for which sessions a successor was expected, and why."""
+
+    request_id: str
+    agent: str
+    session_id: str
+    started_s: float
+    ended_s: float | None = None
+    called: dict[str, int] = field(default_factory=dict)
+    named: dict[str, dict[str, Known]] = field(default_factory=dict)
+
+
+class Run:
+    """See the module. Methods mutate it and teach the workflow's `graph`."""
+
+    def __init__(self, graph: CallGraph) -> None:
+        self._graph = graph
+        self.last_s = 0.0
+        #: By request id, in order of their start.
+        self.requests: dict[str, Request] = {}
+        #: Of each agent, least recently used first.
+        self.sessions: dict[str, dict[str, None]] = {}
+        #: (session, agent) to the session of that agent that last preceded or followed it.
+        self._linked: dict[tuple[str, str], str] = {}
+        #: By agent that has no session in this run: the one of another run that was named for it.
+        self.borrowed: dict[str, str] = {}
+        #: Requests that are no longer remembered; whoever counts them removes them from it.
+        self.dropped: list[str] = []
+
+    def begin(self, request_id: str, hop: Hop, session_id: str, now: float) -> Request:
+        """A request is here; what it followed is learned. One that is known already begins nothing new."""
+        self.last_s = now
+        if request_id in self.requests:
+            return self.requests[request_id]
+        for ended in hop.ended:
+            self.end(ended, now)
+        for other in [r for r in self.requests.values() if r.session_id == session_id]:
+            self.end(other.request_id, now)
+        cause = self._cause(hop.agent, now)
+        if cause is not None:
+            self._followed(cause, hop.agent, session_id, now)
+        request = self.requests[request_id] = Request(request_id, hop.agent, session_id, now)
+        self._use(hop.agent, session_id)
+        while len(self.requests) > MAX_REQUESTS:
+            oldest = next(iter(self.requests))
+            self.end(oldest, now)
+            del self.requests[oldest]
+            self.dropped.append(oldest)
+        return request
+
+    def end(self, request_id: str, now: float) -> None:
+        """A request has ended, if it is known and had not."""
+        request = self.requests.get(request_id)
+        if request is not None and request.ended_s is None:
+            request.ended_s = now
+            self._graph.ended(request.agent)
+
+    def close(self, now: float) -> None:
+        """Nothing more comes."""
+        for request_id in self.requests:
+            self.end(request_id, now)
+
+    # ---- what followed what ------------------------------------------------------------------------------------
+    def _cause(self, agent: str, now: float) -> Request | None:
+        """What a request of `agent` that comes now followed."""
+        last: Request | None = None
+        best: tuple[float, Request] | None = None
+        for request in self.requests.values():
+            if request.ended_s is None:
+                continue
+            if last is None or last.ended_s is None or request.ended_s >= last.ended_s:
+                last = request
+            edge = self._graph.edge(request.agent, agent)
+            if edge is None or edge.probability < MIN_CHANCE or request.called.get(agent, 0) >= math.ceil(edge.calls - 0.01):
+                continue
+            usual_s = self._graph.gap_s(request.agent, agent)
+            off_s = abs(now - request.ended_s - usual_s)
+            if off_s <= _LATE_S + _LATE_TIMES * usual_s and (best is None or off_s <= best[0]):
+                best = (off_s, request)
+        return best[1] if best is not None else last
+
+    def _followed(self, cause: Request, agent: str, session_id: str, now: float) -> None:
+        assert cause.ended_s is not None
+        call = cause.called[agent] = cause.called.get(agent, 0) + 1
+        self._graph.followed(cause.agent, agent, call, now - cause.started_s, now - cause.ended_s)
+        named = cause.named.get(agent, {})
+        if session_id in named:
+            self._graph.named(cause.agent, agent, named.pop(session_id), right=True)
+        elif named:
+            self._graph.named(cause.agent, agent, named.pop(next(iter(named))), right=False)
+        self._linked[(cause.session_id, agent)] = session_id
+        self._linked[(session_id, cause.agent)] = cause.session_id
+
+    def _use(self, agent: str, session_id: str) -> None:
+        sessions = self.sessions.setdefault(agent, {})
+        sessions.pop(session_id, None)
+        sessions[session_id] = None
+        if len(sessions) > MAX_SESSIONS:
+            gone = next(iter(sessions))
+            del sessions[gone]
+            self._linked = {key: other for key, other in self._linked.items() if gone not in (key[0], other)}
+
+    # ---- which session is next ---------------------------------------------------------------------------------
+    def candidates(self, edge: Edge, session_id: str) -> list[tuple[str, Known]]:
+        """The sessions of `edge.target` that a request of this session is likely followed by, at most as many as calls are expected."""
+        wanted, found = round(edge.calls), dict[str, Known]()
+        linked = self._linked.get((session_id, edge.target))
+        busy = {r.session_id for r in self.requests.values() if r.ended_s is None and r.session_id != session_id}
+        if linked is not None and linked not in busy:
+            found[linked] = Known.LINKED
+        for recent in reversed(self.sessions.get(edge.target, {})):
+            if len(found) >= wanted:
+                break
+            if recent not in busy:
+                found.setdefault(recent, Known.RECENT)
+        return list(found.items())
+
+    def validate(self) -> None:
+        """Raise AssertionError when the tables disagree."""
+        assert len(self.requests) <= MAX_REQUESTS and all(0 < len(s) <= MAX_SESSIONS for s in self.sessions.values())
+        assert all(r.ended_s is None or r.started_s <= r.ended_s for r in self.requests.values())
+        known = {session for sessions in self.sessions.values() for session in sessions}
+        assert all(session in known and other in known for (session, _), other in self._linked.items())

@@ -1,0 +1,54 @@
+"""A workflow's graph as plain data and back, for whoever keeps it: what was declared, and the sums that were observed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contracts.workflow import graph_to_json, parse_graph
+from scheduler.core.callgraph import Agent, CallGraph, Followed, Known
+
+FORMAT = 1
+
+
+def to_stored(tenant: str, name: str, graph: CallGraph) -> dict[str, Any]:
+    """What `from_stored` reads."""
+    return {
+        "format": FORMAT,
+        "tenant": tenant,
+        "name": name,
+        "declared": graph_to_json(graph.declared) if graph.declared is not None else None,
+        "agents": [
+            {
+                "name": agent,
+                "requests": record.requests,
+                "seen": record.seen,
+                "followed": [_followed(target, f) for target, f in record.followed.items()],
+            }
+            for agent, record in graph.agents.items()
+        ],
+    }
+
+
+def from_stored(data: Any) -> tuple[str, str, CallGraph]:
+    """Tenant, name and graph. Raises ValueError when it is not what `to_stored` gives; RequestError for a declared graph that is none."""
+    try:
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']} is not known")
+        graph = CallGraph(parse_graph(data["declared"]) if data["declared"] is not None else None)
+        for agent in data["agents"]:
+            graph.agents[str(agent["name"])] = Agent(float(agent["requests"]), int(agent["seen"]), dict(map(_read, agent["followed"])))
+        graph.validate()
+        return str(data["tenant"]), str(data["name"]), graph
+    except (KeyError, TypeError, AssertionError) as e:
+        raise ValueError(f"it is not a workflow: {e!r}") from e
+
+
+def _followed(target: str, f: Followed) -> dict[str, Any]:
+    named = {known.value: [f.tried[known], f.right.get(known, 0.0)] for known in f.tried}
+    return {"to": target, "came": f.came, "calls": f.calls, "delay_s": f.delay_s, "gap_s": f.gap_s, "named": named}
+
+
+def _read(data: Any) -> tuple[str, Followed]:
+    named = {Known(known): (float(tried), float(right)) for known, (tried, right) in data["named"].items()}
+    sums = (float(data[name]) for name in ("came", "calls", "delay_s", "gap_s"))
+    return str(data["to"]), Followed(*sums, {k: n[0] for k, n in named.items()}, {k: n[1] for k, n in named.items()})
