@@ -16,7 +16,7 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
-from gateway.routes import advisory, chat, completions, models, ops, sessions
+from gateway.routes import advisory, chat, completions, models, ops, sessions, workflows
 from gateway.sessions import Sessions
 from gateway.workers import Workers
 from runtime import telemetry
@@ -42,6 +42,10 @@ def build(parts: Parts) -> web.Application:
     get("/v1/sessions", sessions.index)
     get("/v1/sessions/{session_id:.+}", sessions.show)
     add("DELETE", "/v1/sessions/{session_id:.+}", sessions.erase)
+    get("/v1/workflows", workflows.index)
+    get("/v1/workflows/{name:.+}", workflows.show)
+    add("PUT", "/v1/workflows/{name:.+}", workflows.declare, expect_handler=expect_continue)
+    add("DELETE", "/v1/workflows/{name:.+}", workflows.delete)
     get("/v1/models", models.index)
     get("/v1/models/{model:.+}", models.show)
     add("POST", "/v1/embeddings", models.embeddings)

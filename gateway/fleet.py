@@ -15,6 +15,7 @@ from contracts.errors import RequestError, Unavailable
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
+from contracts.workflow import Hop
 from gateway import metrics
 from gateway.core.refusals import refusal
 from gateway.core.retry import Patience
@@ -86,7 +87,9 @@ class Fleet:
         return seen or name in {self._config.node(i).name for i in range(self._config.nodes.count)}
 
     # ---- placement ---------------------------------------------------------------------------------------------
-    async def place(self, request_id: str, session: SessionKey, model: str, *, priority: int, pin: str, avoid: list[str]) -> Route:
+    async def place(
+        self, request_id: str, session: SessionKey, model: str, *, priority: int, pin: str, avoid: list[str], hop: Hop | None = None
+    ) -> Route:
         """Where this attempt goes. Raises a RequestError: Unavailable when no node can take it now, else the caller's fault."""
         if self._clock.now() >= self._silent_until_s:
             wanted = pb.PlaceRequest(
@@ -96,6 +99,7 @@ class Fleet:
                 priority=priority,
                 pin_node=pin,
                 avoid_nodes=avoid,
+                hop=pb.Hop(workflow=hop.workflow, agent=hop.agent, run=hop.run, ended=hop.ended) if hop else None,
             )
             try:
                 placed = await self.scheduler.Place(wanted, timeout=self._patience.scheduler_s)

@@ -14,7 +14,9 @@ from typing import Any
 from contracts.errors import NotFound, RequestError, Unavailable, from_wire
 from contracts.ids import SessionKey
 from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, ToolUse
+from contracts.workflow import Hop
 from gateway import metrics
+from gateway.core.hops import Ended
 from gateway.core.refusals import is_final
 from gateway.core.retry import Again, Attempts, GiveUp, Patience
 from gateway.core.routing import Route
@@ -31,7 +33,7 @@ class Job:
     """What one choice is. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
 
     pin: the node that must run it, or empty. prefer: the node for the first attempt, or empty. group, choice, json_schema and
-    tool_use: see `GenerateRequest`.
+    tool_use: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class Job:
     tool_use: ToolUse | None = None
     group: str = ""
     choice: int = 0
+    hop: Hop | None = None
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Generator:
 
     def __init__(self, fleet: Fleet, workers: Workers, clock: Clock, patience: Patience) -> None:
         self.fleet, self.workers, self.clock, self.patience = fleet, workers, clock, patience
+        self.ended = Ended()
 
     async def begin(self, job: Job) -> Generation:
         """A generation that a worker has accepted. Raises RequestError when none will; leaves nothing behind then."""
@@ -86,6 +90,8 @@ class Generation:
         self._attempts = Attempts(shared.patience, job.pin)
         self._flight: Flight | None = None
         self._begun = 0
+        #: What the next placement says of the workflow: nothing, once one has.
+        self._hop = job.hop
         self.progress = Progress()
 
     def cancel(self) -> None:
@@ -134,6 +140,9 @@ class Generation:
         done.tokens.extend(output.tokens)
         if done.cached_tokens is None:
             done.cached_tokens = min(output.cached_tokens, done.prompt_tokens)
+        if output.finish_reason is not None and self._job.hop is not None:
+            # Before the caller can have read it and asked again.
+            self._shared.ended.note(self._job.session.tenant, self._job.hop, self._job.request_id)
         return output
 
     # ---- one attempt -------------------------------------------------------------------------------------------
@@ -142,14 +151,18 @@ class Generation:
         prefer = job.prefer if not self._begun and not self._attempts.avoid else ""
         while True:
             try:
-                return await fleet.place(
+                hop = self._hop and replace(self._hop, ended=self._shared.ended.take(job.session.tenant, self._hop))
+                route = await fleet.place(
                     self._attempt_id(),
                     job.session,
                     job.model,
                     priority=job.priority,
                     pin=job.pin or prefer,
                     avoid=self._attempts.avoid,
+                    hop=hop,
                 )
+                self._hop = None
+                return route
             except RequestError as e:
                 if is_final(e, model_known=fleet.knows_model(job.model), pin_known=fleet.knows_node(job.pin or prefer)):
                     raise

@@ -7,6 +7,7 @@ from typing import Any
 
 from contracts.advisory import MAX_ADVISORIES
 from contracts.ids import SESSION_ID_PATTERN
+from contracts.workflow import MAX_AGENTS, MAX_CALLS, MAX_DELAY_S, MAX_EDGES
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
 
@@ -41,6 +42,36 @@ _INVALIDATION: Schema = {
     "properties": {"session_id": _ID, "advisory_id": _ID, "token": {"type": "string"}},
     "oneOf": [{"required": ["session_id"]}, {"required": ["advisory_id"]}],
 }
+_WORKFLOW: Schema = {
+    "type": "object",
+    "required": ["agents"],
+    "additionalProperties": False,
+    "properties": {
+        "agents": {"type": "array", "items": _ID, "minItems": 1, "maxItems": MAX_AGENTS},
+        "edges": {
+            "type": "array",
+            "maxItems": MAX_EDGES,
+            "items": {
+                "type": "object",
+                "required": ["from", "to"],
+                "additionalProperties": False,
+                "properties": {
+                    "from": _ID,
+                    "to": _ID,
+                    "probability": {"type": "number", "minimum": 0, "maximum": 1, "description": "that it is called at all; default 1"},
+                    "calls": {"type": "number", "minimum": 1, "maximum": MAX_CALLS, "description": "how often then; default 1"},
+                    "delay_s": {
+                        "type": "number",
+                        "minimum": 0,
+                        "maximum": MAX_DELAY_S,
+                        "description": "from the start of the one request to the start of the other; default 0",
+                    },
+                },
+            },
+        },
+        "learn": {"type": "boolean", "description": "what is observed moves it; default true"},
+    },
+}
 _ERROR: Schema = {
     "type": "object",
     "required": ["error"],
@@ -70,6 +101,10 @@ ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("get", "/v1/sessions", "List this tenant's sessions.", None),
     ("get", "/v1/sessions/{session_id}", "Where a session's cache is, by node and tier.", None),
     ("delete", "/v1/sessions/{session_id}", "Erase a session from every tier.", None),
+    ("get", "/v1/workflows", "List this tenant's agent workflows.", None),
+    ("get", "/v1/workflows/{name}", "A workflow's call graph, as declared and as learned.", None),
+    ("put", "/v1/workflows/{name}", "Declare a workflow's call graph.", _WORKFLOW),
+    ("delete", "/v1/workflows/{name}", "Forget a workflow and what was learned of it.", None),
     ("get", "/v1/fleet", "The nodes and their load; with `?metrics=true` also their samples.", None),
     ("get", "/health", "The process lives.", None),
     ("get", "/ready", "Every node serves.", None),
@@ -94,7 +129,7 @@ def openapi() -> Schema:
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         if names:
             operation["parameters"] = [
-                {"name": name, "in": "path", "required": True, "schema": _ID if name == "session_id" else {"type": "string"}}
+                {"name": name, "in": "path", "required": True, "schema": _ID if name in ("session_id", "name") else {"type": "string"}}
                 for name in names
             ]
         if schema:

@@ -18,6 +18,7 @@ from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse
 from gateway.core.admission import Caller
+from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.envelope import route_name
 from gateway.generate import Generation, Job, unknown_model
@@ -45,7 +46,7 @@ class Part:
 
 
 def new_job(request: web.Request, wanted: GenerationRequest, caller: Caller, session: Resolved, request_id: str) -> Job:
-    """What all choices of one prompt share. Raises NotFound for an unknown model, and what `pinned_node` raises."""
+    """What all choices of one prompt share. Raises NotFound for an unknown model, and what `pinned_node` and `hop_of` raise."""
     parts = request.app[PARTS]
     if not parts.fleet.knows_model(wanted.model):
         if parts.fleet.view is None:
@@ -62,6 +63,7 @@ def new_job(request: web.Request, wanted: GenerationRequest, caller: Caller, ses
         priority=caller.priority(wanted.priority or 0),
         json_schema=wanted.json_schema,
         pin=pinned_node(request, caller, parts),
+        hop=hop_of(request.headers, session.key.session_id),
     )
 
 
@@ -123,7 +125,8 @@ class _Run:
         assert job.sampling.seed is not None
         sampling = replace(job.sampling, seed=choice_seed(job.sampling.seed & SEED_MASK, number))
         group = f"{job.request_id}-{index - number}" if self.n > 1 else ""
-        return replace(job, request_id=f"{job.request_id}-{index}", sampling=sampling, group=group, choice=number)
+        hop = None if index else job.hop
+        return replace(job, request_id=f"{job.request_id}-{index}", sampling=sampling, group=group, choice=number, hop=hop)
 
     # ---- answers -----------------------------------------------------------------------------------------------
     async def collect(self) -> web.Response:

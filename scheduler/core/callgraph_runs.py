@@ -1,8 +1,8 @@
 """One run of a workflow: its requests, which of them followed which, and the sessions its agents use.
 
-A request followed one that had ended when it came: the one whose usual successor it is and whose end is about as long ago as usual, else the
-one that ended last. In a fan-out that gives all branches to the request that opened them. Sessions that followed each other are linked, so
-that of many sessions of one agent (an engineer's, a file each) the right one is named when its reviewer asks.
+A request followed one that had ended when it came: the one whose usual successor it is and whose end is about as long ago as usual, else
+the one that ended last. In a fan-out that gives all branches to the request that opened them. Sessions that followed each other are
+linked, so that of many sessions of one agent (an engineer's, a file each) the right one is named when its reviewer asks.
 """
 
 from __future__ import annotations

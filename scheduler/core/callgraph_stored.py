@@ -50,5 +50,6 @@ def _followed(target: str, f: Followed) -> dict[str, Any]:
 
 def _read(data: Any) -> tuple[str, Followed]:
     named = {Known(known): (float(tried), float(right)) for known, (tried, right) in data["named"].items()}
-    sums = (float(data[name]) for name in ("came", "calls", "delay_s", "gap_s"))
-    return str(data["to"]), Followed(*sums, {k: n[0] for k, n in named.items()}, {k: n[1] for k, n in named.items()})
+    came, calls, delay_s, gap_s = (float(data[name]) for name in ("came", "calls", "delay_s", "gap_s"))
+    tried, right = {k: n[0] for k, n in named.items()}, {k: n[1] for k, n in named.items()}
+    return str(data["to"]), Followed(came, calls, delay_s, gap_s, tried, right)

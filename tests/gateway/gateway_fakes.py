@@ -183,6 +183,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.advised: list[Any] = []
         self.invalidated: list[pb.InvalidateRequest] = []
         self.erased: list[Any] = []
+        self.workflows: dict[tuple[str, str], pb.Workflow] = {}
         self.told = asyncio.Event()
         self.hang = False
         self._changed: set[asyncio.Event] = set()
@@ -267,6 +268,22 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         tier = {"tier": "dram", "layer_chunks": [2, 2, 1, 0], "tokens": 64, "bytes": 4096}
         node = pb.NodeResidency(node="node-0", tiers=[tier])
         return pb.SessionInfo(summary=_summary(request.session.tenant, "chat-1"), known=True, nodes=[node])
+
+    async def DeclareWorkflow(self, request: pb.DeclareWorkflowRequest, context: Any) -> pb.Workflow:
+        seen = [pb.ObservedAgent(name="qa", requests=7)]
+        edge = pb.CallEdge(source="qa", target="qa", probability=0.25, calls=1, delay_s=2.5, weight=1.75)
+        made = pb.Workflow(name=request.name, declared=request.graph, observed=seen, observed_edges=[edge], edges=request.graph.edges)
+        self.workflows[(request.name.tenant, request.name.name)] = made
+        return made
+
+    async def ListWorkflows(self, request: Any, context: Any) -> Any:
+        return pb.ListWorkflowsReply(workflows=[w for (tenant, _), w in self.workflows.items() if tenant == request.tenant])
+
+    async def GetWorkflow(self, request: Any, context: Any) -> Any:
+        return self.workflows.get((request.tenant, request.name), pb.Workflow())
+
+    async def DeleteWorkflow(self, request: Any, context: Any) -> Any:
+        return pb.DeleteWorkflowReply(known=self.workflows.pop((request.tenant, request.name), None) is not None)
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)

@@ -128,6 +128,10 @@ async def test_keys_open_the_routes_and_name_the_tenant() -> None:
             ("GET", "/v1/sessions"),
             ("GET", "/v1/sessions/chat-1"),
             ("DELETE", "/v1/sessions/chat-1"),
+            ("GET", "/v1/workflows"),
+            ("GET", "/v1/workflows/w"),
+            ("PUT", "/v1/workflows/w"),
+            ("DELETE", "/v1/workflows/w"),
         ):
             for headers in ({}, {"Authorization": "Bearer wrong-key"}, {"Authorization": "key-of-acme"}):
                 async with s.http.request(method, s.url + path, json={}, headers=headers) as r:

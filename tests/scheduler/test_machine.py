@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
+from contracts.workflow import Hop
 from scheduler.core.control import Ask, Control, Prefetch, Settings, Withdraw
 from scheduler.core.directory import Held
 from scheduler.core.fleet import Load
@@ -53,6 +54,32 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert placed.node not in placed.sources
             latest = self.core.explained.of(session)[0]
             assert (latest.what, latest.node, latest.request_id) == ("turn", placed.node, request)
+
+    @rule(
+        session=sessions,
+        agent=st.sampled_from("xyz"),
+        run=st.sampled_from(["r", "s"]),
+        ended=st.lists(st.integers(0, 30), max_size=3),
+        priority=st.integers(-3, 3),
+    )
+    def hop(self, session: SessionKey, agent: str, run: str, ended: list[int], priority: int) -> None:
+        """A request of an agent: its next hops are hinted, and nobody's own hint is replaced."""
+        self.hints += 1
+        hop = Hop("w", agent, run, tuple(f"h{i}" for i in ended))
+        own = {p.session for node in NODES for p in self.core.advisories.of_node(node) if not p.hint.caller} - {session}
+        try:
+            placed = self.core.place(Ask(f"h{self.hints}", session, "m", priority, hop=hop), self.now)
+        except RequestError:
+            return
+        for command in placed.commands:
+            if isinstance(command, Prefetch):
+                assert command.hint.caller == f"{session.tenant}/w" and command.hint.session.tenant == session.tenant
+                assert command.hint.session not in own and 0.1 <= command.hint.chance <= 1.0
+        assert all(self.core.advisories.get(one) is not None for one in own)
+
+    @rule(node=nodes, ended=st.lists(st.integers(0, 30), max_size=5))
+    def hops_end(self, node: str, ended: list[int]) -> None:
+        self.core.callgraphs.finished([f"h{i}" for i in ended], self.now)
 
     @rule(
         session=sessions,

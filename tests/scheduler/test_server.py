@@ -6,16 +6,24 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from contracts.ids import SessionKey
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from contracts.workflow import Graph
 from runtime import rpc
+from runtime.clock import RealClock
 from runtime.config import load_config
 from runtime.service import Tasks
+from scheduler.core.callgraph import CallGraph
+from scheduler.core.callgraph_stored import to_stored
+from scheduler.core.callgraph_table import Callgraphs
 from scheduler.server import SchedulerService
+from scheduler.workflows import Workflows, path_of
 
 
 class FakeNode:
@@ -60,6 +68,10 @@ class FakeNode:
         word.left.extend(scheduler_pb2.TierLeft(tier=tier, chunks=chunks) for tier, chunks in left.items())
         self.store.put_nowait(scheduler_pb2.StoreReport(erased=word))
 
+    def finished(self, request: str) -> None:
+        load = scheduler_pb2.WorkerLoad(finished=[request], number=1)
+        self.worker.put_nowait(scheduler_pb2.WorkerReport(load=load))
+
     def die(self) -> None:
         self._worker_call.cancel()
         self._store_call.cancel()
@@ -77,12 +89,14 @@ def key(session: str) -> common_pb2.Session:
 class World:
     """A scheduler, two nodes, and a gateway's stub."""
 
-    async def start(self) -> None:
+    async def start(self, data: Path | None = None) -> None:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         base = port + 1 if port < 60000 else 20000
-        config = load_config(None, {"model_name": "m", "scheduler": {"port": port}, "nodes": {"base_port": base}})
+        config = load_config(
+            None, {"model_name": "m", "scheduler": {"port": port}, "nodes": {"base_port": base}} | ({"data": data} if data else {})
+        )
         self.service = SchedulerService(config, Tasks())
         await self.service.start()
         self.channel = rpc.channel(config.scheduler_address)
@@ -222,3 +236,52 @@ async def test_an_erasure_that_a_node_cannot_confirm_is_not_verified_and_is_repe
     world.nodes[1].erased("s")
     world.nodes[0].erased("s")
     await world.until(lambda: not world.service.control.erasures.owed_by("node-0") + world.service.control.erasures.owed_by("node-1"))
+
+
+# ---- workflows ------------------------------------------------------------------------------------------------
+async def test_a_hop_hints_the_next_one_and_a_restarted_scheduler_still_knows_the_graph(tmp_path: Path) -> None:
+    w = World()
+    await w.start(tmp_path)
+    try:
+        name = scheduler_pb2.WorkflowName(tenant="t", name="team")
+        edge = scheduler_pb2.CallEdge(source="a", target="b", probability=1.0, calls=1.0, delay_s=4.0)
+        graph = scheduler_pb2.CallGraph(agents=["a", "b"], edges=[edge], learn=True)
+        made = await w.stub.DeclareWorkflow(scheduler_pb2.DeclareWorkflowRequest(name=name, graph=graph))
+        assert made.name == name and made.declared == graph and (tmp_path / "workflows" / "t" / "team.json").exists()
+        await w.place("run:b", "q1", hop=scheduler_pb2.Hop(workflow="team", agent="b", run="run"))
+        w.nodes[0].hold("run:b", 640)
+        w.nodes[0].finished("q1")
+        await w.until(lambda: w.service.control.directory.get(SessionKey("t", "run:b")) is not None)
+        await w.place("run:a", "q2", hop=scheduler_pb2.Hop(workflow="team", agent="a", run="run", ended=["q1"]))
+        pending = w.service.control.advisories.get(SessionKey("t", "run:b"))
+        assert pending is not None
+        prefetch = await w.nodes[int(pending.node[-1])].command("prefetch")
+        assert prefetch.advisory.session == key("run:b") and 3.0 < prefetch.advisory.expected_arrival_s <= 4.0
+        before = await w.stub.GetWorkflow(name)
+        assert [(e.source, e.target) for e in before.observed_edges] == [("b", "a")]
+    finally:
+        await w.close()
+    again = World()
+    await again.start(tmp_path)
+    try:
+        after = await again.stub.GetWorkflow(name)
+        assert after.declared == graph and after.observed_edges == before.observed_edges
+        assert [x.name for x in (await again.stub.ListWorkflows(scheduler_pb2.ListWorkflowsRequest(tenant="t"))).workflows] == [name]
+        assert (await again.stub.DeleteWorkflow(name)).known and not (await again.stub.DeleteWorkflow(name)).known
+        assert not (tmp_path / "workflows" / "t" / "team.json").exists()
+        assert not (await again.stub.GetWorkflow(name)).name.name
+    finally:
+        await again.close()
+
+
+async def test_a_file_that_is_no_workflow_is_left_and_the_others_are_read(tmp_path: Path) -> None:
+    directory = tmp_path / "workflows" / "%2E." / "x.json"
+    directory.parent.mkdir(parents=True)
+    directory.write_text(json.dumps(to_stored("..", "x", CallGraph(Graph(("a",))))))
+    for text, name in (("{", "torn"), ("[]", "list"), ('{"format": 9}', "newer")):
+        directory.with_name(f"{name}.json").write_text(text)
+    callgraphs = Callgraphs()
+    workflows = Workflows(callgraphs, tmp_path / "workflows", RealClock())
+    await workflows.load()
+    assert list(callgraphs.of_tenant("..")) == ["x"] and directory == path_of(tmp_path / "workflows", ("..", "x"))
+    assert len(list(directory.parent.iterdir())) == 4

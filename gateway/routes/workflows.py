@@ -1,0 +1,82 @@
+"""`PUT/GET/DELETE /v1/workflows/{name}`, `GET /v1/workflows`: the call graphs of the caller's tenant's agent workflows, for server keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from contracts.errors import NotFound
+from contracts.ids import check_name
+from contracts.v1 import scheduler_pb2 as pb
+from contracts.workflow import Edge, Graph, edge_to_json, parse_graph
+from gateway.intake import read_json, server_caller_of
+from gateway.parts import PARTS
+
+
+async def declare(request: web.Request) -> web.Response:
+    """This workflow is called so; what was learned of it stays."""
+    name = _name(request)
+    graph = parse_graph(await read_json(request))
+    wanted = pb.DeclareWorkflowRequest(name=name, graph=_graph_to_wire(graph))
+    reply = await request.app[PARTS].fleet.call("DeclareWorkflow", wanted)
+    return web.json_response(_workflow(reply))
+
+
+async def index(request: web.Request) -> web.Response:
+    """All of them, declared or learned."""
+    caller = server_caller_of(request)
+    reply = await request.app[PARTS].fleet.call("ListWorkflows", pb.ListWorkflowsRequest(tenant=caller.tenant))
+    return web.json_response({"object": "list", "data": [_workflow(w) for w in reply.workflows]})
+
+
+async def show(request: web.Request) -> web.Response:
+    """What was declared, what was learned, and what hints are made of."""
+    name = _name(request)
+    reply = await request.app[PARTS].fleet.call("GetWorkflow", name)
+    if not reply.name.name:
+        raise _unknown(name.name)
+    return web.json_response(_workflow(reply))
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget it, and all that was learned of it."""
+    name = _name(request)
+    reply = await request.app[PARTS].fleet.call("DeleteWorkflow", name)
+    if not reply.known:
+        raise _unknown(name.name)
+    return web.json_response({"id": name.name, "object": "workflow.deleted", "deleted": True})
+
+
+def _name(request: web.Request) -> Any:
+    tenant = server_caller_of(request).tenant
+    return pb.WorkflowName(tenant=tenant, name=check_name(request.match_info["name"], "name"))
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no workflow {name!r}; declare it, or let a request name it", param="name", code="workflow_not_found")
+
+
+def _graph_to_wire(graph: Graph) -> Any:
+    edges = [
+        pb.CallEdge(source=e.source, target=e.target, probability=e.probability, calls=e.calls, delay_s=e.delay_s) for e in graph.edges
+    ]
+    return pb.CallGraph(agents=graph.agents, edges=edges, learn=graph.learn)
+
+
+def _workflow(w: Any) -> dict[str, Any]:
+    declared = {"agents": list(w.declared.agents), "edges": [_edge(e) for e in w.declared.edges], "learn": w.declared.learn}
+    return {
+        "id": w.name.name,
+        "object": "workflow",
+        "declared": declared if w.HasField("declared") else None,
+        "learned": {
+            "agents": [{"name": a.name, "requests": a.requests} for a in w.observed],
+            "edges": [_edge(e) | {"weight": round(e.weight, 3)} for e in w.observed_edges],
+        },
+        "edges": [_edge(e) for e in w.edges],
+    }
+
+
+def _edge(e: Any) -> dict[str, Any]:
+    return edge_to_json(Edge(e.source, e.target, e.probability, e.calls, e.delay_s))
