@@ -89,7 +89,7 @@ def up(
     cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
     hbm_gib: Annotated[float | None, _number_option("Device memory for KV, a node.  [default: 1]")] = None,
     dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2]")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="balanced|sticky", help="Placement.  [default: balanced]")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Logs, locks, pids.  [default: .cache/run, or .cache/run-PORT]")] = None,
     bin_dir: Annotated[Path | None, typer.Option(hidden=True, help="Where the services' programs are.")] = None,
 ) -> int:
@@ -165,6 +165,23 @@ def sessions(
         fleet.show_session(_console(), data)
     else:
         fleet.show_sessions(_console(), data["data"])
+
+
+@commands.command()
+def explain(
+    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    url: _Url = _URL,
+    key: _Key = "",
+    as_json: _Json = False,
+) -> None:
+    """Say why a session's last turns and hints went to the nodes to which they went."""
+    from cli.explain import lines
+
+    data = Gateway(url, key or None).call("GET", f"{session_path(session_id)}/placement")
+    if as_json:
+        _print_json(data)
+    else:
+        _console().print("\n".join(lines(data)))
 
 
 @commands.command()

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ DEFAULT_PORT = 8080
 #: Where the nodes' ports begin, counted from the gateway's.
 NODES_OFFSET = 20
 PORTS_A_NODE = 10
+POLICIES = ("balanced", "sticky", "cache-aware", "random", "round-robin")
 BUNDLED_MODEL = Path(__file__).parent.parent / "models" / "demo"
 
 
@@ -84,6 +86,11 @@ def layout(flags: Flags) -> Config:
     return load_config(flags.config, over)
 
 
+def policies() -> tuple[str, ...]:
+    """The names of placement policies: the scheduler's own, and what other distributions bring (docs/placement.md)."""
+    return POLICIES + tuple(sorted({e.name for e in entry_points(group="upbeat.placement_policies")} - set(POLICIES)))
+
+
 def _check_values(flags: Flags) -> None:
     for name, value, low, high in (("--nodes", flags.nodes, 1, 256), ("--port", flags.port, 1, 65_535)):
         if value is not None and not low <= value <= high:
@@ -91,9 +98,9 @@ def _check_values(flags: Flags) -> None:
     for name, gib in (("--hbm-gib", flags.hbm_gib), ("--dram-gib", flags.dram_gib)):
         if gib is not None and not (math.isfinite(gib) and gib > 0):
             raise ConfigError(f"{name} {gib} is not an amount of memory; give GiB above 0, such as {name} 1")
-    for name, word, allowed in (("--cache", flags.cache, ("on", "off")), ("--policy", flags.policy, ("balanced", "sticky"))):
+    for name, word, allowed in (("--cache", flags.cache, ("on", "off")), ("--policy", flags.policy, policies())):
         if word is not None and word not in allowed:
-            raise ConfigError(f"{name} {word} is unknown; give {' or '.join(allowed)}")
+            raise ConfigError(f"{name} {word} is unknown; give {', '.join(allowed[:-1])} or {allowed[-1]}")
 
 
 def _check_model(config: Config, flag: str) -> None:

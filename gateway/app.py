@@ -8,6 +8,7 @@ import logging
 from aiohttp import web
 
 from gateway.core.admission import Caller, Keys
+from gateway.core.callers import Callers
 from gateway.core.limits import HintLimits
 from gateway.core.retry import Patience
 from gateway.envelope import envelope
@@ -40,6 +41,7 @@ def build(parts: Parts) -> web.Application:
         add("POST", path, handler, expect_handler=expect_continue)
         add("OPTIONS", path, advisory.preflight)
     get("/v1/sessions", sessions.index)
+    get("/v1/sessions/{session_id}/placement", sessions.placement)
     get("/v1/sessions/{session_id:.+}", sessions.show)
     add("DELETE", "/v1/sessions/{session_id:.+}", sessions.erase)
     get("/v1/workflows", workflows.index)
@@ -84,6 +86,7 @@ class Gateway:
             hints=Hints(fleet),
             sessions=Sessions(),
             limits=HintLimits(config.gateway.max_advisories_per_s),
+            callers=Callers(k.key for k in config.gateway.api_keys),
         )
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(parts.hints.run(), "tell hints")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gateway.core.admission import Keys
+from gateway.core.callers import Callers
 from gateway.core.limits import HintLimits
 from gateway.core.routing import missing
 from gateway.fleet import Fleet
@@ -33,6 +34,7 @@ class Parts:
     hints: Hints
     sessions: Sessions
     limits: HintLimits
+    callers: Callers
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False

@@ -100,6 +100,7 @@ ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("post", "/v1/invalidate", "A session will not speak after all.", _INVALIDATION),
     ("get", "/v1/sessions", "List this tenant's sessions.", None),
     ("get", "/v1/sessions/{session_id}", "Where a session's cache is, by node and tier.", None),
+    ("get", "/v1/sessions/{session_id}/placement", "Why its last turns and hints went where they went.", None),
     ("delete", "/v1/sessions/{session_id}", "Erase a session from every tier.", None),
     ("get", "/v1/workflows", "List this tenant's agent workflows.", None),
     ("get", "/v1/workflows/{name}", "A workflow's call graph, as declared and as learned.", None),

@@ -35,10 +35,11 @@ async def advise(request: web.Request) -> web.Response:
     pin = pinned_node(request, caller, parts)
     _limit(request, caller, len(advisories))
     accepted, wire = [], []
+    address = parts.callers.digest(request.remote)
     for advisory in advisories:
         advisory_id = f"adv-{secrets.token_hex(12)}"
         clamped = replace(advisory, priority=caller.priority(advisory.priority))
-        wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin))
+        wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin, address))
         accepted.append({"advisory_id": advisory_id, "session_id": advisory.session_id, "status": "accepted"})
     parts.hints.advise(wire)
     return web.json_response({"advisories": accepted} if "advisories" in data else accepted[0], status=202)

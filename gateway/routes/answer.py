@@ -22,7 +22,7 @@ from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.envelope import route_name
 from gateway.generate import Generation, Job, unknown_model
-from gateway.intake import NODE_HEADER, pinned_node
+from gateway.intake import NODE_HEADER, caller_of, pinned_node
 from gateway.openai.requests import Generation as GenerationRequest
 from gateway.openai.responses import Choice, Shape, Usage
 from gateway.parts import PARTS, Parts
@@ -216,13 +216,14 @@ class _Run:
 
     def _headers(self) -> dict[str, str]:
         progress = self.generations[0].progress
-        why = "".join(c if " " <= c <= "~" else " " for c in progress.why)[:MAX_WHY_CHARS]
-        return {
+        headers = {
             "X-Session-Id": self.prompts[0].session.key.session_id,
             NODE_HEADER: progress.node,
-            "X-Upbeat-Why": why,
             "X-Request-Id": self.prompts[0].job.request_id,
         }
+        if caller_of(self.request).server:  # the scores tell of other tenants' load
+            headers["X-Upbeat-Why"] = "".join(c if " " <= c <= "~" else " " for c in progress.why)[:MAX_WHY_CHARS]
+        return headers
 
 
 async def _together(works: list[Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,4 @@
-"""`GET /v1/sessions`, `GET /v1/sessions/{id}`, `DELETE /v1/sessions/{id}`: the caller's tenant's sessions, for server keys."""
+"""`GET /v1/sessions`, `GET` and `DELETE /v1/sessions/{id}`, `GET /v1/sessions/{id}/placement`: a tenant's sessions, for server keys."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ async def show(request: web.Request) -> web.Response:
     return web.json_response(body | {"nodes": [{"node": n.node, "tiers": [_tier(t) for t in n.tiers]} for n in reply.nodes]})
 
 
+async def placement(request: web.Request) -> web.Response:
+    """Why its last turns and hints went where they went, the latest first, with the best nodes' scores by term."""
+    caller = server_caller_of(request)
+    session = _session(request, caller.tenant)
+    reply = await request.app[PARTS].fleet.call("Explain", pb.ExplainRequest(session=session))
+    if not reply.decisions:
+        raise NotFound(f"no decision is remembered for a session {session.session_id!r}", param="session_id", code="placement_not_found")
+    decisions = [_decision(d) for d in reply.decisions]
+    return web.json_response({"id": session.session_id, "object": "session.placement", "decisions": decisions})
+
+
 async def erase(request: web.Request) -> web.Response:
     """Erase it from every tier of every node, and say whether every node has confirmed that nothing is left."""
     caller = server_caller_of(request)
@@ -71,6 +82,24 @@ def _summary(s: Any) -> dict[str, Any]:
         "last_use_s": s.last_use_s,
         "node": s.node or None,
         "held_by": list(s.held_by),
+    }
+
+
+def _decision(d: Any) -> dict[str, Any]:
+    return {
+        "what": d.what,
+        "ago_s": d.ago_s,
+        "node": d.node,
+        "request_id": d.request_id or None,
+        "hinted": d.hinted,
+        "prefetched_node": d.prefetched_node or None,
+        "prefetched_s": d.prefetched_s if d.prefetched_node else None,
+        "moves": d.moves,
+        "pin_node": d.pin_node or None,
+        "avoided_nodes": d.avoided,
+        "source_nodes": list(d.source_nodes),
+        "worth": d.worth or None,
+        "scores": [{"node": s.node, "sum": sum(s.terms.values()), "terms": dict(sorted(s.terms.items()))} for s in d.scores],
     }
 
 

@@ -32,6 +32,17 @@ TIERS = [
 ]
 
 
+PLACEMENT = {
+    "id": "chat-1",
+    "object": "session.placement",
+    "decisions": [
+        {"what": "turn", "ago_s": 2.0, "node": "node-0", "request_id": "r1", "hinted": True, "prefetched_node": "node-0"}
+        | {"prefetched_s": 3.5, "moves": 0, "pin_node": None, "avoided_nodes": 0, "source_nodes": [], "worth": None}
+        | {"scores": [{"node": f"node-{i}", "sum": 0.5 + i, "terms": {"load_s": 0.5, "work_s": float(i)}} for i in range(2)]}
+    ],
+}
+
+
 class GatewayStandIn(ThreadingHTTPServer):
     """Answers the routes that the command line asks for, and remembers what it was asked. `ready`: the status of /ready."""
 
@@ -74,6 +85,7 @@ class _Answers(BaseHTTPRequestHandler):
             "/v1/fleet?metrics=true": (200, FLEET | {"nodes": [FLEET["nodes"][0] | {"metrics": self._samples()}, FLEET["nodes"][1]]}),
             "/v1/sessions": (200, {"data": [SESSION]}),
             "/v1/sessions?limit=10": (200, {"data": [SESSION]}),
+            "/v1/sessions/chat-1/placement": (200, PLACEMENT),
             "/v1/sessions/chat-1": (200, SESSION | {"nodes": [{"node": "node-0", "tiers": TIERS}]}),
         }
         if self.command == "POST":
@@ -142,6 +154,16 @@ def test_sessions_are_listed_and_one_is_shown_tier_by_tier(gateway: GatewayStand
     assert "1 to 10" in shown
     assert json.loads(upbeat("sessions", "--json", "--url", gateway.url).stdout) == {"data": [SESSION]}
     assert json.loads(upbeat("sessions", "chat-1", "--json", "--url", gateway.url).stdout)["nodes"][0]["tiers"] == TIERS
+
+
+def test_a_placement_is_explained_in_words_and_as_json(gateway: GatewayStandIn) -> None:
+    done = upbeat("explain", "chat-1", "--url", gateway.url)
+    assert done.returncode == 0, done.stderr
+    assert "turn r1, 2.0 s ago: node-0" in done.stdout and "sent its cache there 3.5 s before" in done.stdout
+    assert any(line.split() == ["node-1", "0.5", "1", "1.5"] for line in done.stdout.splitlines())
+    assert json.loads(upbeat("explain", "chat-1", "--json", "--url", gateway.url).stdout) == PLACEMENT
+    unknown = upbeat("explain", "nobody", "--url", gateway.url)
+    assert unknown.returncode == 1 and "404" in unknown.stderr
 
 
 def test_top_shows_sums_since_the_start_and_then_what_each_interval_added(gateway: GatewayStandIn) -> None:

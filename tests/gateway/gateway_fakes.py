@@ -285,6 +285,14 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def DeleteWorkflow(self, request: Any, context: Any) -> Any:
         return pb.DeleteWorkflowReply(known=self.workflows.pop((request.tenant, request.name), None) is not None)
 
+    async def Explain(self, request: Any, context: Any) -> Any:
+        if request.session.session_id != "chat-1":
+            return pb.Explanation()
+        scores = [pb.NodeScore(node=f"node-{i}", terms={"work_s": float(i), "load_s": 0.5}) for i in range(2)]
+        hint = pb.Decision(what="hint", ago_s=9.0, node="node-0", worth="full", scores=scores)
+        told = {"hinted": True, "prefetched_node": "node-0", "prefetched_s": 8.0, "source_nodes": ["node-1"]}
+        return pb.Explanation(decisions=[pb.Decision(what="turn", ago_s=1.0, node="node-0", request_id="r1", scores=scores, **told), hint])
+
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
         return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"])

@@ -1,0 +1,40 @@
+"""Whom a hint comes from, as the scheduler may know it: a digest of the client's address, so that trust goes by address and no address
+leaves the gateway.
+
+The key comes from the configured API keys, which all gateways of a deployment share and nobody else has. The address is the peer's: behind
+a proxy all its clients are one caller, as nothing tells a header that the proxy wrote from one that a client made up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+from blake3 import blake3
+
+_CONTEXT = "upbeat gateway: callers' addresses, version 1"
+_DIGEST_BYTES = 8
+
+
+class Callers:
+    """Immutable."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        """secrets: the API keys, in any order."""
+        joined = b"\0".join(sorted(s.encode("utf-8", "surrogatepass") for s in secrets))
+        self._key = blake3(joined, derive_key_context=_CONTEXT).digest()
+
+    def digest(self, address: str | None) -> str:
+        """16 hexadecimal digits for a peer's address; empty when it is not known. One IPv6 network of 64 bits is one caller: its clients
+        take addresses from it as they like."""
+        if not address:
+            return ""
+        try:
+            parsed = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return ""
+        if isinstance(parsed, ipaddress.IPv6Address):
+            known = parsed.ipv4_mapped.packed if parsed.ipv4_mapped is not None else parsed.packed[:8]
+        else:
+            known = parsed.packed
+        return blake3(known, key=self._key).hexdigest(length=_DIGEST_BYTES)

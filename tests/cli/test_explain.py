@@ -1,0 +1,76 @@
+"""`upbeat explain`: in words, and never wider than 80 columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli import settings as cli_settings
+from cli.explain import WIDTH, lines
+from scheduler.core.policies import POLICIES
+
+
+def score(node: str, **terms: float) -> dict[str, Any]:
+    return {"node": node, "sum": sum(terms.values()), "terms": terms}
+
+
+def decision(**more: Any) -> dict[str, Any]:
+    base = {"what": "turn", "ago_s": 3.0, "node": "node-1", "request_id": "chatcmpl-1-0", "hinted": False, "prefetched_node": None}
+    base |= {"prefetched_s": None, "moves": 0, "pin_node": None, "avoided_nodes": 0, "source_nodes": [], "worth": None}
+    return base | {"scores": [score("node-1", work_s=0.1, load_s=0.02), score("node-0", work_s=0.9, load_s=0.0)]} | more
+
+
+def said(*decisions: dict[str, Any]) -> str:
+    return " ".join("\n".join(lines({"id": "chat-1", "decisions": list(decisions)})).split())
+
+
+def test_a_turn_without_a_hint_says_which_term_decided() -> None:
+    text = said(decision())
+    assert "turn chatcmpl-1-0, 3.0 s ago: node-1" in text and "No hint had announced it." in text
+    assert "It costs 0.12 s there and 0.9 s on node-0, mostly for work_s." in text
+    assert "node load_s work_s sum" not in text and "node-0 0.9 0 0.9" in text, "terms in the order in which they came"
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"hinted": True, "prefetched_node": "node-1", "prefetched_s": 4.25, "moves": 1}, "there 4.2 s before, having moved once."),
+        ({"hinted": True, "prefetched_node": "node-0", "prefetched_s": 4.0}, "to node-0 4.0 s before, but here it is done sooner."),
+        ({"hinted": True}, "A hint had announced it, but nothing was brought for that."),
+        ({"what": "move", "moves": 2}, "The hint had gone elsewhere before, twice."),
+        ({"what": "hint", "worth": "behind"}, "brought behind that of others."),
+        ({"what": "hint", "worth": "noted"}, "nothing is brought for it."),
+        ({"pin_node": "node-1"}, "node-1 was asked for by name, so nothing else was weighed."),
+        ({"avoided_nodes": 2}, "Nodes that were to be avoided: 2."),
+        ({"source_nodes": ["node-0", "node-2"]}, "Others that had the session's cache: node-0, node-2."),
+        ({"scores": [score("node-1", work_s=0.0)]}, "node-1 was the only node to choose from."),
+        ({"scores": [score("node-1", work_s=1.0), score("node-0", work_s=1.0)]}, "the session's name decides between equals."),
+        ({"scores": [score("node-1", held_tokens=-640.0), score("node-0", held_tokens=0.0)]}, "It costs -640 there and 0 on node-0"),
+        ({"ago_s": 600.0}, "10 min ago"),
+    ],
+)
+def test_what_was_known_is_said_in_words(more: dict[str, Any], text: str) -> None:
+    assert text in said(decision(**more))
+
+
+names = st.text("abcdefgh-0123456789", min_size=1, max_size=70)
+amounts = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+@given(
+    st.lists(names, min_size=1, max_size=5),
+    st.lists(st.text("abcdefgh_", min_size=1, max_size=14), min_size=1, max_size=9, unique=True),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_tables_fit_80_columns_whatever_nodes_and_terms_are_called(nodes: list[str], terms: list[str], data: st.DataObject) -> None:
+    scores = [score(node, **{term: data.draw(amounts) for term in terms}) for node in nodes]
+    shown = list(lines({"id": "chat-1", "decisions": [decision(scores=scores, node=nodes[0])]}))
+    assert max(map(len, shown)) <= WIDTH, shown
+
+
+def test_the_command_line_knows_the_schedulers_policies() -> None:
+    assert set(POLICIES) == set(cli_settings.POLICIES) and set(POLICIES) <= set(cli_settings.policies())
