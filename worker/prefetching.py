@@ -123,11 +123,11 @@ class Prefetching:
         self._abort(overtaken)
 
     def give_up_one(self) -> bool:
-        """A request needs memory: give up the load of the highest layers. False when no load of a hint is under way."""
+        """A request needs memory: give up the least urgent load of the highest layers. False when no load of a hint is under way."""
         self._fetches = [f for f in self._fetches if not f.load.closed]
         if not self._fetches or self.device.cache.hold_hinted:
             return False
-        last = max(self._fetches, key=lambda f: f.band)
+        last = max(self._fetches, key=lambda f: (f.offer.priority, f.band))
         self._abort([last])
         if (offer := self._offers.pop(last.offer.session, None)) is not None:
             self._stalled[offer.session] = offer

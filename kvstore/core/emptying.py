@@ -12,11 +12,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import cast
 
-from kvstore.core.eviction import VictimKey, Victims, dropped, protected
+from kvstore.core.eviction import Below, VictimKey, Victims, dropped, protected
 from kvstore.core.index import Chunk
 from kvstore.core.ledger import Ledger, Slab
 from kvstore.core.prefetch import quarter
-from kvstore.core.sessions import Rank
 from kvstore.core.vacating import Vacating
 
 #: So many victims are looked at first, and then so many times more.
@@ -29,9 +28,9 @@ def _rather(price: VictimKey, cost: VictimKey) -> bool:
 
 
 class Emptying:
-    """The slabs that one plan may empty, cheapest first. `below`: only pieces of classes below it; None: any."""
+    """The slabs that one plan may empty, cheapest first. `below`: only pieces that stand below it; None: any."""
 
-    def __init__(self, ledger: Ledger, victims: Victims, plan: Vacating, below: Rank | None) -> None:
+    def __init__(self, ledger: Ledger, victims: Victims, plan: Vacating, below: Below | None) -> None:
         self._ledger = ledger
         self._victims = victims
         self._plan = plan

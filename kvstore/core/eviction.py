@@ -12,6 +12,7 @@ that no longer agrees with its chunk is skipped when it comes up. So a victim co
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Generator
 
 from contracts.ids import SessionKey
@@ -23,6 +24,8 @@ from kvstore.core.state import CopyState, PieceState
 
 #: Compares as eviction does: the smaller goes first.
 VictimKey = tuple[int, int, int, float, float, float]
+#: Class and urgency (minus the priority).
+Below = tuple[int, float]
 _Entry = tuple[VictimKey, int, Chunk, int]
 
 #: First part of the key.
@@ -50,9 +53,14 @@ def victim_key(chunk: Chunk, layer: int, standing: Standing, layer_priority: boo
     return (_SAVED, s.rank, s.urgency, -layer, s.last_use, -chunk.position)
 
 
-def protected(key: VictimKey, below: Rank | None) -> bool:
-    """Whether the piece is not for those who may only displace classes below this one. Unsaved ones are for everybody."""
-    return below is not None and key[0] == _SAVED and key[1] >= below
+def under(rank: Rank, priority: float = math.inf) -> Below:
+    """What may be displaced for somebody of this class and priority: what is of a class below it, or of it and less urgent."""
+    return rank, -priority
+
+
+def protected(key: VictimKey, below: Below | None) -> bool:
+    """Whether the piece is not for those who may only displace what stands below this. Unsaved ones are for everybody."""
+    return below is not None and key[0] == _SAVED and key[1:3] >= below
 
 
 def dropped(key: VictimKey) -> bool:

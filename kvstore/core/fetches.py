@@ -11,10 +11,12 @@ Invariants (`validate`): `_by_piece` names exactly the pieces that are QUEUED or
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from contracts.kv import KvShape
 from kvstore.core.events import Fault, LoadKind, SourceKind
+from kvstore.core.eviction import under
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import CancelFetch, Counted, Fetch, FetchPiece, Instruction
 from kvstore.core.ledger import Ledger
@@ -186,7 +188,7 @@ class Fetches:
                     # What is behind it is prefetch too: everything else ranks before.
                     self.resume_at = now + wait_s
                     break
-                below = None if fetch.load_kind is LoadKind.DEMAND else Rank.ADVISED
+                below = None if fetch.load_kind is LoadKind.DEMAND else under(Rank.ADVISED, fetch.rank[1] if paced else math.inf)
                 offsets = self._room.reserve([(chunk, layer) for chunk, layer, _, _ in fetch.pieces], now, below=below)
                 if offsets is None and fetch.load_kind is LoadKind.DEMAND:
                     self.make_way(fetch.shape.piece_bytes * len(fetch.pieces))

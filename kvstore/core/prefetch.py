@@ -1,8 +1,9 @@
 """In which order pieces are brought, and how many neighbouring layers one read takes.
 
-Demand first, by priority, then lowest layers across all waiting loads. Then reads for peers. Prefetch last: layer 0 of
-all advised sessions, then layer 1, ...; then expected arrival, then priority (DESIGN section 6; SYMPHONY 3.5). So when
-the request comes early, what is there is what its first layers need.
+Demand first, then reads for peers, prefetch last: each by priority, then lowest layers across all that wait. Of prefetches of one
+priority so layer 0 of all advised sessions, then layer 1, ...; then expected arrival (DESIGN section 6; SYMPHONY 3.5). When a request
+comes early, what is there is what its first layers need; and what is urgent (3.6), or more likely to come (a doubtful caller's hints
+have a lower priority), is there first. By arrival before priority, urgency would decide only between hints of the same instant.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: in
     first. position: of the chunk in its load.
     """
     if kind in (LoadKind.PREFETCH, LoadKind.ADVISED):
-        return (LoadKind.PREFETCH, layer, arrival, priority, order, position)
+        return (LoadKind.PREFETCH, priority, layer, arrival, order, position)
     return (kind, priority, layer, 0.0, order, position)
 
 

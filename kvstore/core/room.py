@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import cast
 
 from kvstore.core.emptying import Emptying
-from kvstore.core.eviction import VictimKey, Victims, kind_of, protected
+from kvstore.core.eviction import Below, VictimKey, Victims, kind_of, protected
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Instruction
 from kvstore.core.ledger import Ledger, Slab, SlotKind
-from kvstore.core.sessions import Rank, Sessions
+from kvstore.core.sessions import Sessions
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
 from kvstore.core.vacating import Vacating
@@ -44,8 +44,8 @@ class Room:
         self._victims = Victims(index, sessions, layer_priority=layer_priority)
         self._futile: dict[tuple[object, ...], int] = {}  #: what found no room -> the ledger's `changes` then
 
-    def reserve(self, pieces: Sequence[tuple[Chunk, int]], now: float, *, below: Rank | None) -> list[int] | None:
-        """A reserved slot for each (chunk, layer), all of one model, or None. `below`: evict only classes below it; None: any."""
+    def reserve(self, pieces: Sequence[tuple[Chunk, int]], now: float, *, below: Below | None) -> list[int] | None:
+        """A reserved slot for each (chunk, layer), all of one model, or None. `below`: evict only what stands below it; None: any."""
         kinds = [kind_of(chunk, layer) for chunk, layer in pieces]
         chunks = [chunk for chunk, _ in pieces]
         good, fewest = self._ledger.slab_granules(kinds[0].size)
@@ -70,7 +70,7 @@ class Room:
         if self._victims.refresh(now):
             self._futile.clear()
 
-    def _evict_ahead(self, needs: Counter[SlotKind], granules: int, now: float, below: Rank | None) -> bool:
+    def _evict_ahead(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None) -> bool:
         """As `_evict`, for more than is needed where that can be had: what comes next wants as much, and choosing is dear."""
         size = sum(kind.size * count for kind, count in needs.items())
         ahead = min(self._ledger.arena_bytes // _HEADROOM, _HEADROOM_BYTES) // size
@@ -78,7 +78,7 @@ class Room:
             return True
         return self._evict(needs, granules, now, below)
 
-    def _evict(self, needs: Counter[SlotKind], granules: int, now: float, below: Rank | None) -> bool:
+    def _evict(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None) -> bool:
         """Free what makes `begin` succeed; false, and nothing changed, when nothing does."""
         question = (frozenset(needs.items()), granules, below)
         self.refresh(now)
@@ -111,7 +111,7 @@ class Room:
         chunk = cast(Chunk, slab.holders[(offset - slab.base) // slab.kind.size])
         return chunk, chunk.offsets.index(offset)
 
-    def _next(self, plan: Vacating, emptying: Emptying, below: Rank | None) -> _Step | None:
+    def _next(self, plan: Vacating, emptying: Emptying, below: Below | None) -> _Step | None:
         """What is freed next: the victim or the slabs whose most precious piece goes first."""
         found: tuple[VictimKey, SlotKind, int] | None = None
         for kind in plan.lacking():

@@ -44,11 +44,12 @@ def test_demand_comes_before_peers_before_prefetch():
     assert rank(LoadKind.ADVISED, **common) == ranks[2]
 
 
-def test_prefetch_takes_layer_0_of_every_session_before_layer_1_of_any_then_arrival_then_priority():
+def test_prefetch_takes_what_is_urgent_then_layer_0_of_every_session_before_layer_1_of_any_then_the_earliest():
     wants = [
         rank(LoadKind.ADVISED, layer=layer, priority=priority, arrival=arrival, order=order, position=0)
+        for priority in (-5, 0, 100)
         for layer in (0, 1)
-        for arrival, priority, order in ((1.0, 0, 3), (2.0, -5, 2), (2.0, 5, 1))
+        for arrival, order in ((1.0, 3), (2.0, 2), (2.0, 7))
     ]
     wants.reverse()
     assert sorted(wants) == wants[::-1]

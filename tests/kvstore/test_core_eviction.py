@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.eviction import Victims, kind_of, protected
+from kvstore.core.eviction import Victims, kind_of, protected, under
 from kvstore.core.index import Chunk, Index
 from kvstore.core.sessions import Advice, Rank, Sessions, Standing
 from kvstore.core.state import CopyState, PieceState
@@ -58,7 +58,7 @@ class World:
             if not firsts:
                 break
             (key, chunk, layer), kind = min(firsts, key=lambda f: f[0][0])
-            if protected(key, below):
+            if protected(key, under(below) if below is not None else None):
                 break
             found.append(f"{chunk.key.decode().strip()}/{layer}")
             self.victims.skip(kind)
@@ -99,6 +99,16 @@ def test_the_class_comes_before_everything_else(world):
     assert world.order() == ["e0/1", "i0/1", "e0/0", "i0/0", "u0/1", "u0/0", "a0/1", "a0/0"]
     assert world.order(below=Rank.ADVISED) == ["e0/1", "i0/1", "e0/0", "i0/0", "u0/1", "u0/0"]
     assert world.order(below=Rank.UNADVISED) == ["e0/1", "i0/1", "e0/0", "i0/0"]
+
+
+def test_an_urgent_hint_displaces_less_urgent_ones_and_nobody_as_urgent(world):
+    for name, priority in (("low", 5), ("mid", 0), ("top", -5)):
+        world.session(name, 1)
+        world.advise(name, priority)
+    assert protected((1, Rank.ADVISED, 0, 0.0, 0.0, 0.0), under(Rank.ADVISED, 0))
+    assert not protected((1, Rank.ADVISED, -5, 0.0, 0.0, 0.0), under(Rank.ADVISED, 0))
+    assert not protected((1, Rank.UNADVISED, 9, 0.0, 0.0, 0.0), under(Rank.ADVISED, 5))
+    assert world.order() == ["low0/1", "low0/0", "mid0/1", "mid0/0", "top0/1", "top0/0"]
 
 
 def test_an_advisory_that_expires_lowers_its_session_without_any_other_event(world):

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from contracts.errors import IllegalTransition
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.eviction import kind_of
+from kvstore.core.eviction import kind_of, under
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Instruction
 from kvstore.core.ledger import GRANULE_BYTES, Ledger, SlotKind, slot_bytes, suitable_granule
@@ -152,7 +152,7 @@ class Desk:
             todo = [layer for layer in layers or range(chunk.shape.layers) if chunk.state(layer) is PieceState.ABSENT]
             if not todo:
                 continue
-            offsets = self.room.reserve([(chunk, layer) for layer in todo], self.now, below=below)
+            offsets = self.room.reserve([(chunk, layer) for layer in todo], self.now, below=under(below) if below is not None else None)
             if offsets is None:
                 return False
             for layer, offset in zip(todo, offsets, strict=True):

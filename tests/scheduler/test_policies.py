@@ -14,8 +14,9 @@ from contracts.errors import NotFound
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from scheduler.core import snapshot, terms
+from scheduler.core.advisories import Hint
 from scheduler.core.columns import CLASSES
-from scheduler.core.control import Control
+from scheduler.core.control import Ask, Control
 from scheduler.core.directory import Held
 from scheduler.core.fleet import Load, Model, Rates
 from scheduler.core.placement import place
@@ -109,6 +110,30 @@ def test_pins_avoided_and_suspect_nodes_are_honoured(view: Snapshot, turn: Turn,
         if wanted:
             assert chosen in wanted
             break
+
+
+# ---- priorities (SYMPHONY, section 3.6)
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=8), st.integers(1, 40), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_urgent_sessions_are_spread_evenly_whatever_less_urgent_work_is_where(low: list[int], urgent: int, hinted: bool) -> None:
+    h = House(len(low))
+    h.fleet.request_s = 1.0
+    for i, requests in enumerate(low):
+        h.fleet.loaded(f"node-{i}", Load(by_priority={5: 0.01 * requests}), [], [], 0.0)
+        for n in range(requests):
+            h.advise(Hint(SessionKey("t", f"low-{i}-{n}"), f"low-{i}-{n}", "m", None, 60.0, 5, f"node-{i}"), 0.0)
+    counts = [0] * len(low)
+    for n in range(urgent):
+        session = SessionKey("t", f"u{n}")
+        if hinted:
+            h.advise(Hint(session, f"u{n}", "m", None, 60.0, -1), 0.0)
+        pending = h.advisories.get(session)
+        node = pending.node if pending is not None else h.place(Ask(f"u{n}", session, "m", -1), 0.0).node
+        counts[int(node.removeprefix("node-"))] += 1
+    # A tenth of at most 30 less urgent requests is felt: three urgent ones' worth, and their share of what hints promise.
+    assert max(counts) - min(counts) <= 1 + 0.1 * (max(low) - min(low)) * 1.01 / 0.9 + 1e-9
 
 
 # ---- without a hint

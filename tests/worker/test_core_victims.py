@@ -175,13 +175,13 @@ def test_hinted_pages_are_used_or_wasted_once() -> None:
     assert (cache.hints_used, cache.hints_wasted, cache.hits) == (4, 4, 8)
 
 
-def test_the_lowest_layers_of_all_sessions_come_first_then_the_soonest_then_the_most_urgent() -> None:
-    offers = [Offer(A, [], 0, 5.0, 9.0), Offer(B, [], 1, 3.0, 9.0), Offer(C, [], 0, 3.0, 9.0)]
+def test_what_is_urgent_comes_first_then_the_lowest_layers_of_all_sessions_then_the_soonest() -> None:
+    offers = [Offer(A, [], 0, 5.0, 9.0), Offer(B, [], -1, 7.0, 9.0), Offer(C, [], 0, 3.0, 9.0)]
     order = []
     while (offer := next_offer(o for o in offers if o.band < BANDS)) is not None:
         order.append((offer.band, offer.session))
         offer.band += 1
-    assert order == [(band, session) for band in range(BANDS) for session in (C, B, A)]
+    assert order == [(band, B) for band in range(BANDS)] + [(band, session) for band in range(BANDS) for session in (C, A)]
     for layers in (1, 3, 4, 7, 32):
         assert [x for band in range(min(BANDS, layers)) for x in band_layers(band, layers)] == list(range(layers))
     assert list(band_layers(0, 7, 1)) == list(range(7))

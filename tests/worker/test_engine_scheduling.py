@@ -82,6 +82,20 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent_youngest_which_th
     assert e.engine.scheduling.recomputed_tokens[Event.PREEMPTED] < CHUNK
 
 
+@pytest.mark.parametrize(("pages", "batch", "preempts"), [(300, 8, False), (60, 8, True), (300, 3, True)])
+def test_less_urgent_requests_are_paused_only_where_pages_or_places_are_short(pages: int, batch: int, preempts: bool) -> None:
+    e = VirtualEngine(pages=pages, max_batch=batch)
+    low = [e.submit(prompt(n, 22), 20, session=f"low{n}", priority=5) for n in range(3)]
+    e.go(until=lambda: all(len(e.answers[n].tokens) > 2 for n in low[:2]))
+    urgent = [e.submit(prompt(9 + n, 30), 6, session=f"urgent{n}", priority=-1) for n in range(2)]
+    e.go(until=lambda: all(e.answers[n].end is not None for n in urgent))
+    assert (e.engine.scheduling.preemptions > 0) is preempts
+    assert all(e.answers[n].end is None for n in low), "they are still at it, or wait"
+    waits_s = max(e.answers[n].times_s[0] for n in urgent) - e.answers[low[0]].times_s[2]
+    assert waits_s < 0.4, "nobody urgent waits for the 20 tokens of somebody who is not"
+    e.finish()
+
+
 def test_equally_urgent_requests_wait_for_each_other() -> None:
     e = VirtualEngine(pages=60)
     names = [e.submit(prompt(n, 34), 4, session=f"s{n}") for n in range(5)]

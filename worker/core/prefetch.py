@@ -1,6 +1,6 @@
 """In which order advised sessions' pieces are taken into HBM: a band of lowest layers of all, then the next band, ...
 
-Within a band by expected arrival, then priority (DESIGN section 6; SYMPHONY, section 3.4).
+More urgent sessions first (SYMPHONY, section 3.6); those of one priority within a band by expected arrival (DESIGN section 6; 3.4).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Offer:
 
 def next_offer(offers: Iterable[Offer]) -> Offer | None:
     """The offer whose next band goes first."""
-    return min(offers, key=lambda o: (o.band, o.arrival_s, o.priority), default=None)
+    return min(offers, key=lambda o: (o.priority, o.band, o.arrival_s), default=None)
 
 
 def band_layers(band: int, layers: int, bands: int = BANDS) -> range:
