@@ -39,9 +39,9 @@ class Reports:
         if queue is not None:
             queue.put_nowait(command)
 
-    def carry_out(self, commands: Iterable[Command]) -> None:
-        """Tell the stores what the core wants."""
-        now = self._clock.now()
+    def carry_out(self, commands: Iterable[Command], now: float | None = None) -> None:
+        """Tell the stores what the core wants. now: when it was decided, so that times in one list stay apart."""
+        now = self._clock.now() if now is None else now
         for c in commands:
             if isinstance(c, Prefetch):
                 prefetch = scheduler_pb2.PrefetchCommand(advisory=hint_to_wire(c.hint, now), source_nodes=c.sources)

@@ -105,7 +105,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         now = self.clock.now()
         hints = [hint_from_wire(advisory, i, now) for i, advisory in enumerate(request.advisories)]
         for hint in in_order(hints, now):
-            self.reports.carry_out(self.control.advise(hint, now))
+            self.reports.carry_out(self.control.advise(hint, now), now)
         pending = [self.control.advisories.get(hint.session) for hint in hints]
         nodes = [p.node if p is not None and p.hint.advisory_id == h.advisory_id else "" for p, h in zip(pending, hints, strict=True)]
         return scheduler_pb2.AdviseReply(nodes=nodes)
