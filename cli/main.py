@@ -293,6 +293,16 @@ def bench(context: typer.Context) -> Any:
     return program(context.args, prog_name="upbeat bench", standalone_mode=False)
 
 
+@commands.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def simulate(context: typer.Context) -> Any:
+    """Simulate a fleet under several policies in virtual time, side by side; see `upbeat simulate --help`."""
+    from loadtest.simulate.cli import run
+
+    program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    program.command()(run)
+    return program(context.args, prog_name="upbeat simulate", standalone_mode=False)
+
+
 def _answer(data: Any, as_json: bool, text: str) -> None:
     if as_json:
         _print_json(data)

@@ -51,7 +51,7 @@ def longest_tokens(sessions: Iterable[Session], scale: float, max_answer_tokens:
     longest = 0.0
     for session in sessions:
         tokens = 0.0
-        for words, answer in _lengths(session.turns, scale, max_answer_tokens):
+        for words, answer in turn_lengths(session.turns, scale, max_answer_tokens):
             tokens += words * _TOKENS_PER_WORD + answer + TEMPLATE_TOKENS
         longest = max(longest, tokens)
     return math.ceil(longest)
@@ -85,7 +85,7 @@ def plan(
     planned = []
     for session, typed in zip(sessions, drawn, strict=True):
         turns = []
-        lengths = _lengths(session.turns, length_scale, max_answer_tokens)
+        lengths = turn_lengths(session.turns, length_scale, max_answer_tokens)
         for number, (turn, typing_s, (words, answer)) in enumerate(zip(session.turns, typed, lengths, strict=True)):
             turns.append(
                 PlannedTurn(
@@ -107,7 +107,7 @@ def _new_tokens(turns: Sequence[TraceRequest], number: int) -> tuple[int, int]:
     return before, max(before, turns[number].input_tokens)
 
 
-def _lengths(turns: Sequence[TraceRequest], scale: float, max_answer_tokens: int | None) -> list[tuple[int, int]]:
+def turn_lengths(turns: Sequence[TraceRequest], scale: float, max_answer_tokens: int | None) -> list[tuple[int, int]]:
     """(words of new text, tokens of the answer) of every turn."""
     lengths = []
     for number, turn in enumerate(turns):

@@ -16,13 +16,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-from worker.core.sequence import Sequence
+from typing import Protocol, TypeVar
 
 #: The share of a step that is kept for prefills while some wait: 1 / this.
 _PREFILL_SHARE = 4
 #: What prefills may add to a step at least, however slow they are: they go on.
 LEAST_MIXED_TOKENS = 32
+
+
+class HasPriority(Protocol):
+    """A request, as far as its turn depends on it."""
+
+    @property
+    def priority(self) -> int: ...
+
+
+class Computes(Protocol):
+    """What is asked of a sequence (`worker.core.sequence.Sequence`; the simulator has its own)."""
+
+    @property
+    def request(self) -> HasPriority: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def arrival(self) -> int: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def last_chosen(self) -> int: ...
+
+
+S = TypeVar("S", bound=Computes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +65,10 @@ def mixed_tokens(step_s: float, decodes: int, decode_token_s: float, prefill_tok
     return max(LEAST_MIXED_TOKENS, int((step_s - decodes * decode_token_s) / prefill_token_s))
 
 
-def choose(running: Iterable[Sequence], budget: Budget) -> list[tuple[Sequence, int]]:
+def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
     """(sequence, tokens) of one step, each at least one token; empty only when nobody runs."""
-    decodes: list[Sequence] = []
-    prefills: list[Sequence] = []
+    decodes: list[S] = []
+    prefills: list[S] = []
     for s in running:
         (decodes if s.pending == 1 else prefills).append(s)
     decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))

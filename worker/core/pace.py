@@ -6,14 +6,32 @@ scheduler reckon with these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
+from typing import Protocol
 
-from worker.core.sequence import Sequence
+from worker.core.batching import HasPriority
 
 _WEIGHT = 0.1
 #: Steps with fewer prefill tokens than this say little about prefill.
 _ENOUGH_TOKENS = 32
+
+
+class Work(Protocol):
+    """What is reckoned of a sequence (`worker.core.sequence.Sequence`; the simulator has its own)."""
+
+    @property
+    def request(self) -> HasPriority: ...
+    @property
+    def tokens(self) -> Sized: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def generated(self) -> int: ...
+    @property
+    def computed(self) -> int: ...
+    @property
+    def found(self) -> int | None: ...
 
 
 @dataclass(slots=True)
@@ -43,7 +61,7 @@ class Pace:
         self.request_s += weight * (work_s - self.request_s)
         self.output_tokens += weight * (generated - self.output_tokens)
 
-    def outstanding_s(self, sequences: Iterable[Sequence], chunk_tokens: int) -> dict[int, float]:
+    def outstanding_s(self, sequences: Iterable[Work], chunk_tokens: int) -> dict[int, float]:
         """The work that is left in these sequences, by priority. A client's limit is no plan: outputs are expected to be typical."""
         total: dict[int, float] = {}
         for s in sequences:
@@ -52,7 +70,7 @@ class Pace:
             total[s.request.priority] = total.get(s.request.priority, 0.0) + left_s
         return total
 
-    def prefill_s(self, s: Sequence, chunk_tokens: int) -> float:
+    def prefill_s(self, s: Work, chunk_tokens: int) -> float:
         """What is left to compute of its prompt, reckoned with what is known to be loaded."""
         tokens = len(s.tokens) - max(s.computed, (s.found or 0) * chunk_tokens)
         return max(tokens - 1, 0) * self.prefill_token_s

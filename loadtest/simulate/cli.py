@@ -1,0 +1,156 @@
+"""`upbeat simulate`: a fleet in virtual time under one policy or several, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contracts.errors import ConfigError
+from contracts.ids import DEFAULT_TENANT
+from loadtest.report import provenance, write_json
+from loadtest.simulate.fleet import VARIANTS, Variant
+from loadtest.simulate.presets import PRESETS, node_kind
+from loadtest.simulate.scenario import Run, scripts, simulate, trace_sessions
+from loadtest.simulate.users import Habits
+from loadtest.traces import TraceError
+
+#: The table's rows: title, path into the figures, factor and digits.
+_ROWS: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
+    ("requests", ("requests",), 1, 0),
+    ("requests/s", ("requests_per_s",), 1, 2),
+    ("TTFT: mean (s)", ("ttft_s", "mean"), 1, 3),
+    ("TTFT: p50 (s)", ("ttft_s", "p50"), 1, 3),
+    ("TTFT: p99 (s)", ("ttft_s", "p99"), 1, 3),
+    ("TTFT, returning turns: mean (s)", ("ttft_returning_turns_s", "mean"), 1, 3),
+    ("TPOT: mean (ms)", ("tpot_s", "mean"), 1000, 1),
+    ("TPOT: p99 (ms)", ("tpot_s", "p99"), 1000, 1),
+    ("normalised latency: mean (ms)", ("normalised_s", "mean"), 1000, 1),
+    ("normalised latency: p99 (ms)", ("normalised_s", "p99"), 1000, 1),
+    ("end to end: mean (s)", ("end_to_end_s", "mean"), 1, 2),
+    ("cached share of returning history (%)", ("cached_share_returning",), 100, 1),
+    ("peak to median load, over time", ("peak_to_median", "over_time"), 1, 2),
+    ("peak to median load, worst moment", ("peak_to_median", "max"), 1, 2),
+    ("devices busy (%)", ("busy_share",), 100, 1),
+    ("hints sent", ("hints", "sent"), 1, 0),
+    ("hints moved", ("hints", "moved"), 1, 0),
+    ("events", ("events",), 1, 0),
+    ("real time (s)", ("real_s",), 1, 1),
+)
+
+
+def run(
+    nodes: Annotated[int, typer.Option(help="nodes of the fleet", min=1, max=4096)] = 8,
+    preset: Annotated[str, typer.Option(help=f"what a node is: {', '.join(PRESETS)}, or the file of a profile")] = "a100-llama-3.1-8b",
+    policy: Annotated[str, typer.Option(help=f"one or several with commas: {', '.join(VARIANTS)}")] = "balanced,sticky,recompute",
+    trace: Annotated[Path | None, typer.Option(help="trace of conversations, as for `upbeat bench`; generated ones by default")] = None,
+    users: Annotated[
+        int, typer.Option(help="people at a time, each with one conversation after the other; 0: at the trace's times", min=0)
+    ] = 64,
+    minutes: Annotated[float, typer.Option(help="of virtual time, with --users", min=0.1)] = 10.0,
+    time_scale: Annotated[float, typer.Option(help="the trace's times are multiplied by this", min=0.0001)] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="the trace's lengths are multiplied by this", min=0.0001, max=1.0)] = 1.0,
+    sessions: Annotated[int, typer.Option(help="generated conversations", min=1)] = 2000,
+    urgent: Annotated[float, typer.Option(help="share of conversations of priority -1", min=0.0, max=1.0)] = 0.0,
+    missed: Annotated[float, typer.Option(help="share of requests without a hint", min=0.0, max=1.0)] = 0.0,
+    spurious: Annotated[float, typer.Option(help="hints for nothing, a request", min=0.0)] = 0.0,
+    late: Annotated[float, typer.Option(help="share of hints that come 10 s after typing began", min=0.0, max=1.0)] = 0.0,
+    early: Annotated[float, typer.Option(help="share of hints that come 30 s before typing begins", min=0.0, max=1.0)] = 0.0,
+    dram_gib: Annotated[float | None, typer.Option(help="DRAM of a node for KV, GiB")] = None,
+    hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
+    seed: Annotated[int, typer.Option(help="equal seeds give equal runs")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    out: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
+) -> None:
+    """Simulate a fleet of devices nobody has here: the scheduler's own core, in virtual time, under one policy or several."""
+    console = Console(stderr=as_json)
+    try:
+        kind = node_kind(preset)
+        kind = replace(
+            kind,
+            hbm_bytes=kind.hbm_bytes if hbm_gib is None else hbm_gib * (1 << 30),
+            dram_bytes=kind.dram_bytes if dram_gib is None else dram_gib * (1 << 30),
+        )
+        variants = parse_variants(policy)
+        fits = int(min(kind.max_tokens, kind.hbm_bytes // kind.shape.token_bytes))
+        said = scripts(
+            trace_sessions(trace, sessions=sessions, seed=seed),
+            seed=seed,
+            time_scale=time_scale,
+            length_scale=length_scale,
+            max_tokens=fits,
+            urgent=urgent,
+        )
+        habits = {DEFAULT_TENANT: Habits(missed=missed, spurious=spurious, late=late, early=early)}
+        limit_s = minutes * 60 if users else float("inf")
+        base = Run(kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits)
+        found: dict[str, dict[str, Any]] = {}
+        for variant in variants:
+            with console.status(f"{variant.name} ..."):
+                found[variant.name] = simulate(replace(base, variant=variant), said).figures
+    except (TraceError, ConfigError, OSError, ValueError) as e:
+        Console(stderr=True).print(f"[red]upbeat simulate:[/red] {e}", soft_wrap=True)
+        raise typer.Exit(1) from e
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    document = provenance() | {
+        "settings": {
+            "nodes": nodes,
+            "preset": kind.name,
+            "load": "generated" if trace is None else trace.name,
+            "users": users,
+            "minutes": minutes if users else None,
+            "time_scale": time_scale,
+            "length_scale": length_scale,
+            "conversations": len(said),
+            "urgent": urgent,
+            "hints": {"missed": missed, "spurious": spurious, "late": late, "early": early},
+            "seed": seed,
+        },
+        "policies": found,
+    }
+    if out is not None:
+        write_json(out, document)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        console.print(
+            table(found, f"{nodes} nodes of {kind.name}, " + (f"{users} users" if users else "at the trace's times") + f", seed {seed}")
+        )
+
+
+def parse_variants(text: str) -> list[Variant]:
+    """From a comma-separated list. Raises ValueError naming the unknown one and those that exist."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in VARIANTS:
+            raise ValueError(f"unknown policy {name!r}; there are {', '.join(VARIANTS)}")
+    if not names:
+        raise ValueError(f"no policy given; there are {', '.join(VARIANTS)}")
+    return [VARIANTS[name] for name in dict.fromkeys(names)]
+
+
+def table(found: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+    """A column a policy, a row a figure."""
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("figure")
+    for name in found:
+        shown.add_column(name, justify="right")
+    for row, path, factor, digits in _ROWS:
+        values = [_at(figures, path) for figures in found.values()]
+        if any(v is not None for v in values):
+            shown.add_row(row, *("-" if v is None else f"{v * factor:.{digits}f}" for v in values))
+    return shown
+
+
+def _at(figures: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
+    value: Any = figures
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)

@@ -1,0 +1,175 @@
+"""A node's device: continuous batching with chunked prefill, step by step, and stretches of steps that only decode in one go.
+
+Who computes how much in a step is decided by the worker's own core (`worker.core.batching`), what is outstanding by `worker.core.pace`. A
+stretch of decode steps costs a quadratic of its length, as every step reads a token more of each sequence; what arrives meanwhile cuts the
+stretch at the end of the step under way.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadtest.simulate.costs import NodeKind
+from loadtest.simulate.events import Events
+from loadtest.simulate.sequences import Running, Steps
+from worker.core.batching import Budget, choose, mixed_tokens
+from worker.core.pace import Pace
+
+#: Steps in one go at most.
+_STRETCH = 256
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Steps that only decode: how many are planned, what the first takes, and by how much each takes longer than the one before."""
+
+    start_s: float
+    count: int
+    first_s: float
+    growth_s: float
+
+    def seconds(self, count: int) -> float:
+        return count * self.first_s + self.growth_s * count * (count - 1) / 2
+
+    def over(self, seconds: float) -> int:
+        """How many of the planned steps are over after so long."""
+        a, b = self.growth_s / 2, self.first_s - self.growth_s / 2
+        found = (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a) if a > 1e-15 else seconds / b
+        return min(int(found + 1e-9), self.count)
+
+
+class Engine:
+    """See the module. `ready` ones join the next step; `ended` is told when an answer is complete, `spoke` at its first token."""
+
+    def __init__(self, events: Events, kind: NodeKind, spoke: Callable[[Running], None], ended: Callable[[Running], None]) -> None:
+        self._events, self._kind, self._spoke, self._ended = events, kind, spoke, ended
+        self.steps, self.pace = Steps(), Pace()
+        self.prefilling: list[Running] = []
+        #: Those that decode, by the step that is their last.
+        self.decoding: list[tuple[int, int, Running]] = []
+        self._context_tokens = 0.0
+        self._stretch: _Stretch | None = None
+        self._mixed: list[tuple[Running, int]] | None = None
+        self._version = self._chosen = 0
+        self.busy_s = 0.0
+        self._seed_pace()
+
+    def _seed_pace(self) -> None:
+        costs, pace = self._kind.costs, self.pace
+        pace.prefill_token_s = costs.prefill_s(512, 0) / 512
+        pace.decode_token_s = costs.decode(1, 1024)[0]
+        pace.request_s = costs.prefill_s(256, 0) + 128 * pace.decode_token_s
+        pace.output_tokens = 128.0
+
+    def join(self, sequence: Running) -> None:
+        """Its cache is in reach: it computes from the next step on."""
+        self.prefilling.append(sequence)
+        if self._stretch is not None:
+            self._cut()
+        elif self._mixed is None:
+            self._begin()
+
+    def catch_up(self) -> None:
+        """Count the steps of a stretch that are over by now."""
+        stretch = self._stretch
+        if stretch is None:
+            return
+        over = stretch.over(self._events.now - stretch.start_s)
+        if over:
+            seconds = stretch.seconds(over)
+            self._made(over, seconds)
+            stretch.start_s += seconds
+            stretch.first_s += stretch.growth_s * over
+            stretch.count -= over
+
+    def _cut(self) -> None:
+        self.catch_up()
+        stretch = self._stretch
+        assert stretch is not None
+        if stretch.count > 1:
+            stretch.count = 1
+            self._schedule(stretch.start_s + stretch.first_s)
+
+    def _schedule(self, time_s: float) -> None:
+        self._version += 1
+        version = self._version
+        self._events.at(time_s, lambda: self._over(version))
+
+    def _made(self, count: int, seconds: float) -> None:
+        batch = len(self.decoding)
+        self.steps.made += count
+        self._context_tokens += count * batch
+        self.busy_s += seconds
+        # A running mean over `count` equal steps, as the worker would make it one by one.
+        if self._mixed is None:
+            for _ in range(min(count, 32)):
+                self.pace.stepped(seconds / count, 0, batch)
+
+    def _over(self, version: int) -> None:
+        if version != self._version:
+            return
+        if self._stretch is not None:
+            if self._stretch.count:
+                self._made(self._stretch.count, self._stretch.seconds(self._stretch.count))
+            self._stretch = None
+        else:
+            self._mixed_over()
+        self._finish()
+        if self._stretch is None and self._mixed is None:
+            self._begin()
+
+    def _mixed_over(self) -> None:
+        chosen, self._mixed = self._mixed, None
+        assert chosen is not None
+        self.steps.made += 1
+        self._context_tokens += len(self.decoding)
+        for sequence, count in chosen:
+            sequence.prefilled += count
+            if sequence.prefilled >= sequence.request.prompt_tokens:
+                self.prefilling.remove(sequence)
+                sequence.decoding_from = self.steps.made
+                self._context_tokens += sequence.context_tokens
+                last = self.steps.made + sequence.request.answer_tokens - 1
+                heapq.heappush(self.decoding, (last, sequence.arrival, sequence))
+                self._spoke(sequence)
+
+    def _finish(self) -> None:
+        while self.decoding and self.decoding[0][0] <= self.steps.made:
+            _, _, sequence = heapq.heappop(self.decoding)
+            self._context_tokens -= sequence.context_tokens
+            self.pace.ended(sequence.request.prompt_tokens - sequence.request.cached_tokens, sequence.generated)
+            self._ended(sequence)
+
+    def _begin(self) -> None:
+        if self.prefilling:
+            self._begin_mixed()
+        elif self.decoding:
+            count = min(self.decoding[0][0] - self.steps.made, _STRETCH)
+            batch = len(self.decoding)
+            first_s, slope_s = self._kind.costs.decode(batch, self._context_tokens)
+            self._stretch = _Stretch(self._events.now, count, first_s, slope_s * batch)
+            self._schedule(self._events.now + self._stretch.seconds(count))
+
+    def _begin_mixed(self) -> None:
+        kind, batch, pace = self._kind, len(self.decoding), self.pace
+        mixed = mixed_tokens(kind.mixed_step_s, batch, pace.decode_token_s, pace.prefill_token_s)
+        # One stands for all that decode: each has its token in every step.
+        step_tokens = max(kind.step_tokens - max(batch - 1, 0), 16)
+        budget = Budget(step_tokens, step_tokens if mixed is None else mixed, pace.prefill_token_s)
+        one = [min((s for _, _, s in self.decoding), key=lambda s: s.request.priority)] if batch else []
+        chosen = [(s, count) for s, count in choose([*self.prefilling, *one], budget) if s.decoding_from < 0]
+        if not chosen:
+            chosen = [(self.prefilling[0], min(self.prefilling[0].pending, 16))]
+        self._mixed = chosen
+        seconds = kind.costs.mixed_s(batch, self._context_tokens, [(count, s.prefilled) for s, count in chosen])
+        pace.stepped(seconds, sum(count for _, count in chosen), batch)
+        self.busy_s += seconds
+        self._schedule(self._events.now + seconds)
+
+    def validate(self) -> None:
+        """Raise AssertionError when its sums are not those of its sequences."""
+        context = sum(s.context_tokens for _, _, s in self.decoding)
+        assert abs(context - self._context_tokens) < 1e-3 * max(context, 1), (context, self._context_tokens)

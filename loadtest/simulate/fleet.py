@@ -1,0 +1,128 @@
+"""The fleet: the scheduler's own core (`scheduler.core.control.Control`), nodes that report to it, and its commands carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contracts.ids import SessionKey
+from loadtest.simulate.costs import NodeKind
+from loadtest.simulate.events import Events
+from loadtest.simulate.node import Node
+from loadtest.simulate.sequences import Request
+from scheduler.core.advisories import Hint
+from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
+from scheduler.core.fleet import Model, Rates
+from scheduler.core.policies import POLICIES
+
+#: As `worker.reporter` and `scheduler.server` do it.
+REPORT_EVERY_S, TICK_EVERY_S = 0.1, 0.5
+#: Everything is validated after so many decisions.
+_VALIDATE_EVERY = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is compared: a placement policy of the scheduler, whether nodes keep KV, whether clients send hints."""
+
+    name: str
+    placement: str
+    cache: bool = True
+    hints: bool = False
+
+
+VARIANTS: dict[str, Variant] = {
+    v.name: v
+    for v in (
+        Variant("balanced", "balanced", hints=True),
+        Variant("balanced-no-hints", "balanced"),
+        Variant("sticky", "sticky"),
+        Variant("recompute", "balanced", cache=False),
+        Variant("cache-aware", "cache-aware"),
+        Variant("random", "random"),
+        Variant("round-robin", "round-robin"),
+    )
+}
+
+
+class Fleet:
+    """See the module. Requests and hints go in at virtual now; `Request.done` is called at a request's end."""
+
+    def __init__(self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None) -> None:
+        self._events, self.kind, self.variant = events, kind, variant
+        base = settings or Settings()
+        self.control = Control(
+            Settings(POLICIES[variant.placement], served_model=kind.model, hints_per_s=base.hints_per_s, hint_burst=base.hint_burst)
+        )
+        self.nodes: dict[str, Node] = {}
+        self.loads: list[list[float]] = []  #: by sample: requests on each node, a mean over the time since the last
+        #: Tokens of each session that the slowest tier has: all of its last complete turn.
+        self.tokens: dict[SessionKey, int] = {}
+        self.hints = 0
+        model = Model(kind.model, kind.shape, kind.max_tokens, 0)
+        rates = Rates(kind.link_bytes_per_s, kind.ssd_bytes_per_s, kind.blob_bytes_per_s)
+        for number in range(nodes):
+            name = f"node-{number}"
+            self.nodes[name] = Node(name, kind, events, self.nodes, cache=variant.cache, ended=self._ended)
+            self.control.fleet.worker_joined(name, f"{name}:1", (model,), events.now, rates)
+            self.control.fleet.store_joined(name, f"{name}:2")
+            # Reports of real nodes are not in step.
+            events.at(events.now + REPORT_EVERY_S * number / nodes, self._reporting(self.nodes[name]))
+        self._tick()
+
+    def ask(self, request: Request) -> None:
+        """A turn is here."""
+        ask = Ask(request.request_id, request.session, self.kind.model, request.priority)
+        placement = self.control.place(ask, self._events.now)
+        request.node = placement.node
+        self.nodes[placement.node].submit(request, placement.sources)
+        if self.control.decisions % _VALIDATE_EVERY == 0:
+            self.validate()
+
+    def advise(self, hint: Hint) -> None:
+        """Somebody begins to type."""
+        self.hints += 1
+        self._carry_out(self.control.advise(hint, self._events.now))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            node = self.nodes[command.node]
+            if isinstance(command, Prefetch):
+                hint = command.hint
+                node.prefetch(hint.session, hint.priority, hint.expires_s, self.tokens.get(hint.session, 0), command.sources)
+            else:
+                node.withdraw(command.session)
+
+    def _ended(self, request: Request) -> None:
+        self.tokens[request.session] = request.prompt_tokens + request.answer_tokens
+        request.done(request)
+
+    def _reporting(self, node: Node) -> Callable[[], None]:
+        number = 0
+
+        def report() -> None:
+            nonlocal number
+            number += 1
+            now = self._events.now
+            load, here, ended = node.load()
+            self.control.fleet.loaded(node.name, load, here, ended, now, number)
+            for session, held in node.held():
+                self.control.directory.report(node.name, session, self.kind.model, self.tokens.get(session, held.tokens), now, held)
+            self._events.at(now + REPORT_EVERY_S, report)
+
+        return report
+
+    def _tick(self) -> None:
+        self._carry_out(self.control.tick(self._events.now))
+        self._events.at(self._events.now + TICK_EVERY_S, self._tick)
+
+    def sample(self, every_s: float) -> None:
+        """Note each node's load every so many seconds from now on."""
+        self.loads.append([node.mean_load(every_s) for node in self.nodes.values()])
+        self._events.at(self._events.now + every_s, lambda: self.sample(every_s))
+
+    def validate(self) -> None:
+        """Raise AssertionError when the scheduler's core or a node is not as it must be."""
+        self.control.validate()
+        for node in self.nodes.values():
+            node.validate()

@@ -1,0 +1,93 @@
+"""Nodes that the simulator knows by name, and where their figures come from.
+
+Devices: NVIDIA's data sheet of the A100 80GB SXM (312 TFLOPS dense bfloat16, 2,039 GB/s). What is reached of them is fitted to published
+measurements of Llama-2-7B and 13B in half precision on one A100-80G (InternLM/lmdeploy, docs/en/benchmark/a100_fp16.md, version 0.1.0a1):
+
+| measured there | published | fitted here |
+| --- | --- | --- |
+| 13B, prompt of 2,048 tokens, first token | 0.243 s | 0.254 s |
+| 7B, prompt of 2,048 tokens, first token | 0.139 s | 0.134 s |
+| 13B, decode, batch 1, short context | 17 ms | 16.8 ms |
+| 7B, decode, batch 1, short context | 9 to 10 ms | 9.7 ms |
+| 13B, decode, batch 16, about 2,100 tokens each | 33 ms | 32 ms |
+| 7B, decode, batch 32, about 2,100 tokens each | 31 ms | 30 ms |
+
+The tests hold the fit to these within 10 %. The machine around a device is SYMPHONY's (section 4, "Testbed Setup"): of a host with four
+devices, 256 GB DRAM, 4 TB SSD and a 100 Gbit/s link, each has a quarter. Rates of PCIe 4.0 x16 (25 GB/s reached), of an SSD (6 GB/s a
+host) and of the blob tier (the scheduler's default) are assumptions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contracts.kv import KvShape
+from contracts.profile import Profile
+from loadtest.simulate.costs import Device, Measured, ModelShape, NodeKind, Roofline
+from runtime import profiles
+
+A100 = Device("A100-80GB", flops=312e12, memory_bytes_per_s=2039e9, memory_bytes=80e9, mfu=0.70, mbu=0.87, overhead_s=0.002)
+LLAMA_2_7B = ModelShape("Llama-2-7B", 6.74e9, layers=32, heads=32, kv_heads=32, head_dim=128)
+LLAMA_31_8B = ModelShape("Llama-3.1-8B", 8.03e9, layers=32, heads=32, kv_heads=8, head_dim=128)
+LLAMA_2_13B = ModelShape("Llama-2-13B", 13.02e9, layers=40, heads=40, kv_heads=40, head_dim=128)
+#: Of a device's memory, what serving systems leave to weights and KV; activations and buffers take so much of it.
+_USABLE, _ACTIVATION_BYTES = 0.9, 4e9
+_GIB = float(1 << 30)
+
+
+def a100(model: ModelShape, max_tokens: int) -> NodeKind:
+    """One A100 of the paper's testbed."""
+    return NodeKind(
+        name=f"a100-{model.name.lower()}",
+        model=model.name,
+        shape=model.kv_shape(),
+        costs=Roofline(A100, model),
+        hbm_bytes=A100.memory_bytes * _USABLE - model.weight_bytes - _ACTIVATION_BYTES,
+        dram_bytes=60e9,
+        ssd_bytes=1e12,
+        dram_bytes_per_s=25e9,
+        ssd_bytes_per_s=1.5e9,
+        link_bytes_per_s=100e9 / 8 / 4,
+        blob_bytes_per_s=3e8,
+        max_batch=256,
+        max_tokens=max_tokens,
+    )
+
+
+def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
+    """A node of the machine that was measured."""
+    rates = {name: rate.bytes_per_s for name, rate in profile.loads.items()}
+    chunk_tokens = 64
+    # The profile has no geometry but the bytes of a token: one head that is as wide as they say.
+    width = profile.token_bytes // (profile.layers * 2 * 2)
+    shape = KvShape(bytes.fromhex(profile.subject.fingerprint), profile.layers, 1, width, chunk_tokens, "bfloat16")
+    return NodeKind(
+        name=f"measured-{profile.model}",
+        model=profile.model,
+        shape=shape,
+        costs=Measured(profile),
+        hbm_bytes=hbm_gib * _GIB,
+        dram_bytes=dram_gib * _GIB,
+        ssd_bytes=64 * _GIB,
+        dram_bytes_per_s=rates.get("dram", 4e9),
+        ssd_bytes_per_s=rates.get("ssd_cold", rates.get("ssd", 1e9)),
+        link_bytes_per_s=rates.get("peer", 1e9),
+        blob_bytes_per_s=3e8,
+        max_tokens=1 << 20,
+    )
+
+
+PRESETS: dict[str, NodeKind] = {
+    "a100-llama-3.1-8b": a100(LLAMA_31_8B, 131_072),
+    "a100-llama-2-13b": a100(LLAMA_2_13B, 32_768),
+}
+
+
+def node_kind(name: str, hbm_gib: float = 1.0, dram_gib: float = 4.0) -> NodeKind:
+    """The preset of this name, or a profile's file. Raises ValueError naming those that exist, ConfigError for a bad profile."""
+    if name in PRESETS:
+        return PRESETS[name]
+    path = Path(name)
+    if path.suffix == ".json":
+        return measured(profiles.read(path), hbm_gib, dram_gib)
+    raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}, or the file of a profile (`upbeat profile --out FILE`)")

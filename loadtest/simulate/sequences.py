@@ -1,0 +1,91 @@
+"""A request, and what a node knows of it while it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from contracts.ids import SessionKey
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One turn that was asked. prompt_tokens: history included, of which history_tokens are the session's former prompt and answer.
+
+    Times are virtual seconds; first_s and end_s are -1 until they come. cached_tokens: of the prompt, that were not computed.
+    """
+
+    request_id: str
+    session: SessionKey
+    turn: int
+    prompt_tokens: int
+    history_tokens: int
+    answer_tokens: int
+    sent_s: float
+    done: Callable[[Request], None]
+    priority: int = 0
+    hinted: bool = False
+    node: str = ""
+    cached_tokens: int = 0
+    first_s: float = -1.0
+    end_s: float = -1.0
+
+
+class Steps:
+    """How many steps of decoding a node has made."""
+
+    __slots__ = ("made",)
+
+    def __init__(self) -> None:
+        self.made = 0
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A request on its node, with the names that the worker's cores know. Decodes once `decoding_from` is not negative."""
+
+    request: Request
+    arrival: int
+    arrival_s: float
+    steps: Steps
+    max_tokens: int
+    need_bytes: float
+    #: Of the prompt: computed here so far or found; chunks that are found or coming.
+    prefilled: int = 0
+    found: int | None = None
+    decoding_from: int = -1
+    last_chosen: int = 0
+    #: Ways that still bring what it waits for; and whether it has room in HBM.
+    awaits: int = 0
+    admitted: bool = False
+    load_tokens: int = field(default=0)
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer so far."""
+        return 0 if self.decoding_from < 0 else 1 + self.steps.made - self.decoding_from
+
+    @property
+    def tokens(self) -> range:
+        """As many as it has."""
+        return range(self.request.prompt_tokens + self.generated)
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose KV is there."""
+        return self.prefilled if self.decoding_from < 0 else self.request.prompt_tokens + self.generated - 1
+
+    @property
+    def pending(self) -> int:
+        """Tokens to run before the next can be sampled."""
+        return self.request.prompt_tokens - self.prefilled if self.decoding_from < 0 else 1
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that its next step of decoding reads."""
+        return self.request.prompt_tokens + self.generated
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Smaller goes first."""
+        return (self.request.priority, self.arrival)

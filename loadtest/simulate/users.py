@@ -1,0 +1,190 @@
+"""People: they read an answer, type, and ask; a hint goes out when typing begins, or does not, or too early or late, or for nothing.
+
+Two ways of arriving: at a trace's times (`open`), or so many people at a time, each with one conversation after the other (`closed`), as in
+SYMPHONY, section 4, "Trace generation".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from contracts.ids import SessionKey
+from loadtest.simulate.events import Events
+from loadtest.simulate.fleet import Fleet
+from loadtest.simulate.sequences import Request
+from loadtest.traces import TOKENS_PER_WORD
+from loadtest.typist import READ_WORDS_PER_S, when_to_speak
+from scheduler.core.advisories import Hint
+
+#: As the gateway has it: a hint without an expected arrival counts for so long.
+HINT_TTL_S = 60.0
+#: A spurious hint comes within so long after the request that it is drawn with.
+_SPURIOUS_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """new_tokens: what is typed or pasted, on top of the history. arrival_s: in the trace, from its start."""
+
+    new_tokens: int
+    answer_tokens: int
+    typing_s: float
+    arrival_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A conversation to come."""
+
+    session: SessionKey
+    turns: tuple[Turn, ...]
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a tenant's hints go. Shares of requests: missed (none is sent), late (`late_s` after typing began), early (`early_s` before).
+
+    spurious: hints for nothing, a request; more than 1 is a flood. expected: say when the request comes (a browser cannot know).
+    """
+
+    missed: float = 0.0
+    spurious: float = 0.0
+    late: float = 0.0
+    late_s: float = 10.0
+    early: float = 0.0
+    early_s: float = 30.0
+    expected: bool = False
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A conversation under way."""
+
+    script: Script
+    next: int = 0
+    history_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Users:
+    """See the module. `requests`: all that were sent. seed: of habits; equal seeds send equal hints."""
+
+    events: Events
+    fleet: Fleet
+    seed: int
+    habits: Mapping[str, Habits] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    ended: int = 0
+    #: No more turns begin once this is true.
+    closing: bool = False
+    _draws: random.Random = field(init=False)
+    _past: dict[str, list[SessionKey]] = field(default_factory=dict)
+    _queue: list[Script] = field(default_factory=list)
+    _hints: int = 0
+
+    def __post_init__(self) -> None:
+        self._draws = random.Random(self.seed)
+
+    def open(self, scripts: Sequence[Script]) -> None:
+        """Every conversation begins at its time; later turns as `typist.when_to_speak` has it."""
+        for script in scripts:
+            first = script.turns[0]
+            moment = when_to_speak(self.events.now + first.arrival_s, first.typing_s, None)
+            self._plan(_Talk(script), moment.typing_starts_s, moment.request_s, lambda talk, end_s: self._on_time(talk, end_s))
+
+    def closed(self, scripts: Sequence[Script], people: int, spread_s: float = 60.0) -> None:
+        """So many people, who take the conversations in turn; they begin within `spread_s`."""
+        self._queue = list(reversed(scripts))
+        for _ in range(people):
+            self._next_talk(self._draws.random() * spread_s)
+
+    # ---- when --------------------------------------------------------------------------------------------------
+    def _on_time(self, talk: _Talk, end_s: float) -> None:
+        if talk.next < len(talk.script.turns):
+            turn = talk.script.turns[talk.next]
+            moment = when_to_speak(turn.arrival_s, turn.typing_s, end_s)
+            self._plan(talk, moment.typing_starts_s, moment.request_s, self._on_time)
+
+    def _next_talk(self, pause_s: float) -> None:
+        if self._queue:
+            talk = _Talk(self._queue.pop())
+            starts_s = self.events.now + pause_s
+            self._plan(talk, starts_s, starts_s + talk.script.turns[0].typing_s, self._after_reading)
+
+    def _after_reading(self, talk: _Talk, end_s: float) -> None:
+        reading_s = talk.script.turns[talk.next - 1].answer_tokens / TOKENS_PER_WORD / READ_WORDS_PER_S
+        if talk.next == len(talk.script.turns):
+            self._next_talk(reading_s)
+            return
+        starts_s = end_s + reading_s
+        self._plan(talk, starts_s, starts_s + talk.script.turns[talk.next].typing_s, self._after_reading)
+
+    def _plan(self, talk: _Talk, typing_starts_s: float, request_s: float, then: Callable[[_Talk, float], None]) -> None:
+        """Send a turn's hint and its request; `then` is called at its end."""
+        if self.closing:
+            return
+        tenant = talk.script.session.tenant
+        habits = self.habits.get(tenant, Habits())
+        draw = self._draws.random
+        missed, kind = draw() < habits.missed, draw()
+        hint_s = typing_starts_s
+        if kind < habits.late:
+            hint_s += habits.late_s
+        elif kind < habits.late + habits.early:
+            hint_s -= habits.early_s
+        hinted = self.fleet.variant.hints and not missed and hint_s < request_s
+        if hinted:
+            self.events.at(hint_s, lambda: self._hint(talk.script, request_s if habits.expected else None))
+        self.events.at(request_s, lambda: self._ask(talk, hinted, then))
+        if self.fleet.variant.hints and habits.spurious:
+            count = int(habits.spurious) + (draw() < habits.spurious % 1)
+            for _ in range(count):
+                self.events.at(request_s + draw() * _SPURIOUS_WITHIN_S, lambda: self._pretend(tenant))
+
+    # ---- what --------------------------------------------------------------------------------------------------
+    def _ask(self, talk: _Talk, hinted: bool, then: Callable[[_Talk, float], None]) -> None:
+        turn = talk.script.turns[talk.next]
+        prompt = talk.history_tokens + turn.new_tokens
+
+        def done(request: Request) -> None:
+            self.ended += 1
+            talk.history_tokens = request.prompt_tokens + request.answer_tokens
+            talk.next += 1
+            if talk.next == len(talk.script.turns):
+                self._past.setdefault(talk.script.session.tenant, []).append(talk.script.session)
+            then(talk, request.end_s)
+
+        name = f"r{len(self.requests)}"
+        request = Request(
+            name,
+            talk.script.session,
+            talk.next,
+            prompt,
+            talk.history_tokens,
+            turn.answer_tokens,
+            self.events.now,
+            done,
+            talk.script.priority,
+            hinted,
+        )
+        self.requests.append(request)
+        self.fleet.ask(request)
+
+    def _hint(self, script: Script, arrival_s: float | None) -> None:
+        self._send(script.session, script.priority, arrival_s, f"{script.session.session_id}")
+
+    def _pretend(self, tenant: str) -> None:
+        """Somebody opens a conversation that is over, types, and gives up."""
+        past = self._past.get(tenant)
+        if past and not self.closing:
+            session = past[int(self._draws.random() * len(past))]
+            self._send(session, 0, None, session.session_id)
+
+    def _send(self, session: SessionKey, priority: int, arrival_s: float | None, address: str) -> None:
+        self._hints += 1
+        now = self.events.now
+        expires_s = (now if arrival_s is None else arrival_s) + HINT_TTL_S
+        self.fleet.advise(Hint(session, f"h{self._hints}", arrival_s=arrival_s, expires_s=expires_s, priority=priority, address=address))
