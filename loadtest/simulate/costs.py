@@ -21,7 +21,7 @@ class Costs(Protocol):
     """Seconds of a node's steps."""
 
     def decode(self, batch: int, context_tokens: float) -> tuple[float, float]:
-        """A step of one token each of `batch` sequences, `context_tokens` together: seconds, and seconds a context token more."""
+        """One token each of `batch` sequences, `context_tokens` together: seconds, and seconds a context token."""
         ...
 
     def mixed_s(self, batch: int, context_tokens: float, prefills: Iterable[tuple[int, int]]) -> float:
@@ -35,7 +35,7 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device and its share of the machine around it. flops: dense, in the model's type; bytes a second. mfu, mbu: what is reached of them."""
+    """A device. flops: a second, dense, in the model's type. mfu, mbu: what is reached of these and of the memory's bytes a second."""
 
     name: str
     flops: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from contracts.ids import SessionKey
 from loadtest.simulate.events import Events
@@ -80,13 +81,8 @@ class Users:
     ended: int = 0
     #: No more turns begin once this is true.
     closing: bool = False
-    _draws: random.Random = field(init=False)
     _past: dict[str, list[SessionKey]] = field(default_factory=dict)
-    _queue: list[Script] = field(default_factory=list)
     _hints: int = 0
-
-    def __post_init__(self) -> None:
-        self._draws = random.Random(self.seed)
 
     def open(self, scripts: Sequence[Script]) -> None:
         """Every conversation begins at its time; later turns as `typist.when_to_speak` has it."""
@@ -96,10 +92,10 @@ class Users:
             self._plan(_Talk(script), moment.typing_starts_s, moment.request_s, lambda talk, end_s: self._on_time(talk, end_s))
 
     def closed(self, scripts: Sequence[Script], people: int, spread_s: float = 60.0) -> None:
-        """So many people, who take the conversations in turn; they begin within `spread_s`."""
-        self._queue = list(reversed(scripts))
-        for _ in range(people):
-            self._next_talk(self._draws.random() * spread_s)
+        """So many people; the n-th has every n-th conversation, so that no policy changes who says what. All begin within `spread_s`."""
+        for person in range(people):
+            queue = list(reversed(scripts[person::people]))
+            self._next_talk(queue, random.Random(f"{self.seed} {person}").random() * spread_s)
 
     # ---- when --------------------------------------------------------------------------------------------------
     def _on_time(self, talk: _Talk, end_s: float) -> None:
@@ -108,19 +104,19 @@ class Users:
             moment = when_to_speak(turn.arrival_s, turn.typing_s, end_s)
             self._plan(talk, moment.typing_starts_s, moment.request_s, self._on_time)
 
-    def _next_talk(self, pause_s: float) -> None:
-        if self._queue:
-            talk = _Talk(self._queue.pop())
+    def _next_talk(self, queue: list[Script], pause_s: float) -> None:
+        if queue:
+            talk = _Talk(queue.pop())
             starts_s = self.events.now + pause_s
-            self._plan(talk, starts_s, starts_s + talk.script.turns[0].typing_s, self._after_reading)
+            self._plan(talk, starts_s, starts_s + talk.script.turns[0].typing_s, partial(self._after_reading, queue))
 
-    def _after_reading(self, talk: _Talk, end_s: float) -> None:
+    def _after_reading(self, queue: list[Script], talk: _Talk, end_s: float) -> None:
         reading_s = talk.script.turns[talk.next - 1].answer_tokens / TOKENS_PER_WORD / READ_WORDS_PER_S
         if talk.next == len(talk.script.turns):
-            self._next_talk(reading_s)
+            self._next_talk(queue, reading_s)
             return
         starts_s = end_s + reading_s
-        self._plan(talk, starts_s, starts_s + talk.script.turns[talk.next].typing_s, self._after_reading)
+        self._plan(talk, starts_s, starts_s + talk.script.turns[talk.next].typing_s, partial(self._after_reading, queue))
 
     def _plan(self, talk: _Talk, typing_starts_s: float, request_s: float, then: Callable[[_Talk, float], None]) -> None:
         """Send a turn's hint and its request; `then` is called at its end."""
@@ -128,7 +124,7 @@ class Users:
             return
         tenant = talk.script.session.tenant
         habits = self.habits.get(tenant, Habits())
-        draw = self._draws.random
+        draw = random.Random(f"{self.seed} {talk.script.session} {talk.next}").random
         missed, kind = draw() < habits.missed, draw()
         hint_s = typing_starts_s
         if kind < habits.late:
@@ -142,7 +138,7 @@ class Users:
         if self.fleet.variant.hints and habits.spurious:
             count = int(habits.spurious) + (draw() < habits.spurious % 1)
             for _ in range(count):
-                self.events.at(request_s + draw() * _SPURIOUS_WITHIN_S, lambda: self._pretend(tenant))
+                self.events.at(request_s + draw() * _SPURIOUS_WITHIN_S, partial(self._pretend, tenant, draw()))
 
     # ---- what --------------------------------------------------------------------------------------------------
     def _ask(self, talk: _Talk, hinted: bool, then: Callable[[_Talk, float], None]) -> None:
@@ -176,11 +172,11 @@ class Users:
     def _hint(self, script: Script, arrival_s: float | None) -> None:
         self._send(script.session, script.priority, arrival_s, f"{script.session.session_id}")
 
-    def _pretend(self, tenant: str) -> None:
+    def _pretend(self, tenant: str, drawn: float) -> None:
         """Somebody opens a conversation that is over, types, and gives up."""
         past = self._past.get(tenant)
         if past and not self.closing:
-            session = past[int(self._draws.random() * len(past))]
+            session = past[int(drawn * len(past))]
             self._send(session, 0, None, session.session_id)
 
     def _send(self, session: SessionKey, priority: int, arrival_s: float | None, address: str) -> None:

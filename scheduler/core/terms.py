@@ -14,16 +14,27 @@ from scheduler.core.snapshot import Rows, Snapshot, Turn
 LESS_URGENT = 0.1
 #: How much of a load is felt although a hint leaves time for it: enough to decide between equals.
 HIDDEN = 1e-3
+#: How much of the work that is there now is done when the request of a hint comes that does not say when, in seconds.
+LEAD_S = 5.0
+#: How many of the requests that hints promise come while a turn that is here now runs: they spread over all the time that people type.
+MEANWHILE = 0.05
+#: A load that a turn waits for also costs others: the way it comes by, and the device where it is computed again.
+MOVING = 2.0
 
 
 def work_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Outstanding work that is computed before the turn or beside it (SYMPHONY, section 3.3); a little of what is less urgent (3.6)."""
-    return _felt(snapshot.work_s, turn, rows)
+    """Outstanding work that is computed before the turn or beside it (SYMPHONY, section 3.3); a little of what is less urgent (3.6). Of a
+    hint: what will be left of it when the request comes, and `HIDDEN` of all of it."""
+    found = _felt(snapshot.work_s, turn, rows)
+    if not turn.advised:
+        return found
+    return HIDDEN * found + np.maximum(found - min(turn.lead_s, LEAD_S), 0.0)
 
 
 def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Work that hints promise, each weighted with the chance that it comes; a little of what is less urgent."""
-    return _felt(snapshot.expected, turn, rows) * snapshot.request_s
+    """Work that hints promise, each weighted with the chance that it comes; a little of what is less urgent. A turn that is here now meets
+    `MEANWHILE` of it only, else it would leave an idle node for a busy one of which less is expected."""
+    return _felt(snapshot.expected, turn, rows) * (snapshot.request_s * (1.0 if turn.advised else MEANWHILE))
 
 
 def _felt(by_class: Floats, turn: Turn, rows: Rows) -> Floats:
@@ -34,15 +45,14 @@ def _felt(by_class: Floats, turn: Turn, rows: Rows) -> Floats:
 
 
 def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Time for which the turn would wait for its cache: of a hint, what its lead leaves over (and `HIDDEN` of the whole); of a request
-    after a hint, on the hint's node, what the time since then has left over; else all of `bring_s`."""
+    """Time for which the turn would wait for its cache, `MOVING` times: of a hint, what its lead leaves over (and `HIDDEN` of the whole); of a
+    request after a hint, on the hint's node, what the time since then has left over; else all of `bring_s`."""
     seconds = bring_s(snapshot)
-    if turn.advised:
-        seconds = HIDDEN * seconds + np.maximum(seconds - turn.lead_s, 0.0)
     if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:
         seconds[row] = max(seconds[row] - turn.prefetched_s, 0.0)
-    found: Floats = seconds[rows]
-    return found
+    if turn.advised:
+        return (HIDDEN * seconds + MOVING * np.maximum(seconds - turn.lead_s, 0.0))[rows]
+    return MOVING * seconds[rows]
 
 
 def bring_s(snapshot: Snapshot) -> Floats:
@@ -55,10 +65,16 @@ def bring_s(snapshot: Snapshot) -> Floats:
     link = np.maximum(snapshot.link_bytes_per_s, blob)  # a store reads from the soonest source
     elsewhere = cached.node_bytes.max(initial=0.0)  # what a peer has comes over the link, the rest from the blob tier
     rest = max(cached.bytes - elsewhere, 0.0)
-    seconds: Floats = elsewhere / link + rest / blob
     at = cached.rows
-    missing = elsewhere - cached.node_bytes
-    seconds[at] = (cached.node_bytes - cached.dram_bytes) / ssd[at] + missing / link[at] + rest / blob[at]
+    on_ssd = cached.node_bytes - cached.dram_bytes
+    # A peer reads from its SSD what it does not have in DRAM, while the link carries what it has read.
+    read_s, missing = 0.0, elsewhere - cached.node_bytes
+    if len(at):
+        holder = int(np.lexsort((on_ssd, -cached.node_bytes))[0])
+        read_s = float(on_ssd[holder] / ssd[at[holder]])
+    seconds: Floats = np.maximum(elsewhere / link, read_s) + rest / blob
+    seconds[at] = on_ssd / ssd[at] + np.where(missing > 0, np.maximum(missing / link[at], read_s * missing / max(elsewhere, 1.0)), 0.0)
+    seconds[at] += rest / blob[at]
     recompute = cached.tokens * snapshot.prefill_token_s
     return np.where(recompute > 0, np.minimum(seconds, recompute), seconds)
 

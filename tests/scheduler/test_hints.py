@@ -108,11 +108,17 @@ def test_a_sessions_own_hint_does_not_drive_its_turn_away() -> None:
     h.validate()
 
 
+def queue(h: House, node: str, requests: int) -> None:
+    """So many requests were placed there, of which nothing was reported yet."""
+    for number in range(requests):
+        h.fleet.placed(node, f"queued-{number}", 0.0)
+
+
 def test_a_hint_with_little_time_goes_where_the_cache_can_be_by_then() -> None:
     h = House()
     h.fleet.request_s = 0.05
     h.hold("node-0", 960)  # 0.1 s on the link
-    h.fleet.placed("node-0", "r1", 0.0)
+    queue(h, "node-0", 3)
     advise(h, 0.0, lead_s=10.0)
     assert [p.node for p in h.advisories.of_node("node-1")] == ["node-1"]
     h.withdraw(S, "t", "")
@@ -124,13 +130,13 @@ def test_a_turn_that_comes_right_after_its_hint_does_not_take_the_cache_for_ther
     h = House()
     h.hold("node-0", 960)
     h.fleet.request_s = 0.05
-    h.fleet.placed("node-0", "r1", 0.0)
+    queue(h, "node-0", 3)
     advise(h, 0.0)
-    assert h.place(Ask("r2", S, "m"), 0.01).node == "node-0", "0.09 s of loading are left, and the queue is 0.05 s"
+    assert h.place(Ask("r2", S, "m"), 0.01).node == "node-0", "0.09 s of loading are left, counted twice, and the queue is 0.15 s"
     h = House()
     h.hold("node-0", 960)
     h.fleet.request_s = 0.05
-    h.fleet.placed("node-0", "r1", 0.0)
+    queue(h, "node-0", 3)
     advise(h, 0.0)
     assert h.place(Ask("r2", S, "m"), 0.2).node == "node-1"
 
@@ -256,7 +262,7 @@ def busy(work_s: float, *, lead_s: float | None = None, rates: Rates | None = No
 
 
 def test_a_hint_leaves_a_node_that_has_far_more_to_do_and_no_other() -> None:
-    h, here, there = busy(5.5)
+    h, here, there = busy(10.5)
     withdraw, prefetch = h.tick(1.0)
     assert isinstance(withdraw, Withdraw) and withdraw.node == here
     assert isinstance(prefetch, Prefetch) and (prefetch.node, prefetch.sources) == (there, (here,))
@@ -327,7 +333,7 @@ def test_a_hint_moves_twice_at_most_and_never_back(loads: list[tuple[int, float]
 
 
 def test_what_was_decided_for_a_session_is_remembered_with_its_scores() -> None:
-    h, here, there = busy(5.5)
+    h, here, there = busy(10.5)
     h.tick(1.0)
     placed = h.place(Ask("r1", S, "m"), 4.0)
     turn, move, first = h.explained.of(S)

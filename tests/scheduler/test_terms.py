@@ -71,7 +71,9 @@ def test_arrivals_count_with_their_chance_and_less_urgent_ones_a_little() -> Non
     h.advisories.place(Pending(hint(SessionKey("t", "a")), "node-0", 0.0, chance=0.75))
     h.advisories.place(Pending(hint(SessionKey("t", "b"), "a2", priority=4), "node-0", 0.0, chance=0.5))
     h.advisories.place(Pending(hint(SessionKey("t", "c"), "a3", priority=-4), "node-2", 0.0, chance=0.5))
-    assert seconds(terms.arrivals_s(h.see(), Turn("m"), ROWS)) == pytest.approx([1.5 + 0.1 * 1.0, 0.0, 1.0])
+    assert seconds(terms.arrivals_s(h.see(), Turn("m", advised=True), ROWS)) == pytest.approx([1.5 + 0.1 * 1.0, 0.0, 1.0])
+    here_now = [terms.MEANWHILE * s for s in (1.6, 0.0, 1.0)]
+    assert seconds(terms.arrivals_s(h.see(), Turn("m"), ROWS)) == pytest.approx(here_now), "few of them come while it runs"
 
 
 def test_a_cache_comes_from_dram_ssd_a_peer_or_the_blob_tier_each_at_its_pace() -> None:
@@ -109,9 +111,7 @@ def test_a_hint_hides_a_load_as_far_as_it_leaves_time_for_it() -> None:
     there = 10 * MODEL.shape.chunk_bytes / 100
     for lead_s, left_s in ((1e9, 0.0), (there - 5.0, 5.0), (0.0, there)):
         turn = Turn("m", advised=True, lead_s=lead_s)
-        assert seconds(terms.load_s(h.see(), turn, ROWS)) == pytest.approx(
-            [0.0, there * terms.HIDDEN + left_s, there * terms.HIDDEN + left_s]
-        )
+        assert seconds(terms.load_s(h.see(), turn, ROWS)) == pytest.approx([0.0] + 2 * [there * terms.HIDDEN + terms.MOVING * left_s])
 
 
 def test_after_a_hint_only_what_time_has_left_over_is_felt_and_only_there() -> None:
@@ -120,7 +120,27 @@ def test_after_a_hint_only_what_time_has_left_over_is_felt_and_only_there() -> N
     there = 10 * MODEL.shape.chunk_bytes / 100
     for ago_s, left_s in ((0.0, there), (there - 1.0, 1.0), (there + 9.0, 0.0)):
         turn = Turn("m", prefetched="node-1", prefetched_s=ago_s)
-        assert seconds(terms.load_s(h.see(), turn, ROWS)) == pytest.approx([0.0, left_s, there])
+        assert seconds(terms.load_s(h.see(), turn, ROWS)) == pytest.approx([0.0, terms.MOVING * left_s, terms.MOVING * there])
+
+
+def test_work_that_is_done_when_the_request_of_a_hint_comes_counts_among_equals_only() -> None:
+    h = Nodes()
+    for node, outstanding_s in ((0, 8.0), (1, 2.0)):
+        h.fleet.loaded(f"node-{node}", Load(outstanding_s=outstanding_s), [], [], 0.0)
+    assert seconds(terms.work_s(h.see(), Turn("m"), ROWS)) == pytest.approx([8.0, 2.0, 0.0])
+    unknown = [8.0 - terms.LEAD_S + 8.0 * terms.HIDDEN, 2.0 * terms.HIDDEN, 0.0]
+    assert seconds(terms.work_s(h.see(), Turn("m", advised=True), ROWS)) == pytest.approx(unknown)
+    soon = [7.0 + 8.0 * terms.HIDDEN, 1.0 + 2.0 * terms.HIDDEN, 0.0]
+    assert seconds(terms.work_s(h.see(), Turn("m", advised=True, lead_s=1.0), ROWS)) == pytest.approx(soon)
+
+
+def test_what_a_peer_has_on_its_ssd_only_comes_as_fast_as_that() -> None:
+    h = Nodes()
+    h.holds(0, 100, in_dram=0)
+    size = 10 * MODEL.shape.chunk_bytes
+    view = h.see()
+    from_ssd, on_link = size / view.ssd_bytes_per_s[0], size / view.link_bytes_per_s[1]
+    assert seconds(terms.bring_s(view)) == pytest.approx([from_ssd] + 2 * [max(from_ssd, on_link)])
 
 
 def test_pressure_is_the_share_of_pages_that_are_lacking() -> None:

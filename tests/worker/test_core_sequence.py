@@ -66,3 +66,15 @@ def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
     assert sum(pace.outstanding_s([fresh], 64).values()) == pytest.approx(100 * 0.005 + 5 * 0.02)
     assert sum(pace.outstanding_s([cached], 64).values()) == pytest.approx(36 * 0.005 + 5 * 0.02)
     assert pace.outstanding_s([done], 64)[0] == pytest.approx(5 * 0.02)
+
+
+def test_a_request_counts_with_what_it_adds_to_a_step_once_batches_have_varied() -> None:
+    pace = Pace()
+    for step in range(600):
+        batch = 1 + step % 8
+        pace.stepped(0.010 + 0.001 * batch, prefill_tokens=0, decodes=batch)
+    assert pace.marginal_token_s == pytest.approx(0.001, rel=0.05), "reading the weights is no part of it"
+    same = Pace()
+    for _ in range(600):
+        same.stepped(0.018, prefill_tokens=0, decodes=8)
+    assert same.extra_token_s is None and same.marginal_token_s == pytest.approx(same.decode_token_s)

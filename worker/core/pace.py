@@ -15,6 +15,9 @@ from worker.core.batching import HasPriority
 _WEIGHT = 0.1
 #: Steps with fewer prefill tokens than this say little about prefill.
 _ENOUGH_TOKENS = 32
+#: How slowly the slope over batches is learned; how much batches must have varied for it (of their mean, squared); and the least share of
+#: a step that a sequence is believed to cost, so that more of them are never free.
+_SLOW, _VARIED, _LEAST_EXTRA = 0.01, 0.01, 0.02
 
 
 class Work(Protocol):
@@ -38,25 +41,43 @@ class Work(Protocol):
 class Pace:
     """Seconds a prefilled token, seconds a decoded token (its share of the batch's step), and a typical request.
 
-    request_s and output_tokens are 0 until a request has ended.
+    request_s and output_tokens are 0 until a request has ended. extra_token_s: by how much a step that only decodes grows with each further
+    sequence; None until batches of several sizes were seen. Where reading the weights is most of a step, that is far less than a sequence's
+    share of it, and it is what one request costs another: outstanding work and requests are reckoned with it.
     """
 
     prefill_token_s: float = 1e-3
     decode_token_s: float = 1e-2
     request_s: float = 0.0
     output_tokens: float = 0.0
+    extra_token_s: float | None = None
+    #: Running means over steps that only decode: sequences, seconds, and their products.
+    _means: tuple[float, float, float, float] | None = None
 
     def stepped(self, seconds: float, prefill_tokens: int, decodes: int) -> None:
         """A step took this long for so many prefilled tokens and decoding sequences."""
         if not prefill_tokens and decodes:
             self.decode_token_s += _WEIGHT * (seconds / decodes - self.decode_token_s)
+            self._learn(seconds, float(decodes))
         elif prefill_tokens >= _ENOUGH_TOKENS:
             prefill_s = max(seconds - decodes * self.decode_token_s, 0.1 * seconds)
             self.prefill_token_s += _WEIGHT * (prefill_s / prefill_tokens - self.prefill_token_s)
 
+    def _learn(self, seconds: float, batch: float) -> None:
+        seen = (batch, seconds, batch * batch, batch * seconds)
+        before = self._means or seen
+        b, s, bb, bs = self._means = tuple(m + _SLOW * (x - m) for m, x in zip(before, seen, strict=True))  # type: ignore[assignment]
+        if bb - b * b > _VARIED * b * b:
+            self.extra_token_s = min(max((bs - b * s) / (bb - b * b), _LEAST_EXTRA * s / b), s / b)
+
+    @property
+    def marginal_token_s(self) -> float:
+        """What a token of one more sequence adds to a step."""
+        return self.decode_token_s if self.extra_token_s is None else min(self.extra_token_s, self.decode_token_s)
+
     def ended(self, prefilled: int, generated: int) -> None:
         """A request ended, of which so many tokens were prefilled and generated here."""
-        work_s = prefilled * self.prefill_token_s + generated * self.decode_token_s
+        work_s = prefilled * self.prefill_token_s + generated * self.marginal_token_s
         weight = _WEIGHT if self.request_s else 1.0
         self.request_s += weight * (work_s - self.request_s)
         self.output_tokens += weight * (generated - self.output_tokens)
@@ -66,7 +87,7 @@ class Pace:
         total: dict[int, float] = {}
         for s in sequences:
             decode = min(s.max_tokens, max(self.output_tokens, s.generated + 1.0)) - s.generated
-            left_s = self.prefill_s(s, chunk_tokens) + max(decode, 0.0) * self.decode_token_s
+            left_s = self.prefill_s(s, chunk_tokens) + max(decode, 0.0) * self.marginal_token_s
             total[s.request.priority] = total.get(s.request.priority, 0.0) + left_s
         return total
 
