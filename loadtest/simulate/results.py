@@ -65,17 +65,18 @@ def latencies(requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
-def figures(requests: Sequence[Request], loads: Sequence[Sequence[float]], warm_up_s: float) -> dict[str, Any]:
-    """Everything that one run shows. Requests sent before `warm_up_s` are not counted."""
+def figures(requests: Sequence[Request], loads: Sequence[Sequence[float]], warm_up_s: float, until_s: float) -> dict[str, Any]:
+    """Everything that one run shows. Requests sent before `warm_up_s` are not counted; rates are of what ended from then to `until_s`."""
     ended = [r for r in requests if r.end_s >= 0 and r.sent_s >= warm_up_s]
-    span_s = max((r.end_s for r in ended), default=0.0) - min((r.sent_s for r in ended), default=0.0)
+    span_s = until_s - warm_up_s
+    within = [r for r in requests if warm_up_s <= r.end_s <= until_s]
     returning = [r for r in ended if r.turn]
     history = sum(r.history_tokens for r in returning)
     found = latencies(ended) | {
         "unfinished": sum(r.end_s < 0 for r in requests),
         "span_s": round(span_s, 3),
-        "requests_per_s": round(len(ended) / span_s, 4) if span_s else 0.0,
-        "output_tokens_per_s": round(sum(r.answer_tokens for r in ended) / span_s, 3) if span_s else 0.0,
+        "requests_per_s": round(len(within) / span_s, 4) if span_s else 0.0,
+        "output_tokens_per_s": round(sum(r.answer_tokens for r in within) / span_s, 3) if span_s else 0.0,
         "cached_share_returning": round(sum(r.cached_tokens for r in returning) / history, 4) if history else None,
         "peak_to_median": peak_to_median(loads),
     }

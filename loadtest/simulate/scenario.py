@@ -114,13 +114,13 @@ def simulate(run: Run, said: Sequence[Script]) -> Outcome:
         total = sum(len(s.turns) for s in said)
     events.at(run.warm_up_s, lambda: fleet.sample(SAMPLE_EVERY_S))
     events.run(lambda: total is not None and users.ended == total, limit_s=run.seconds)
-    samples = len(fleet.loads)
+    samples, until_s = len(fleet.loads), events.now
     users.closing = True
     ending_s = events.now + run.drain_s
     events.run(lambda: users.ended == len(users.requests) and (total is None or users.ended == total), limit_s=ending_s)
     fleet.validate()
     hints, outcomes = fleet.hints, dict(fleet.control.advisories.outcomes)
-    found = figures(users.requests, fleet.loads[1:samples], run.warm_up_s) | {
+    found = figures(users.requests, fleet.loads[1:samples], run.warm_up_s, until_s) | {
         "hints": {"sent": hints} | outcomes,
         "moved_bytes": {way: round(sum(getattr(n, way).bytes for n in fleet.nodes.values())) for way in ("link", "disk", "bus", "blob")},
         "busy_share": round(sum(n.engine.busy_s for n in fleet.nodes.values()) / (run.nodes * max(events.now, 1e-9)), 4),

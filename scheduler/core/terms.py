@@ -45,7 +45,7 @@ def _felt(by_class: Floats, turn: Turn, rows: Rows) -> Floats:
 
 
 def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Time for which the turn would wait for its cache, `MOVING` times: of a hint, what its lead leaves over (and `HIDDEN` of the whole); of a
+    """Time for which the turn would wait for its cache, `MOVING` times: of a hint, what its lead leaves over (and `HIDDEN` of it all); of a
     request after a hint, on the hint's node, what the time since then has left over; else all of `bring_s`."""
     seconds = bring_s(snapshot)
     if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:

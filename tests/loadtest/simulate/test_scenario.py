@@ -1,0 +1,144 @@
+"""Whole runs: equal seeds give equal runs, every request ends once, nothing is lost, and the policies compare as they must."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from contracts.ids import DEFAULT_TENANT
+from loadtest.simulate.fleet import VARIANTS
+from loadtest.simulate.presets import PRESETS
+from loadtest.simulate.results import loads_of, peak_to_median
+from loadtest.simulate.scenario import Outcome, Run, scripts, simulate, trace_sessions
+from loadtest.simulate.users import Habits, Script
+
+KIND = PRESETS["a100-llama-3.1-8b"]
+RUN = Run(KIND, 4, VARIANTS["balanced"], people=60, seconds=120.0, warm_up_s=10.0)
+
+
+def said(sessions: int = 600, **options: float) -> list[Script]:
+    return scripts(trace_sessions(None, sessions=sessions), max_tokens=100_000, **options)  # type: ignore[arg-type]
+
+
+def times(outcome: Outcome) -> list[tuple[str, str, float, float]]:
+    return [(r.request_id, r.node, r.first_s, r.end_s) for r in outcome.users.requests]
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+    run = replace(RUN, habits={DEFAULT_TENANT: Habits(missed=0.2, spurious=0.5, late=0.1, early=0.1)})
+    a, b = simulate(run, said()), simulate(run, said())
+    assert times(a) == times(b)
+    assert {**a.figures, "real_s": 0} == {**b.figures, "real_s": 0}
+    assert times(simulate(replace(run, seed=2), said())) != times(a)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_request_ends_once_and_in_order_under_every_policy(variant: str) -> None:
+    found = simulate(replace(RUN, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5)}), said())
+    requests = found.users.requests
+    assert len({r.request_id for r in requests}) == len(requests) == found.users.ended > 50
+    assert all(r.sent_s <= r.first_s <= r.end_s for r in requests)
+    assert found.figures["unfinished"] == 0
+    assert all(r.cached_tokens <= r.history_tokens for r in requests)
+    assert (sum(r.cached_tokens for r in requests) == 0) == (variant == "recompute")
+    assert all(not node.outstanding for node in found.fleet.nodes.values())
+    turns: dict[str, list[int]] = {}
+    for r in sorted(requests, key=lambda r: r.sent_s):
+        turns.setdefault(r.session.session_id, []).append(r.turn)
+    assert all(order == list(range(len(order))) for order in turns.values())
+
+
+def test_small_tiers_stay_within_their_capacity_and_everybody_is_still_served() -> None:
+    token = KIND.shape.token_bytes
+    tight = replace(KIND, hbm_bytes=60_000.0 * token, dram_bytes=40_000.0 * token, ssd_bytes=80_000.0 * token)
+    run = replace(RUN, kind=tight, habits={DEFAULT_TENANT: Habits(spurious=2.0)})
+    found = simulate(run, scripts(trace_sessions(None, sessions=600), max_tokens=50_000))  # validates every part at the end
+    assert found.figures["unfinished"] == 0 and found.figures["moved_bytes"]["blob"] > 0
+
+
+def test_a_trace_is_replayed_at_its_times() -> None:
+    sessions = said(40)
+    found = simulate(replace(RUN, people=0, seconds=float("inf"), warm_up_s=0.0), sessions)
+    assert found.users.ended == sum(len(s.turns) for s in sessions)
+    first = {s.session: s.turns[0].arrival_s for s in sessions}
+    assert all(r.sent_s == pytest.approx(max(first[r.session], 0.0)) for r in found.users.requests if r.turn == 0)
+
+
+def test_habits_are_kept() -> None:
+    def hints(**habits: float) -> tuple[int, int]:
+        found = simulate(replace(RUN, habits={DEFAULT_TENANT: Habits(**habits)}), said())
+        return found.fleet.hints, len(found.users.requests)
+
+    sent, requests = hints()
+    assert sent >= requests, "a request whose hint was sent may come after the end"
+    assert hints(missed=1.0)[0] == 0
+    half, requests = hints(missed=0.5)
+    assert 0.4 * requests < half < 0.62 * requests
+    more, requests = hints(spurious=0.9)
+    assert more > 1.3 * requests
+
+
+@pytest.mark.parametrize("people", [60, 250, 500])
+def test_without_hints_balanced_is_never_worse_than_sticky(people: int) -> None:
+    """Mean over seeds of latency over output tokens; what is left of chance is a hundredth."""
+    ratios = []
+    for seed in (1, 2, 3):
+        load = scripts(trace_sessions(None, sessions=1500, seed=seed), seed=seed, max_tokens=100_000)
+        run = replace(RUN, people=people, seed=seed, seconds=150.0, warm_up_s=30.0)
+        ours, theirs = (simulate(replace(run, variant=VARIANTS[v]), load).figures for v in ("balanced-no-hints", "sticky"))
+        ratios.append(ours["normalised_s"]["mean"] / theirs["normalised_s"]["mean"])
+    assert np.mean(ratios) <= 1.01, ratios
+
+
+def test_hints_win_where_dram_does_not_hold_every_session() -> None:
+    run = replace(RUN, people=400, seconds=150.0, warm_up_s=30.0, kind=replace(KIND, dram_bytes=8e9))
+    load = said(2000)
+    with_hints, without, sticky = (
+        simulate(replace(run, variant=VARIANTS[v]), load).figures for v in ("balanced", "balanced-no-hints", "sticky")
+    )
+    for other in (without, sticky):
+        assert with_hints["ttft_returning_turns_s"]["mean"] < 0.8 * other["ttft_returning_turns_s"]["mean"]
+        assert with_hints["normalised_s"]["mean"] < other["normalised_s"]["mean"]
+
+
+@pytest.mark.slow
+def test_a_flood_of_hints_of_one_tenant_does_not_move_the_others_p99() -> None:
+    load = scripts(trace_sessions(None, sessions=4000), max_tokens=100_000, tenants=4)
+    run = Run(KIND, 8, VARIANTS["balanced"], people=256, seconds=400.0, warm_up_s=60.0)
+
+    def others_p99_s(habits: Habits) -> float:
+        found = simulate(replace(run, habits={"tenant-0": habits}), load)
+        waits = [r.first_s - r.sent_s for r in found.users.requests if r.session.tenant != "tenant-0" and r.sent_s > run.warm_up_s]
+        return float(np.percentile(waits, 99))
+
+    assert others_p99_s(Habits(spurious=100.0)) <= 1.05 * others_p99_s(Habits())
+
+
+def test_peak_to_median_by_hand() -> None:
+    found = peak_to_median([[3.0, 1.0, 1.0], [2.0, 2.0, 4.0], [0.0, 0.0, 0.5]])
+    assert found["over_time"] == pytest.approx((3 + 4 + 0.5) / (1 + 2 + 0))
+    assert (found["mean"], found["max"], found["whole_run"]) == (2.5, 3.0, 4.0)
+    assert peak_to_median([]) == {"moments": 0}
+    spans = [(0.0, 10.0, 0), (5.0, 15.0, 1), (0.0, 20.0, 1)]
+    assert loads_of(spans, 2, 10.0) == [[1.0, 1.5], [0.0, 1.5], [0.0, 0.0]]
+
+
+def test_the_command_shows_a_table_prints_json_and_names_what_is_wrong(tmp_path) -> None:
+    from typer import Typer
+
+    from loadtest.simulate.cli import run
+
+    app = Typer()
+    app.command()(run)
+    few = ["--users", "20", "--minutes", "1", "--nodes", "2", "--sessions", "60", "--policy", "balanced,sticky"]
+    shown = CliRunner().invoke(app, few)
+    assert shown.exit_code == 0 and "TTFT: mean" in shown.output and "sticky" in shown.output
+    printed = CliRunner().invoke(app, [*few, "--json", "--out", str(tmp_path / "r.json")])
+    assert printed.exit_code == 0
+    document = json.loads(printed.stdout)
+    assert document == json.loads((tmp_path / "r.json").read_text())
+    assert document["settings"]["seed"] == 1 and document["policies"]["balanced"]["requests"] > 5
+    wrong = CliRunner().invoke(app, ["--policy", "stocky"])
+    assert wrong.exit_code == 1
