@@ -16,6 +16,7 @@ from kvstore.core import instructions as do
 from kvstore.failpoints import reach
 from kvstore.metrics import count, log
 from kvstore.node import Node
+from kvstore.outgoing import Outgoing
 
 _numbers = counter(1)
 _HBM_S = 0.5
@@ -27,7 +28,7 @@ class Attachment:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.owner = f"worker-{next(_numbers)}"
-        self.outgoing: asyncio.Queue[pb.StoreToWorker | None] = asyncio.Queue()
+        self.outgoing = Outgoing(_join)
         self.fingerprints: frozenset[bytes] = frozenset()
         self._queries: dict[int, asyncio.Future[common_pb2.TierResidency]] = {}
         self._query_numbers = counter(1)
@@ -44,7 +45,7 @@ class Attachment:
         except UpbeatError as e:
             self._node.fail(e)
         finally:
-            self.outgoing.put_nowait(None)
+            self.outgoing.put(None)
 
     def _take(self, message: pb.WorkerToStore) -> None:
         node, now = self._node, self._node.clock.now()
@@ -82,7 +83,7 @@ class Attachment:
     def _hello(self, hello: pb.AttachHello, now: float) -> None:
         node = self._node
         welcome = pb.AttachWelcome(node=node.name, arena_path=str(node.arena.path), arena_bytes=node.arena.size_bytes)
-        self.outgoing.put_nowait(pb.StoreToWorker(welcome=welcome))
+        self.outgoing.put(pb.StoreToWorker(welcome=welcome))
         node.owners[self.owner] = self
         node.workers[self.owner] = self
         shapes = [shape_from_wire(s) for s in hello.shapes]
@@ -128,7 +129,7 @@ class Attachment:
 
     def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
         """Owner.answer"""
-        self.outgoing.put_nowait(_answer(instruction))
+        self.outgoing.put(_answer(instruction))
 
     def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
         """Attached.tell"""
@@ -147,19 +148,27 @@ class Attachment:
                     expires_s=o.expires_s,
                 )
                 message = pb.StoreToWorker(offer=offer)
-        self.outgoing.put_nowait(message)
+        self.outgoing.put(message)
 
     async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
         """What the worker holds of these chunks; None when it does not answer in time."""
         number = next(self._query_numbers)
         future = self._queries[number] = asyncio.get_running_loop().create_future()
-        self.outgoing.put_nowait(pb.StoreToWorker(hbm_query=pb.HbmQuery(query_id=number, fingerprint=fingerprint, keys=keys)))
+        self.outgoing.put(pb.StoreToWorker(hbm_query=pb.HbmQuery(query_id=number, fingerprint=fingerprint, keys=keys)))
         try:
             return await asyncio.wait_for(future, _HBM_S)
         except (TimeoutError, asyncio.CancelledError):
             return None
         finally:
             self._queries.pop(number, None)
+
+
+def _join(last: pb.StoreToWorker, new: pb.StoreToWorker) -> bool:
+    """Pieces of one load that come while others wait to be told go with them."""
+    if last.WhichOneof("kind") != "pieces" or new.WhichOneof("kind") != "pieces" or last.pieces.load_id != new.pieces.load_id:
+        return False
+    last.pieces.MergeFrom(new.pieces)
+    return True
 
 
 def _answer(instruction: do.Found | do.Pieces | do.End | do.Grant) -> pb.StoreToWorker:

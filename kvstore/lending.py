@@ -12,8 +12,18 @@ from kvstore.core import instructions as do
 from kvstore.failpoints import reach
 from kvstore.metrics import count
 from kvstore.node import Node
+from kvstore.outgoing import Outgoing
 
 _LIFETIME_S = 60.0
+#: A peer reads what one message names as one: not so much that nothing is verified while it comes.
+_JOINED_PIECES = 64
+
+
+def _join(last: pb.PeerPieces, new: pb.PeerPieces) -> bool:
+    if not last.chunks or not new.chunks or len(last.chunks) + len(new.chunks) > _JOINED_PIECES:
+        return False
+    last.MergeFrom(new)
+    return True
 
 
 class _Loan:
@@ -23,19 +33,19 @@ class _Loan:
         self._node = node
         self._lease = lease
         self._piece_bytes = piece_bytes
-        self.outgoing: asyncio.Queue[pb.PeerPieces | None] = asyncio.Queue()
+        self.outgoing = Outgoing(_join)
 
     def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
         """Owner.answer"""
         match instruction:
             case do.Found():
-                self.outgoing.put_nowait(pb.PeerPieces(held=instruction.indices, in_dram=instruction.in_arena))
+                self.outgoing.put(pb.PeerPieces(held=instruction.indices, in_dram=instruction.in_arena))
             case do.Pieces(pieces=pieces):
                 self._node.leased.add(self._lease, [(p[2], self._piece_bytes) for p in pieces])
                 chunks, layers, offsets, checksums = zip(*pieces, strict=True)
-                self.outgoing.put_nowait(pb.PeerPieces(chunks=chunks, layers=layers, offsets=offsets, checksums=checksums))
+                self.outgoing.put(pb.PeerPieces(chunks=chunks, layers=layers, offsets=offsets, checksums=checksums))
             case do.End():
-                self.outgoing.put_nowait(None)
+                self.outgoing.put(None)
 
 
 class Lending:
