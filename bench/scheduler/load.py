@@ -1,0 +1,62 @@
+"""Places turns at a scheduler: as many as it takes, or so many a second; and what that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from typing import Any
+
+from fakes import MODEL, FakeFleet
+
+from contracts.v1 import common_pb2, scheduler_pb2
+
+
+class Load:
+    """Turns of random sessions. Latencies are kept in seconds."""
+
+    def __init__(self, stub: Any, fleet: FakeFleet, sessions: int) -> None:
+        self._stub, self._fleet, self._sessions = stub, fleet, sessions
+        self._draw, self._count = random.Random(7), 0
+
+    async def _place(self, took: list[float]) -> None:
+        self._count += 1
+        session = common_pb2.Session(tenant="t", session_id=f"s{self._draw.randrange(self._sessions)}")
+        request = scheduler_pb2.PlaceRequest(request_id=f"r{self._count}", session=session, model=MODEL)
+        began = time.perf_counter()
+        placed = await self._stub.Place(request)
+        took.append(time.perf_counter() - began)
+        self._fleet.nodes[placed.node].took(request.request_id)
+
+    async def most(self, seconds: float, at_once: int) -> float:
+        """Placements a second with so many callers that wait for nothing else."""
+        took: list[float] = []
+        end = time.perf_counter() + seconds
+
+        async def caller() -> None:
+            while time.perf_counter() < end:
+                await self._place(took)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(caller() for _ in range(at_once)))
+        return len(took) / (time.perf_counter() - began)
+
+    async def at_rate(self, per_s: float, seconds: float) -> dict[str, float]:
+        """Arrivals at random, whatever the answers take: what came a second, and how long they took in milliseconds."""
+        took: list[float] = []
+        due, began, tasks = 0.0, time.perf_counter(), []
+        while due < seconds:
+            due += self._draw.expovariate(per_s)
+            wait_s = began + due - time.perf_counter()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            tasks.append(asyncio.ensure_future(self._place(took)))
+        await asyncio.gather(*tasks)
+        quantiles = statistics.quantiles(took, n=100)
+        return {
+            "offered_per_s": per_s,
+            "placed_per_s": round(len(took) / (time.perf_counter() - began)),
+            "p50_ms": round(quantiles[49] * 1e3, 3),
+            "p99_ms": round(quantiles[98] * 1e3, 3),
+        }
