@@ -10,7 +10,7 @@ from contracts.errors import ConfigError
 from runtime import telemetry
 from runtime.config import Config
 from runtime.service import Tasks, arguments, run, serve
-from scheduler.metrics import METRICS_PORT
+from scheduler.metrics import METRICS_PORT, metrics_port
 from scheduler.server import SchedulerService
 
 log = telemetry.logger("scheduler.main")
@@ -22,8 +22,11 @@ class _Process(SchedulerService):
     async def start(self) -> None:
         await super().start()
         host, _, port = self.config.scheduler_address.rpartition(":")
+        shown = metrics_port(self.config, int(port))
         try:
-            start_http_server(int(port) + METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+            if shown is None:
+                raise OSError(f"port {int(port) + METRICS_PORT} is another service's in this configuration")
+            start_http_server(shown, addr=host, registry=telemetry.REGISTRY)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

@@ -13,6 +13,7 @@ from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from runtime.config import Config
 from runtime.telemetry import REGISTRY
 from scheduler.core.control import Control
 
@@ -21,6 +22,16 @@ DECISION = Histogram("upbeat_scheduler_decision_seconds", "Choosing a node for a
 REFUSED = CountedMetric("upbeat_scheduler_refused", "Turns for which there was no node", registry=REGISTRY)
 #: Added to the port on which gRPC is served.
 METRICS_PORT = 10
+#: Of the ten ports of a node so many are used.
+_NODE_PORTS = 5
+
+
+def metrics_port(config: Config, port: int) -> int | None:
+    """Where a scheduler on `port` shows its metrics; None: that port is somebody else's in this deployment."""
+    wanted, nodes = port + METRICS_PORT, config.nodes
+    of_node = nodes.base_port <= wanted < nodes.base_port + 10 * nodes.count and (wanted - nodes.base_port) % 10 < _NODE_PORTS
+    taken = {config.gateway.port, config.scheduler.port}
+    return None if of_node or wanted in taken or wanted > 65_535 else wanted
 
 
 class SchedulerMetrics(Collector):

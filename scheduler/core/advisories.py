@@ -71,8 +71,9 @@ class Sent:
 class Pending:
     """A hint that waits for its request.
 
-    node: where its turn is to go. chance: with which it counts as work to come there. sent: what the store was told; None: nothing, as the
-    hint was not worth it. left: the nodes it has moved away from. looked_s: when a move was last considered.
+    node: where its turn is to go. placed_s: since when it is promised. chance: with which it counts as work to come there. sent: what the
+    store was told; None: nothing, as the hint was not worth it. left: the nodes it has moved away from. looked_s: when a move was last
+    considered.
     """
 
     hint: Hint

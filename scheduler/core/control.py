@@ -31,6 +31,10 @@ from scheduler.core.trust import DOUBT_PRIORITY, Trust, Worth
 _HOP_LATE_S, _HOP_LATE_TIMES = 15.0, 2.0
 
 
+#: A hint that is renewed without its request for so long counts as one that did not come true, in seconds.
+PROMISE_S = 300.0
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A turn that is here. avoid: nodes that just failed it; pin: the node that must run it; hop: what it is in a workflow."""
@@ -205,6 +209,9 @@ class Control:
         hint = replace(hint, model=hint.model or (known.model if known else "") or self.settings.served_model)
         if before is not None and hint.pin in ("", before.node) and self._serves(before.node, hint.model, now):
             pending = replace(before, hint=hint)
+            if now - before.placed_s > PROMISE_S:  # renewed for ever, it would never be found out
+                self.trust.ended(hint.on_trust_of, hint.address, 0.0)
+                pending = replace(pending, placed_s=now)
         else:
             turn = Turn(hint.model, advised=True, lead_s=hint.lead_s(now), pin=hint.pin, urgency=urgency_class(hint.priority))
             try:

@@ -196,6 +196,18 @@ def test_a_chance_is_a_chance_and_no_caller_is_worth_more_than_its_tenant(ends: 
         assert 0.0 <= t.chance("t", address) <= t.chance("t", "") + 1e-9
 
 
+def test_hints_that_are_renewed_for_ever_are_found_out() -> None:
+    h = House()
+    for beat in range(700):
+        now = 4.0 * beat
+        alive(h, now)
+        for i in range(20):
+            advise(h, now, session(i), address="liar")
+        h.tick(now)
+    assert len(h.advisories) == 20 and h.trust.worth("t", "liar") is Worth.NOTED
+    assert h.trust.worth("t", "honest") is Worth.FULL
+
+
 def flooded() -> House:
     """A fleet, and a tenant's address whose hints never come true."""
     h = House()

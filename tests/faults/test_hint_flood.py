@@ -1,0 +1,37 @@
+"""One tenant sends a hundred times as many hints as everybody else, and none comes true: nobody's request fails, and it soon stops moving
+anything. How much others feel is measured by `bench/hint_flood/run`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bench.hint_flood.flood import TTL_S, World, settings
+from loadtest.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(280)]
+MODEL = Path(__file__).parents[2] / "models" / "demo"
+
+
+async def flooded(world: World) -> None:
+    await world.begin()
+    quiet = await world.hold(4.0, clients=2, flood_per_s=0.0, seed=0)
+    per_s = 100.0 * quiet.hints_per_s
+    first = await world.hold(3 * TTL_S, clients=2, flood_per_s=per_s, seed=1)
+    later = await world.hold(6.0, clients=2, flood_per_s=per_s, seed=2)
+    for window in (quiet, first, later):
+        assert window.turns and [turn.error for turn in window.turns if turn.error is not None] == []
+    for window in (first, later):
+        assert set(window.statuses) <= {202, 429} and sum(window.statuses.values()) > 20 * len(window.turns)
+    hints = sum(later.done.values())
+    followed = later.done.get("full", 0.0) + later.done.get("behind", 0.0)
+    assert later.done["noted"] > 0.2 * hints, "nothing is brought for most of what is new"
+    assert followed < 2 * len(later.turns) + 0.05 * hints, "the chatters' own, and next to nothing of the flood's"
+    assert followed >= 0.9 * len(later.turns), "the chatters' are followed as before"
+
+
+def test_a_flood_of_false_hints_fails_no_request_and_is_soon_not_followed(tmp_path: Path) -> None:
+    with Stack(model=MODEL, nodes=2, hbm_gib=0.25, directory=tmp_path, settings=settings(dram_gib=0.25)) as stack:
+        asyncio.run(flooded(World(stack, sessions=8, tokens=400)))
