@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from cli import fleet
+from cli import fleet, workflows
 from cli.client import CallFailed, Gateway, session_path
 from cli.settings import Flags, resolve
 from contracts.errors import ConfigError
@@ -301,6 +301,9 @@ def simulate(context: typer.Context) -> Any:
     program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     program.command()(run)
     return program(context.args, prog_name="upbeat simulate", standalone_mode=False)
+
+
+commands.add_typer(workflows.commands(lambda: _console(), lambda data: _print_json(data)))
 
 
 def _answer(data: Any, as_json: bool, text: str) -> None:
