@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,8 +175,10 @@ async def ask(
     outcome: Outcome,
     now: Callable[[], float],
     pin_node: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> None:
-    """One streaming chat completion. Fills `outcome` (all but `sent_s`, `hint`); never raises for what the server does."""
+    """One streaming chat completion; `headers` go beside the session's. Fills `outcome` (all but `sent_s`, `hint`); never raises for
+    what the server does."""
     body = {
         "model": endpoint.model,
         "messages": list(messages),
@@ -186,10 +188,10 @@ async def ask(
         "temperature": 0,
         **endpoint.body,
     }
-    headers = {"X-Session-Id": session_id} | ({"X-Upbeat-Node": pin_node} if pin_node else {})
+    sent = {"X-Session-Id": session_id} | ({"X-Upbeat-Node": pin_node} if pin_node else {}) | dict(headers or {})
     timeout = aiohttp.ClientTimeout(total=endpoint.timeout_s)
     try:
-        async with http.post(f"{endpoint.base_url}/v1/chat/completions", json=body, headers=headers, timeout=timeout) as response:
+        async with http.post(f"{endpoint.base_url}/v1/chat/completions", json=body, headers=sent, timeout=timeout) as response:
             outcome.node = response.headers.get("X-Upbeat-Node")
             if response.status != 200:
                 outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"

@@ -1,0 +1,87 @@
+"""An agent workflow on a whole stack: the next hop's cache is on its way, and there, before that hop's request comes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
+MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
+BRIEF = (
+    "You are the architect of a small team. Answer in one line. " + "Keep the interfaces of every module that was agreed on in mind. " * 20
+)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with Stack(model=MODEL, nodes=2, hbm_gib=0.05, dram_gib=0.25) as made:
+        yield made
+
+
+class Agent:
+    """One agent's thread in a run."""
+
+    def __init__(self, stack: Stack, name: str, run: str, brief: str) -> None:
+        self.stack, self.name, self.run = stack, name, run
+        self.messages = [{"role": "system", "content": brief}]
+
+    @property
+    def session(self) -> str:
+        return f"{self.run}:{self.name}"
+
+    def ask(self, text: str, node: str = "") -> tuple[str, dict[str, Any]]:
+        """The node that answered, and the usage."""
+        self.messages.append({"role": "user", "content": text})
+        headers = {"X-Session-Id": self.session, "X-Upbeat-Workflow": "team", "X-Upbeat-Agent": self.name}
+        body = {"model": self.stack.model_name(), "messages": self.messages, "temperature": 0, "max_tokens": 16}
+        headers |= {"X-Upbeat-Node": node} if node else {}
+        reply = httpx.post(f"{self.stack.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        assert reply.status_code == 200, reply.text
+        self.messages.append(reply.json()["choices"][0]["message"])
+        return reply.headers["X-Upbeat-Node"], reply.json()["usage"]
+
+    def shown(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.stack.url}/v1/sessions/{self.session}", timeout=10).json())
+
+    def whole_in(self, tier: str, node: str) -> bool:
+        """Every layer of every whole chunk is in this tier of this node."""
+        shown = self.shown()
+        chunks = shown.get("tokens", 0) // 64
+        held = [t["layer_chunks"] for n in shown.get("nodes", []) if n["node"] == node for t in n["tiers"] if t["tier"] == tier]
+        return bool(chunks and held and held[0] and min(held[0]) >= chunks)
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if seen := what():
+            return seen
+        time.sleep(0.05)
+    pytest.fail("it did not come to that")
+
+
+def test_the_next_hops_cache_is_on_another_node_before_its_request_comes(stack: Stack) -> None:
+    graph = {"agents": ["manager", "architect"], "edges": [{"from": "manager", "to": "architect", "delay_s": 8.0}]}
+    declared = httpx.put(f"{stack.url}/v1/workflows/team", json=graph, timeout=10)
+    assert declared.status_code == 200, declared.text
+    manager, architect = Agent(stack, "manager", "job1", "You are the manager."), Agent(stack, "architect", "job1", BRIEF)
+    architect.ask("Design a clock.", "node-0")
+    until(lambda: architect.whole_in("dram", "node-0"))
+    assert not architect.whole_in("hbm", "node-1") and architect.shown()["node"] is None
+    manager.ask("Ask for a calendar too.", "node-0")  # as it runs there, the better node for what follows is the other one
+    assert architect.shown()["node"] == "node-1", "hinted, and nobody but its manager has spoken"
+    until(lambda: architect.whole_in("hbm", "node-1"))
+    chunks = architect.shown()["tokens"] // 64
+    node, usage = architect.ask("A calendar too, please.")
+    assert node == "node-1" and usage["prompt_tokens_details"]["cached_tokens"] == chunks * 64
+    learned = httpx.get(f"{stack.url}/v1/workflows/team", timeout=10).json()
+    assert {"manager", "architect"} == {a["name"] for a in learned["learned"]["agents"]}
+    assert any((e["from"], e["to"]) == ("manager", "architect") and e["weight"] > 0.9 for e in learned["learned"]["edges"])
