@@ -94,8 +94,6 @@ class Channel:
         self._now = None
         self._version += 1
         if not drop:
-            self._count += 1
-            job.entry = self._count
             heapq.heappush(self._queue, (job.key, job.entry, job))
 
     def _next(self) -> None:

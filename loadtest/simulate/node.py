@@ -51,7 +51,8 @@ class Node:
         self._waiting: list[tuple[tuple[int, int], Running]] = []
         self._running = self._arrivals = 0
         self._fetches: dict[SessionKey, _Fetch] = {}
-        self._hints: dict[SessionKey, int] = {}  #: rank of sessions that a hint brought here
+        #: Sessions that a hint brought, or brings, here: their rank, and until when.
+        self._hints: dict[SessionKey, tuple[int, float]] = {}
         self._dirty: set[SessionKey] = set()
         self._ended_ids: list[str] = []
         #: Request-seconds here, for load over time; and outcomes that explain results.
@@ -241,9 +242,12 @@ class Node:
         """The scheduler's command for a hint: bring `tokens` of the session's cache up, as far as better ones leave room."""
         chunk, rank = self.kind.shape.chunk_tokens, advised(priority)
         wanted = tokens // chunk * chunk
-        self._hints[session] = rank
-        self._events.at(expires_s, lambda: self._doubt(session, rank))
-        if session in self._fetches or not wanted:
+        self._hints[session] = (rank, expires_s)
+        self._events.at(expires_s, lambda: self._expired(session, expires_s))
+        fetch = self._fetches.get(session)
+        if fetch is not None and not fetch.waits:
+            fetch.rank = rank
+        if fetch is not None or not wanted:
             return
         self.dram.touch(session, rank)
         near = self.tokens_in(self.dram, session)
@@ -257,24 +261,25 @@ class Node:
         """What is in DRAM goes on into free HBM (cooperative management, section 3.4 of the paper)."""
         bytes_ = self.dram.bytes_of(session)
         had = self.hbm.bytes_of(session)
-        if bytes_ <= had or self._hints.get(session) != rank:
+        if bytes_ <= had or session not in self._hints:
             return
-        self.bus.send(bytes_ - had, (_HINTED, -rank), lambda: self._in_hbm(session, bytes_, rank))
+        self.bus.send(bytes_ - had, (_HINTED, -rank), lambda: self._in_hbm(session, bytes_))
 
-    def _in_hbm(self, session: SessionKey, bytes_: float, rank: int) -> None:
-        if self._hints.get(session) == rank and self.dram.bytes_of(session) >= bytes_:
-            self.hbm.put(session, bytes_, rank)
+    def _in_hbm(self, session: SessionKey, bytes_: float) -> None:
+        if session in self._hints and self.dram.bytes_of(session) >= bytes_:
+            self.hbm.put(session, bytes_, self._hints[session][0])
 
     def withdraw(self, session: SessionKey) -> None:
         """The hint is void, or went to another node: what it brought may go first, what is still to come does not."""
-        rank = self._hints.get(session)
-        if rank is not None:
-            self._doubt(session, rank)
+        if self._hints.pop(session, None) is not None:
+            self._doubt(session)
 
-    def _doubt(self, session: SessionKey, rank: int) -> None:
-        if self._hints.get(session) != rank:
-            return
-        del self._hints[session]
+    def _expired(self, session: SessionKey, expires_s: float) -> None:
+        if self._hints.get(session, (0, 0.0))[1] == expires_s:
+            del self._hints[session]
+            self._doubt(session)
+
+    def _doubt(self, session: SessionKey) -> None:
         for tier in (self.hbm, self.dram):
             tier.touch(session, DOUBTED)
         fetch = self._fetches.get(session)

@@ -205,6 +205,30 @@ def test_a_prefetched_turn_waits_for_nothing() -> None:
     assert away.first_s - away.sent_s == pytest.approx(KIND.costs.prefill_s(100, 6400))
 
 
+def test_a_hint_that_is_repeated_lasts_as_long_as_the_later_one() -> None:
+    events = Events()
+    (node,) = fleet(events, 1)
+    for name in ("s", "other"):
+        served(events, node, request(name, 3000, 200, session=name))
+    start_s = events.now
+    for seconds in (60.0, 100.0):
+        node.prefetch(key("s"), 0, start_s + seconds, 3200, ())
+
+    def first_victim() -> str:
+        left: list[SessionKey] = []
+        node.dram._left = left.append
+        room = node.dram.capacity_bytes - node.dram.cached_bytes
+        assert node.dram.put(key("big"), room + 1.0)
+        node.dram.take(key("big"))
+        return left[0].session_id
+
+    events.run(FOREVER, limit_s=start_s + 70.0)
+    node.dram.put(key("another"), 1e6)
+    assert first_victim() == "other", "the hint still holds"
+    events.run(FOREVER, limit_s=start_s + 110.0)
+    assert first_victim() == "s", "it is over, and what it held goes first"
+
+
 def test_a_withdrawn_hint_stops_its_load_and_a_cache_that_is_sooner_computed_is_computed() -> None:
     events = Events()
     here, there = fleet(events, link_bytes_per_s=1e6)
