@@ -15,7 +15,8 @@ import psutil
 
 from cli import machine
 from contracts.errors import ConfigError
-from runtime.config import GIB, LOOPBACK, Config
+from runtime.config import GIB, Config
+from runtime.config_checks import LOOPBACK
 
 #: Below this a session's KV soon fills the disk.
 DISK_WANTED_BYTES = 5 * GIB

@@ -19,12 +19,16 @@ def show_fleet(console: Console, ready: bool, fleet: dict[str, Any]) -> None:
     expected = int(fleet.get("expected_nodes", len(nodes)))
     missing = "; ".join(map(str, fleet.get("missing", [])))
     console.print(f"{'ready' if ready else 'not ready'}: {serving} of {expected} nodes serve{missing and ' (' + missing + ')'}")
+    schedulers = fleet.get("schedulers", [])
+    if len(schedulers) > 1:
+        told = (f"{s.get('address')} {s.get('state')} ({_int(s, 'nodes')} nodes, {_int(s, 'advised')} hints)" for s in schedulers)
+        console.print(f"{len(schedulers)} schedulers: {'; '.join(told)}")
     rows = table("node", "state", "model", "running", "waiting", "tokens due", "hints", "HBM used", "DRAM used", "SSD", "sessions")
     for node in nodes:
         total, free = _int(node, "hbm_pages_total"), _int(node, "hbm_pages_free")
         rows.add_row(
             str(node.get("node", "?")),
-            "serving" if node.get("serving") else "not serving",
+            str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
             ", ".join(str(model.get("name", "?")) for model in node.get("models", [])) or "-",
             str(_int(node, "running")),
             str(_int(node, "waiting")),

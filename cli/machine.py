@@ -39,7 +39,10 @@ class PortUse:
 
 def ports_of(config: Config) -> list[PortUse]:
     """Every port that the stack listens on here, and who has it."""
-    wanted = [("gateway", config.gateway.host, config.gateway.port), ("scheduler", config.scheduler.host, config.scheduler.port)]
+    wanted = [("gateway", config.gateway.host, config.gateway.port)]
+    for n in range(len(config.scheduler_addresses)):
+        host, _, port = config.scheduler_listen(n).rpartition(":")
+        wanted.append((f"scheduler {n}" if n else "scheduler", host, int(port)))
     for n in range(config.nodes.count):
         host, _, base = config.node(n).store_listen.rpartition(":")
         wanted += [(f"{purpose} of node-{n}", host, int(base) + i) for i, purpose in enumerate(NODE_PORTS)]

@@ -1,27 +1,27 @@
-"""The scheduler as the gateway knows it: the fleet it last described, and where it wants a request.
+"""The fleet as the gateway knows it: as a scheduler last described it, and where the schedulers want a request.
 
-When it does not answer within about a second, requests go on: the gateway routes directly over the last known fleet
-(`core.routing`) and does not ask again for a moment, so that a hung scheduler costs one request a second and not all.
+When none answers, requests go on: the gateway routes directly over the last known fleet (`core.routing`), and to the node that served
+the session before, so that an outage of the schedulers does not scatter sessions.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 
-from contracts.convert import session_to_wire
-from contracts.errors import RequestError, Unavailable
+from contracts.convert import session_from_wire, session_to_wire
+from contracts.errors import Unavailable
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
-from contracts.v1 import scheduler_pb2_grpc
 from contracts.workflow import Hop
 from gateway import metrics
-from gateway.core.refusals import refusal
 from gateway.core.retry import Patience
-from gateway.core.routing import FleetView, Model, Node, Route, direct_route
+from gateway.core.routing import FleetView, LastNodes, Model, Node, Route, direct_route, following
+from gateway.schedulers import Scheduler, Schedulers
 from gateway.workers import Workers
-from runtime import rpc, telemetry
+from runtime import telemetry
 from runtime.clock import Clock
 from runtime.config import Config
 
@@ -32,45 +32,49 @@ _REST_S = 0.3
 
 
 class Fleet:
-    """The last known fleet, and the scheduler's stub."""
+    """The last known fleet, and the schedulers."""
 
     def __init__(self, config: Config, workers: Workers, clock: Clock, patience: Patience) -> None:
         self._config, self._workers, self._clock, self._patience = config, workers, clock, patience
-        self._channel = rpc.channel(config.scheduler_address)
-        self.scheduler: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)  # type: ignore[no-untyped-call]
+        self.schedulers = Schedulers(config.scheduler_addresses, clock, patience.scheduler_rest_s)
         #: None until a scheduler has answered for the first time.
         self.view: FleetView | None = None
         #: A Watch stream stands, so `view` is as of now.
         self.live = False
         #: Every model seen; a model whose nodes are restarting is still known.
         self.models: dict[str, Model] = {}
-        self._silent_until_s = 0.0
+        self._last_nodes = LastNodes()
 
     async def stop(self) -> None:
-        """Close the channel."""
-        await self._channel.close(None)
+        """Close the channels."""
+        await self.schedulers.stop()
 
     async def watch(self) -> None:
-        """Follow the fleet, for ever."""
+        """Follow the fleet, for ever: one scheduler's word, and the next one's when its stream breaks."""
         while True:
-            call = self.scheduler.Watch(pb.WatchRequest(), wait_for_ready=True)
-            try:
-                async for message in call:
-                    self._take(message)
-                reason = "the scheduler ended it"
-            except grpc.aio.AioRpcError as e:
-                reason = f"{e.code().name}: {e.details()}"
-            finally:
-                call.cancel()
-                self.live = False
-            log.warning("the fleet is no longer known", reason=reason)
+            for scheduler in self.schedulers.all:
+                await self._follow(scheduler)
             await self._clock.sleep(_REST_S)
 
-    def _take(self, message: Any) -> None:
+    async def _follow(self, scheduler: Scheduler) -> None:
+        call = scheduler.stub.Watch(pb.WatchRequest(), wait_for_ready=len(self.schedulers.all) == 1)
+        try:
+            async for message in call:
+                self._take(message, scheduler)
+            reason = "the scheduler ended it"
+        except grpc.aio.AioRpcError as e:
+            reason = f"{e.code().name}: {e.details()}"
+        finally:
+            call.cancel()
+            was_live, self.live = self.live, False
+        if was_live:
+            log.warning("the fleet is no longer known", scheduler=scheduler.address, reason=reason)
+
+    def _take(self, message: Any, scheduler: Scheduler) -> None:
         if not self.live:
-            log.info("the fleet is known", nodes=len(message.nodes), expected=message.expected_nodes)
-        self.view, self.live = fleet_from_wire(message), True
-        self._silent_until_s = 0.0
+            log.info("the fleet is known", scheduler=scheduler.address, nodes=len(message.nodes), expected=message.expected_nodes)
+        self.view, self.live = following(self.view, fleet_from_wire(message), message.gathering), True
+        scheduler.rests_until_s = 0.0
         for node in message.nodes:
             for m in node.models:
                 self.models[m.name] = Model(m.name, m.max_tokens, m.created_s)
@@ -91,44 +95,59 @@ class Fleet:
         self, request_id: str, session: SessionKey, model: str, *, priority: int, pin: str, avoid: list[str], hop: Hop | None = None
     ) -> Route:
         """Where this attempt goes. Raises a RequestError: Unavailable when no node can take it now, else the caller's fault."""
-        if self._clock.now() >= self._silent_until_s:
-            wanted = pb.PlaceRequest(
-                request_id=request_id,
-                session=session_to_wire(session),
-                model=model,
-                priority=priority,
-                pin_node=pin,
-                avoid_nodes=avoid,
-                hop=pb.Hop(workflow=hop.workflow, agent=hop.agent, run=hop.run, ended=hop.ended) if hop else None,
-            )
-            try:
-                placed = await self.scheduler.Place(wanted, timeout=self._patience.scheduler_s)
-                metrics.PLACED.labels("scheduler").inc()
-                return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)
-            except grpc.aio.AioRpcError as e:
-                refused = refusal(e.details() or "")
-                if refused is not None:
-                    raise refused from None
-                log.warning("no placement by the scheduler", code=e.code().name, details=e.details())
-                if e.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self._silent_until_s = self._clock.now() + self._patience.scheduler_rest_s
-        return self._direct(model, pin, avoid)
+        wanted = pb.PlaceRequest(
+            request_id=request_id,
+            session=session_to_wire(session),
+            model=model,
+            priority=priority,
+            pin_node=pin,
+            avoid_nodes=avoid,
+            hop=pb.Hop(workflow=hop.workflow, agent=hop.agent, run=hop.run, ended=hop.ended) if hop else None,
+        )
+        answer = await self.schedulers.ask("Place", wanted, session, self._patience.scheduler_s)
+        if answer is None:
+            return self._direct(session, model, pin, avoid)
+        before, placed = answer
+        metrics.PLACED.labels("standby" if before else "scheduler").inc()
+        return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)
 
-    def _direct(self, model: str, pin: str, avoid: list[str]) -> Route:
-        workers = self._workers
-        route = direct_route(self.view or FleetView(), model, workers.in_flight, workers.connected, pin=pin, avoid=avoid)
+    def served(self, session: SessionKey, node: str) -> None:
+        """A node has accepted a request of the session."""
+        self._last_nodes.note(session, node)
+
+    def _direct(self, session: SessionKey, model: str, pin: str, avoid: list[str]) -> Route:
+        workers, last = self._workers, self._last_nodes.get(session)
+        route = direct_route(self.view or FleetView(), model, workers.in_flight, workers.connected, pin=pin, avoid=avoid, last=last)
         if route is None:
             raise Unavailable("neither the scheduler nor a node can take this request at the moment")
         metrics.PLACED.labels("direct").inc()
         return route
 
-    async def call(self, method: str, message: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """A scheduler call that a caller waits for. Raises RequestError; Unavailable when the scheduler does not answer."""
-        try:
-            return await getattr(self.scheduler, method)(message, timeout=timeout_s)
-        except grpc.aio.AioRpcError as e:
-            error: RequestError = refusal(e.details() or "") or Unavailable("the scheduler does not answer at the moment; try again")
-            raise error from None
+    # ---- other calls -------------------------------------------------------------------------------------------
+    async def call(self, method: str, message: Any, timeout_s: float = CALL_TIMEOUT_S, session: SessionKey | None = None) -> Any:
+        """A call that a caller waits for, to the session's scheduler. Raises RequestError; Unavailable when no scheduler answers."""
+        answer = await self.schedulers.ask(method, message, session, timeout_s)
+        if answer is None:
+            raise Unavailable("the scheduler does not answer at the moment; try again")
+        return answer[1]
+
+    async def sessions(self, wanted: pb.ListSessionsRequest) -> list[pb.SessionSummary]:
+        """The sessions that the schedulers know, the latest first: each as its own scheduler has it, which knows its hint."""
+        told = self.schedulers.of(None)
+        answers = await asyncio.gather(*(self.schedulers.tell(s, "ListSessions", wanted, CALL_TIMEOUT_S) for s in told))
+        heard = {s.address: reply for s, reply in zip(told, answers, strict=True) if reply is not None}
+        if not heard:
+            raise Unavailable("the scheduler does not answer at the moment; try again")
+        found: dict[SessionKey, pb.SessionSummary] = {}
+        for address, reply in heard.items():
+            for summary in reply.sessions:
+                key = session_from_wire(summary.session)
+                if key not in found or self._owner(key, heard) == address:
+                    found[key] = summary
+        return sorted(found.values(), key=lambda s: -s.last_use_s)[: wanted.limit]
+
+    def _owner(self, session: SessionKey, heard: dict[str, Any]) -> str:
+        return next((s.address for s in self.schedulers.of(session) if s.address in heard), "")
 
 
 def fleet_from_wire(message: Any) -> FleetView:
@@ -145,6 +164,7 @@ def _node(n: Any) -> Node:
         models=frozenset(m.name for m in n.models),
         running=n.running,
         waiting=n.waiting,
+        state=n.state,
         details={"store_address": n.store_address}
         | {name: getattr(n, name) for name in (*counters, "ssd_bytes_used", "sessions")}
         | {"models": [_model(m) for m in n.models]},

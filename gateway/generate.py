@@ -112,6 +112,7 @@ class Generation:
             self._flight = flight
             event = await flight.next()
             if isinstance(event, Accepted):
+                self._shared.fleet.served(self._job.session, route.node)
                 done = self.progress
                 done.node, done.why = route.node, route.why
                 done.prompt_tokens = done.prompt_tokens or event.prompt_tokens

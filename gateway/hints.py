@@ -1,6 +1,6 @@
-"""Advisories and invalidations on their way to the scheduler: answered at once, told in the background, in order.
+"""Advisories and invalidations on their way to the schedulers: answered at once, told in the background, in order.
 
-A hint is only a hint: when the scheduler is away or the queue is full it is dropped and counted, and the request that it
+A hint is only a hint: when no scheduler is there or the queue is full it is dropped and counted, and the request that it
 announced still works. Hints that wait together travel together.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
-
+from contracts.convert import session_from_wire
+from contracts.errors import RequestError
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import metrics
 from gateway.fleet import Fleet
+from gateway.schedulers import Scheduler
 from runtime import telemetry
 
 log = telemetry.logger("gateway.hints")
@@ -53,7 +54,7 @@ class Hints:
             first = waiting if waiting is not None else await self._queue.get()
             waiting = None
             if isinstance(first, pb.InvalidateRequest):
-                await self._tell("invalidation", 1, self._fleet.scheduler.Invalidate, first)
+                await self._withdraw(first)
                 continue
             batch = [first]
             while len(batch) < BATCH_LIMIT and not self._queue.empty():
@@ -62,13 +63,42 @@ class Hints:
                     waiting = item
                     break
                 batch.append(item)
-            await self._tell("advisory", len(batch), self._fleet.scheduler.Advise, pb.AdviseRequest(advisories=batch))
+            await self._advise(batch)
 
-    async def _tell(self, kind: str, count: int, method: Any, message: Any) -> None:
+    async def _advise(self, batch: list[common_pb2.Advisory]) -> None:
+        """Each to its session's scheduler, or to the next one when that does not answer."""
+        schedulers, silent = self._fleet.schedulers, set[str]()
+        while batch:
+            groups: dict[str, tuple[Scheduler, list[common_pb2.Advisory]]] = {}
+            for advisory in batch:
+                order = [s for s in schedulers.of(session_from_wire(advisory.session)) if s.address not in silent]
+                if order:
+                    groups.setdefault(order[0].address, (order[0], []))[1].append(advisory)
+            told = await asyncio.gather(*(self._tell(s, "Advise", pb.AdviseRequest(advisories=group)) for s, group in groups.values()))
+            reached = sum(len(group) for _, group in groups.values())
+            metrics.HINTS.labels("advisory", "lost").inc(len(batch) - reached)
+            batch = []
+            for (scheduler, group), answer in zip(groups.values(), told, strict=True):
+                if answer is not None:
+                    metrics.HINTS.labels("advisory", "told").inc(len(group))
+                else:
+                    silent.add(scheduler.address)
+                    batch += group
+
+    async def _withdraw(self, invalidation: pb.InvalidateRequest) -> None:
+        """To the session's scheduler, then to the others until one knows the hint: it may have come while that one was away."""
+        session = session_from_wire(invalidation.session) if invalidation.session.session_id else None
+        told = False
+        for scheduler in self._fleet.schedulers.of(session):
+            answer = await self._tell(scheduler, "Invalidate", invalidation)
+            told = told or answer is not None
+            if answer is not None and answer.known:
+                break
+        metrics.HINTS.labels("invalidation", "told" if told else "lost").inc()
+
+    async def _tell(self, scheduler: Scheduler, method: str, message: Any) -> Any:
         try:
-            await method(message, timeout=TELL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as e:
-            metrics.HINTS.labels(kind, "lost").inc(count)
-            log.debug("hints lost", kind=kind, count=count, code=e.code().name)
-        else:
-            metrics.HINTS.labels(kind, "told").inc(count)
+            return await self._fleet.schedulers.tell(scheduler, method, message, TELL_TIMEOUT_S)
+        except RequestError as e:
+            log.debug("a hint was refused", call=method, error=e.message)
+            return None

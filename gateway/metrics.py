@@ -16,5 +16,5 @@ ACTIVE = Gauge("upbeat_gateway_active_generations", "Choices that are being gene
 TOKENS = Counter("upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind"], registry=REGISTRY)
 HINTS = Counter("upbeat_gateway_hints", "Advisories and invalidations by what became of them", ["kind", "outcome"], registry=REGISTRY)
 RETRIES = Counter("upbeat_gateway_retries", "Attempts after the first, by cause", ["cause"], registry=REGISTRY)
-PLACED = Counter("upbeat_gateway_placed", "Attempts by who chose the node (scheduler, direct)", ["by"], registry=REGISTRY)
+PLACED = Counter("upbeat_gateway_placed", "Attempts by who chose the node (scheduler, standby, direct)", ["by"], registry=REGISTRY)
 STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", registry=REGISTRY)

@@ -64,9 +64,9 @@ class KvStoreService:
             log.warning("no metrics", error=str(e))
 
     async def _report(self) -> None:
-        """The scheduler hears of this node once peers can read from it."""
+        """The schedulers hear of this node once peers can read from it."""
         await self._node.ready.wait()
-        await Directory(self._node, self._config.scheduler_address, self._tasks).run()
+        await Directory(self._node, self._config.scheduler_addresses, self._tasks).run()
 
     async def drain(self) -> None:
         """Finish write-back, that of workers which drain at the same time included: until they leave or save nothing more."""

@@ -1,13 +1,14 @@
-"""What the scheduler is told about this node, and what it asks for: one stream that reconnects for ever.
+"""What the schedulers are told about this node, and what they ask for: a stream to each, opened again for ever.
 
-Sessions are reported in full after every hello, then as they change, a few times a second; the load every second.
+Sessions are reported in full after every hello, then as they change, a few times a second; the load every second. All schedulers
+are told all of it, as each may stand in for the others; so an erasure that one of them ordered is seen by every one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import grpc
 
@@ -23,52 +24,74 @@ from kvstore.node import Node
 from runtime import rpc, telemetry
 from runtime.service import Tasks
 
-_DELTA_S, _LOAD_EVERY, _RECONNECT_S = 0.25, 4, 0.5
-_SESSIONS_A_MESSAGE = 2000
+_DELTA_S, _LOAD_EVERY, _RECONNECT_S = 0.25, 4, 0.1
+#: Of one message: short enough for both sides to write or read in a few milliseconds.
+_SESSIONS_A_MESSAGE, _CHUNKS_A_MESSAGE = 500, 10_000
 
 
 class Directory:
-    """See the module."""
+    """The links to all schedulers. Run once."""
 
-    def __init__(self, node: Node, scheduler_address: str, tasks: Tasks) -> None:
-        self._node = node
-        self._address = scheduler_address
-        self._tasks = tasks
+    def __init__(self, node: Node, addresses: Sequence[str], tasks: Tasks) -> None:
+        self._node, self._tasks = node, tasks
+        self.links = [Link(node, address, tasks) for address in addresses]
+
+    async def run(self) -> None:
+        """Report for as long as the process lives."""
+        for link in self.links:
+            self._tasks.start(link.run(), f"scheduler {link.address}")
+        dirty = self._node.store.index.dirty
+        while True:
+            await self._node.clock.sleep(_DELTA_S)
+            for link in self.links:
+                link.changed.update(dirty)
+            dirty.clear()
+
+
+class Link:
+    """The stream to one scheduler. changed: sessions whose residency has changed since it was told of them."""
+
+    def __init__(self, node: Node, address: str, tasks: Tasks) -> None:
+        self._node, self.address, self._tasks = node, address, tasks
+        self.changed: set[SessionKey] = set()
+        self._connections = 0
         self._reported: set[SessionKey] = set()
         self._answers: list[pb.StoreReport] = []  #: to erasures, not yet sent
 
     async def run(self) -> None:
         """Report for as long as the process lives."""
-        channel = rpc.channel(self._address)
-        connected = False
+        channel = rpc.channel(self.address)
         while True:
+            connected = False
             try:
-                stream = SchedulerStub(channel).StoreReports(self._reports())  # type: ignore[no-untyped-call]
+                stream = SchedulerStub(channel).StoreReports(self._reports(), wait_for_ready=True)  # type: ignore[no-untyped-call]
                 async for command in stream:
                     if not connected:
-                        log.info("scheduler answers", address=self._address)
+                        log.info("scheduler answers", address=self.address)
                         connected = True
                         self._tasks.start(self._node.heed_tombstones(), "heed-tombstones")
                     self._obey(command)
             except grpc.aio.AioRpcError as e:
                 if connected:
-                    log.warning("scheduler lost", reason=e.code().name)
-            connected = False
+                    log.warning("scheduler lost", address=self.address, reason=e.code().name)
             await self._node.clock.sleep(_RECONNECT_S)
 
     # ---- reports
 
     async def _reports(self) -> AsyncIterator[pb.StoreReport]:
         node = self._node
-        yield pb.StoreReport(hello=pb.StoreHello(node=node.name, address=node.places.store_address, instance=node.instance))
+        self._connections += 1
+        place, connection = node.places.store_address, self._connections
+        yield pb.StoreReport(hello=pb.StoreHello(node=node.name, address=place, instance=node.instance, connection=connection))
         self._reported.clear()
-        node.store.index.dirty.clear()
-        full = True
-        for held in self._held(node.store.index.manifests, skip_absent=True):
-            yield pb.StoreReport(held=pb.HeldSessions(full=full, sessions=held))
-            full = False
+        self.changed.clear()
+        number, full = 1, True
+        for held in self._held(list(node.store.index.manifests), skip_absent=True):
+            yield pb.StoreReport(held=pb.HeldSessions(full=full, joining=True, number=number, sessions=held))
+            number, full = number + 1, False
+            await asyncio.sleep(0)  # whatever else the store has to do comes between
         if full:
-            yield pb.StoreReport(held=pb.HeldSessions(full=True))
+            yield pb.StoreReport(held=pb.HeldSessions(full=True, joining=True, number=number))
         turn = 0
         while True:
             if turn % _LOAD_EVERY == 0:
@@ -76,23 +99,29 @@ class Directory:
                 yield pb.StoreReport(metrics=pb.ProcessMetrics(samples=telemetry.samples()))
             turn += 1
             await node.clock.sleep(_DELTA_S)
+            # What was erased is told before the erasure is confirmed: nobody believes in a holder once it is.
             answers, self._answers = self._answers, []
+            changed, self.changed = self.changed | (node.store.index.dirty if answers else set()), set()
+            for held in self._held(changed, skip_absent=False):
+                number += 1
+                yield pb.StoreReport(held=pb.HeldSessions(number=number, sessions=held))
+                await asyncio.sleep(0)
             for answer in answers:
                 yield answer
-            dirty = node.store.index.dirty.copy()
-            node.store.index.dirty.clear()
-            for held in self._held(dirty, skip_absent=False):
-                yield pb.StoreReport(held=pb.HeldSessions(sessions=held))
 
     def _held(self, sessions: Iterable[SessionKey], *, skip_absent: bool) -> Iterable[list[pb.Held]]:
-        """In messages of bounded size. A session that is no longer here is reported once with nothing."""
+        """In messages of bounded size. A session that is no longer here is reported once with nothing, and one that was erased or
+        has expired, always: a scheduler may know it from others."""
+        index = self._node.store.index
         part: list[pb.Held] = []
-        for session in list(sessions):
-            manifest = self._node.store.index.manifests.get(session)
-            here, dram, size = self._node.store.index.held(session)
-            if not here and (skip_absent or session not in self._reported):
+        chunks = 0
+        for session in sessions:
+            manifest = index.manifests.get(session)
+            here, dram, size = index.held(session)
+            if not here and (skip_absent or (manifest is not None and session not in self._reported)):
                 continue
             (self._reported.add if here else self._reported.discard)(session)
+            chunks += len(manifest.keys) if manifest else 0
             part.append(
                 pb.Held(
                     session=session_to_wire(session),
@@ -104,9 +133,9 @@ class Directory:
                     tokens_dram=dram,
                 )
             )
-            if len(part) == _SESSIONS_A_MESSAGE:
+            if len(part) >= _SESSIONS_A_MESSAGE or chunks >= _CHUNKS_A_MESSAGE:
                 yield part
-                part = []
+                part, chunks = [], 0
         if part:
             yield part
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,10 +20,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from contracts.errors import ConfigError
 from runtime.arena_file import HugePages
+from runtime.config_checks import check
 
 _STRICT = ConfigDict(extra="forbid", validate_default=True)
 GIB = 1 << 30
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 class ApiKey(BaseModel):
@@ -52,11 +53,25 @@ class SchedulerSection(BaseModel):
     model_config = _STRICT
     host: str = "127.0.0.1"
     port: int = Field(default=8081, ge=1, le=65535)
+    #: Schedulers at `host`, at consecutive ports from `port`; sessions are shared among them, and each stands in for the others.
+    count: int = Field(default=1, ge=1, le=64)
+    #: host:port of each scheduler, where they are not at one host; then host, port and count say nothing.
+    addresses: list[str] = []
+    #: The address the processes listen on; their own host name when empty.
+    listen_host: str = ""
     #: balanced, sticky, cache-aware, random, round-robin, or the name of an entry point of the group upbeat.placement_policies.
     policy: str = "balanced"
     #: Hints of a tenant, and of each of its addresses, that are followed by a prefetch: in the long run, and at once.
     hints_per_s: float = Field(default=200.0, gt=0)
     hint_burst: float = Field(default=1000.0, ge=1)
+
+    @field_validator("addresses")
+    @classmethod
+    def _host_and_port(cls, value: list[str]) -> list[str]:
+        for address in value:
+            if not re.fullmatch(r"([^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}", address):
+                raise ValueError(f"{address!r} is no address; give host:port, such as 10.0.0.7:8081")
+        return value
 
 
 class KvSection(BaseModel):
@@ -201,9 +216,25 @@ class Config(BaseSettings):
         return self.model_name or f"upbeat-{self.model.name}"
 
     @property
+    def scheduler_addresses(self) -> tuple[str, ...]:
+        """host:port of every scheduler, by number."""
+        section = self.scheduler
+        return tuple(section.addresses) or tuple(f"{section.host}:{section.port + n}" for n in range(section.count))
+
+    @property
     def scheduler_address(self) -> str:
-        """host:port of the scheduler."""
-        return f"{self.scheduler.host}:{self.scheduler.port}"
+        """host:port of scheduler 0."""
+        return self.scheduler_addresses[0]
+
+    def scheduler_listen(self, number: int) -> str:
+        """What scheduler `number` listens on. Raises ConfigError when there is no such scheduler."""
+        if not 0 <= number < len(self.scheduler_addresses):
+            raise ConfigError(
+                f"--number {number}: the configuration has {len(self.scheduler_addresses)} schedulers; "
+                "give a smaller number, or raise scheduler.count or extend scheduler.addresses"
+            )
+        host, _, port = self.scheduler_addresses[number].rpartition(":")
+        return f"{self.scheduler.listen_host or host}:{port}"
 
     def node(self, number: int) -> NodePlaces:
         """Every address and path of node `number`."""
@@ -265,7 +296,7 @@ def changed(config: Config, overrides: dict[str, Any]) -> Config:
         config = Config.model_validate(_merge(config.model_dump(), overrides)) if overrides else config
     except ValidationError as e:
         raise ConfigError(_explain(e)) from e
-    _check(config)
+    check(config)
     return config
 
 
@@ -314,17 +345,3 @@ def _explain(error: ValidationError) -> str:
         remedy = "remove it or correct its spelling" if item["type"] == "extra_forbidden" else item["msg"]
         lines.append(f"{key} = {item['input']!r}: {remedy} (in YAML, or UPBEAT__{key.upper().replace('.', '__')})")
     return "wrong configuration:\n  " + "\n  ".join(lines)
-
-
-def _check(config: Config) -> None:
-    if not config.gateway.api_keys and config.gateway.host not in LOOPBACK:
-        raise ConfigError(
-            f"gateway.host = {config.gateway.host!r} listens beyond loopback without API keys; "
-            "set gateway.api_keys, or gateway.host: 127.0.0.1"
-        )
-    last = config.nodes.base_port + 10 * config.nodes.count
-    for key, port in (("gateway.port", config.gateway.port), ("scheduler.port", config.scheduler.port)):
-        if config.nodes.base_port <= port < last:
-            raise ConfigError(
-                f"{key} = {port} lies in the nodes' ports {config.nodes.base_port} to {last - 1}; change it or nodes.base_port"
-            )

@@ -123,20 +123,23 @@ async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) 
     return 1 if crashed else 0
 
 
-def arguments(service: str, *, with_node: bool) -> tuple[Config, int]:
-    """The configuration and node number from the command line. Exits with status 2 and one line when they are wrong."""
+def arguments(service: str, *, with_node: bool, numbered: bool = False) -> tuple[Config, int]:
+    """The configuration, and the node's number or the service's own, from the command line. Exits with status 2 and one line when
+    they are wrong."""
     parser = argparse.ArgumentParser(prog=f"upbeat-{service}")
     parser.add_argument("--config", type=Path, default=None, help="YAML; UPBEAT__SECTION__KEY overrides it")
     if with_node:
         parser.add_argument("--node", type=int, required=True, help="this node's number, from 0")
+    if numbered:
+        parser.add_argument("--number", type=int, default=0, help=f"which {service} of the configuration this is, from 0")
     given = parser.parse_args()
     try:
         config = load_config(given.config)
     except ConfigError as e:
         print(f"upbeat-{service}: {e}", file=sys.stderr)
         raise SystemExit(2) from e
-    number = given.node if with_node else 0
-    name = f"{service}-{number}" if with_node else service
+    number = given.node if with_node else given.number if numbered else 0
+    name = f"{service}-{number}" if with_node or number else service
     telemetry.configure_logs(name, config.log_level)
     return config, number
 

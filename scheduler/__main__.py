@@ -21,7 +21,7 @@ class _Process(SchedulerService):
 
     async def start(self) -> None:
         await super().start()
-        host, _, port = self.config.scheduler_address.rpartition(":")
+        host, _, port = self.listen.rpartition(":")
         shown = metrics_port(self.config, int(port))
         try:
             if shown is None:
@@ -31,18 +31,18 @@ class _Process(SchedulerService):
             log.warning("no metrics", error=str(e))
 
 
-def _made(config: Config, tasks: Tasks) -> _Process:
+def _made(config: Config, tasks: Tasks, number: int) -> _Process:
     try:
-        return _Process(config, tasks)
+        return _Process(config, tasks, number=number)
     except ConfigError as e:
         print(f"upbeat-scheduler: {e}", file=sys.stderr)
         raise SystemExit(2) from e
 
 
 async def _main() -> int:
-    config, _ = arguments("scheduler", with_node=False)
+    config, number = arguments("scheduler", with_node=False, numbered=True)
     tasks = Tasks()
-    return await serve(_made(config, tasks), tasks.failed, drain_s=2.0)
+    return await serve(_made(config, tasks, number), tasks.failed, drain_s=2.0)
 
 
 def main() -> None:

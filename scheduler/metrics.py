@@ -57,9 +57,9 @@ class SchedulerMetrics(Collector):
         expected = GaugeMetricFamily("upbeat_scheduler_expected_arrivals", "Requests that hints promise, by the chance that they come")
         expected.add_metric((), float(columns.expected[:, : columns.count].sum()))
         yield expected
-        states = Counter(node.state for node in list(control.fleet.nodes.values()))
+        states = Counter(node.shown for node in list(control.fleet.nodes.values()))
         nodes = GaugeMetricFamily("upbeat_scheduler_nodes", "Nodes by state", labels=["state"])
-        for state in ("serving", "draining", "dead", "absent"):
+        for state in ("serving", "suspect", "draining", "dead", "absent"):
             nodes.add_metric((state,), states[state])
         yield nodes
         known = GaugeMetricFamily("upbeat_scheduler_sessions", "Sessions that some node has reported")

@@ -1,9 +1,9 @@
-"""The streams of the nodes' processes: their reports become events of the core, its commands go back to their stores."""
+"""The streams of the nodes' processes: their reports become events of the core, its commands go back to them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
 from contracts.convert import session_from_wire, session_to_wire
@@ -11,21 +11,30 @@ from contracts.v1 import scheduler_pb2
 from runtime import telemetry
 from runtime.clock import Clock
 from scheduler.convert import hint_to_wire, load_from_wire, models_from_wire, rates_from_wire
+from scheduler.core.attached import Attached, Stream
 from scheduler.core.control import Command, Control, Prefetch
 from scheduler.core.directory import Held
+from scheduler.core.directory import Report as HeldReport
 from scheduler.core.erasures import Word
 
 log = telemetry.logger("scheduler.reports")
+#: Workers are told of another time between reports when it has changed by so much of itself.
+_NOTABLE = 0.2
+#: Told to a stream's writer: nothing more comes.
+_END = None
 
 
 class Reports:
-    """See the module. `erasure_heard` is notified of every word of a store about an erasure."""
+    """See the module. `erasure_heard` is notified of every word of a store about an erasure; `joined` is called when a process has joined."""
 
     def __init__(self, control: Control, clock: Clock) -> None:
         self._control, self._clock = control, clock
-        self._stores: dict[str, asyncio.Queue[scheduler_pb2.StoreCommand]] = {}
-        self._workers: dict[str, str] = {}
+        self._stores: dict[str, asyncio.Queue[Any]] = {}
+        self._workers: dict[str, asyncio.Queue[Any]] = {}
+        self._store_streams, self._worker_streams = Attached(), Attached()
+        self._report_every_s = 0.0
         self.erasure_heard = asyncio.Condition()
+        self.joined: Callable[[], object] = lambda: None
 
     @property
     def stores(self) -> list[str]:
@@ -49,84 +58,96 @@ class Reports:
             else:
                 self.command(c.node, scheduler_pb2.StoreCommand(invalidate=session_to_wire(c.session)))
 
+    def _pace_workers(self) -> None:
+        """Tell the workers how often to report, when that has changed by much."""
+        wanted, told = self._control.fleet.report_every_s, self._report_every_s
+        if abs(wanted - told) > _NOTABLE * told:
+            self._report_every_s = wanted
+            for queue in self._workers.values():
+                queue.put_nowait(scheduler_pb2.WorkerCommand(report_every_s=wanted))
+
     # ---- workers -----------------------------------------------------------------------------------------------
-    async def of_worker(self, reports: AsyncIterator[scheduler_pb2.WorkerReport]) -> AsyncIterator[Any]:
-        """One worker's reports, until its stream ends."""
-        name, instance, fleet = "", "", self._control.fleet
+    async def of_worker(self, reports: AsyncIterator[scheduler_pb2.WorkerReport]) -> AsyncIterator[scheduler_pb2.WorkerCommand]:
+        """One worker's reports, until its stream ends, and the commands to it."""
+        commands: asyncio.Queue[Any] = asyncio.Queue()
+        async for command in _written(commands, self._read_worker(reports, commands)):
+            yield command
+
+    async def _read_worker(self, reports: AsyncIterator[scheduler_pb2.WorkerReport], commands: asyncio.Queue[Any]) -> None:
+        stream: Stream | None = None
+        fleet, attached = self._control.fleet, self._worker_streams
         try:
             async for report in reports:
                 now = self._clock.now()
                 kind = report.WhichOneof("kind")
                 if kind == "hello":
-                    name, instance = report.hello.node, report.hello.instance
-                    self._workers[name] = instance
-                    fleet.worker_joined(name, report.hello.address, models_from_wire(report.hello), now, rates_from_wire(report.hello))
-                    log.info("worker joined", node=name, address=report.hello.address)
-                elif not name or self._workers.get(name) != instance:
+                    hello = report.hello
+                    stream = Stream(hello.node, hello.instance, hello.connection)
+                    if not attached.join(stream):
+                        return
+                    self._workers[hello.node] = commands
+                    fleet.worker_joined(hello.node, hello.address, models_from_wire(hello), now, rates_from_wire(hello))
+                    log.info("worker joined", node=hello.node, address=hello.address)
+                    self.joined()
+                    self._pace_workers()
+                    commands.put_nowait(scheduler_pb2.WorkerCommand(report_every_s=self._report_every_s))
+                elif stream is None or not attached.counts(stream):
                     continue
                 elif kind == "metrics":
-                    fleet.node(name).worker_metrics = dict(report.metrics.samples)
+                    fleet.node(stream.node).worker_metrics = dict(report.metrics.samples)
                 elif kind == "load":
                     r = report.load
-                    fleet.loaded(name, load_from_wire(r), r.in_flight, r.finished, now, r.number)
+                    fleet.loaded(stream.node, load_from_wire(r), r.in_flight, r.finished, now, r.number)
                     self._control.callgraphs.finished(r.finished, now)
                     if r.draining:
-                        fleet.drain(name)
+                        fleet.drain(stream.node)
         finally:
-            if name and self._workers.get(name) == instance:
-                del self._workers[name]
-                self._control.worker_left(name)
-                log.info("worker left", node=name)
-        return
-        yield  # an async generator: commands to workers have no content yet beyond ending the stream
+            if stream is not None and attached.leave(stream):
+                del self._workers[stream.node]
+                self._control.worker_left(stream.node, self._clock.now())
+                log.info("worker left", node=stream.node)
 
     # ---- stores ------------------------------------------------------------------------------------------------
     async def of_store(self, reports: AsyncIterator[scheduler_pb2.StoreReport]) -> AsyncIterator[scheduler_pb2.StoreCommand]:
-        """One store's reports, and the commands to it."""
-        commands: asyncio.Queue[scheduler_pb2.StoreCommand] = asyncio.Queue()
-        reader = asyncio.ensure_future(self._read_store(reports, commands))
-        try:
-            while not reader.done():
-                waiting = asyncio.ensure_future(commands.get())
-                await asyncio.wait([waiting, reader], return_when=asyncio.FIRST_COMPLETED)
-                if waiting.done():
-                    yield waiting.result()
-                else:
-                    waiting.cancel()
-        finally:
-            reader.cancel()
-            for name in [n for n, q in self._stores.items() if q is commands]:
-                del self._stores[name]
-                self._control.store_left(name)
-                log.info("store left", node=name)
+        """One store's reports, until its stream ends, and the commands to it."""
+        commands: asyncio.Queue[Any] = asyncio.Queue()
+        async for command in _written(commands, self._read_store(reports, commands)):
+            yield command
 
     async def _read_store(self, reports: AsyncIterator[scheduler_pb2.StoreReport], commands: asyncio.Queue[Any]) -> None:
-        name, control = "", self._control
+        stream: Stream | None = None
+        control, attached = self._control, self._store_streams
         kinds: dict[str, Callable[[str, Any], None]] = {"held": self._held, "load": self._store_load, "metrics": self._store_metrics}
-        async for report in reports:
-            kind = report.WhichOneof("kind") or ""
-            if kind == "hello":
-                name = report.hello.node
-                control.directory.forget_node(name)
-                self._stores[name] = commands
-                control.fleet.store_joined(name, report.hello.address)
-                log.info("store joined", node=name, address=report.hello.address)
-                self._tell_peers()
-                for session in control.erasures.owed_by(name):
-                    self.command(name, scheduler_pb2.StoreCommand(erase=session_to_wire(session)))
-            elif not name or self._stores.get(name) is not commands:
-                continue
-            elif kind == "erased":
-                await self._erased(name, report.erased)
-            elif kind in kinds:
-                kinds[kind](name, getattr(report, kind))
+        try:
+            async for report in reports:
+                kind = report.WhichOneof("kind") or ""
+                if kind == "hello":
+                    hello = report.hello
+                    stream = Stream(hello.node, hello.instance, hello.connection)
+                    if not attached.join(stream):
+                        return
+                    self._stores[hello.node] = commands
+                    control.store_joined(hello.node, hello.address)
+                    log.info("store joined", node=hello.node, address=hello.address)
+                    self.joined()
+                    self._tell_peers(hello.node)
+                    for session in control.erasures.owed_by(hello.node):
+                        self.command(hello.node, scheduler_pb2.StoreCommand(erase=session_to_wire(session)))
+                elif stream is None or not attached.counts(stream):
+                    continue
+                elif kind == "erased":
+                    await self._erased(stream.node, report.erased)
+                elif kind in kinds:
+                    kinds[kind](stream.node, getattr(report, kind))
+        finally:
+            if stream is not None and attached.leave(stream):
+                del self._stores[stream.node]
+                control.store_left(stream.node)
+                log.info("store left", node=stream.node)
 
     def _held(self, name: str, report: scheduler_pb2.HeldSessions) -> None:
-        if report.full:
-            self._control.directory.forget_node(name)
-        for h in report.sessions:
-            held = Held(h.tokens_here, h.bytes_here, h.tokens_dram)
-            self._control.directory.report(name, session_from_wire(h.session), h.model, h.tokens_total, h.last_use_s, held)
+        told = [_held_from_wire(h) for h in report.sessions]
+        self._control.held(name, told, full=report.full, joining=report.joining, number=report.number)
 
     def _store_load(self, name: str, load: scheduler_pb2.StoreLoad) -> None:
         node = self._control.fleet.node(name)
@@ -141,7 +162,26 @@ class Reports:
             self._control.erasures.heard(name, session_from_wire(e.session), word)
             self.erasure_heard.notify_all()
 
-    def _tell_peers(self) -> None:
+    def _tell_peers(self, joined: str) -> None:
+        """Tell the store that joined of all others, and the others of it."""
         addresses = {n.name: n.store_address for n in self._control.fleet.nodes.values() if n.store_here}
         for name in self._stores:
-            self.command(name, scheduler_pb2.StoreCommand(peers=scheduler_pb2.FleetPeers(addresses=addresses)))
+            told = addresses if name == joined else {joined: addresses[joined]}
+            self.command(name, scheduler_pb2.StoreCommand(peers=scheduler_pb2.FleetPeers(addresses=told)))
+
+
+def _held_from_wire(h: scheduler_pb2.Held) -> HeldReport:
+    held = Held(h.tokens_here, h.bytes_here, h.tokens_dram)
+    return session_from_wire(h.session), h.model, h.tokens_total, h.last_use_s, held
+
+
+async def _written(commands: asyncio.Queue[Any], reading: Coroutine[Any, Any, None]) -> AsyncIterator[Any]:
+    """What is put into the queue, until the reader has ended."""
+    reader = asyncio.ensure_future(reading)
+    reader.add_done_callback(lambda _: commands.put_nowait(_END))
+    try:
+        while (command := await commands.get()) is not _END:
+            yield command
+        await reader  # an error in it ends the stream as an error
+    finally:
+        reader.cancel()

@@ -21,6 +21,7 @@ from scheduler import metrics
 from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
 from scheduler.core.advisories import in_order
 from scheduler.core.control import Ask, Control, Settings
+from scheduler.core.gathering import Gathering
 from scheduler.plugins import policy_named
 from scheduler.reports import Reports
 from scheduler.views import Views
@@ -34,14 +35,17 @@ _TICK_S = 0.5
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """One scheduler process. All state is soft and lives in the core."""
 
-    def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None) -> None:
-        """Raises ConfigError when the configured policy does not exist."""
+    def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, number: int = 0) -> None:
+        """number: which of the configured schedulers. Raises ConfigError when it, or the configured policy, does not exist."""
         self.config, self.tasks, self.clock = config, tasks, clock or RealClock()
+        self.listen = config.scheduler_listen(number)
+        self._gathering = Gathering(self.clock.now(), config.nodes.count)
         section = config.scheduler
         settings = Settings(policy_named(section.policy), config.served_model, section.hints_per_s, section.hint_burst)
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)
-        self.views = Views(config, self.control, self.reports)
+        self.reports.joined = self.gathering
+        self.views = Views(config, self.control, self.reports, self.clock, self.gathering)
         self._metrics = metrics.SchedulerMetrics(self.control)
         self.workflows = Workflows(self.control.callgraphs, config.data / "workflows", self.clock)
         self._server: grpc.aio.Server | None = None
@@ -50,14 +54,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def start(self) -> None:
         """Listen."""
         await self.workflows.load()
-        self._server, health = rpc.server(self.config.scheduler_address, ["upbeat.v1.Scheduler"])
+        self._server, health = rpc.server(self.listen, ["upbeat.v1.Scheduler"])
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         await self._server.start()
         await rpc.set_serving(health, True)
         self.tasks.start(self._tick(), "tick")
         telemetry.REGISTRY.register(self._metrics)
         self.tasks.start(self.workflows.keep(), "keep workflows")
-        log.info("serving", address=self.config.scheduler_address)
+        log.info("serving", address=self.listen)
 
     async def drain(self) -> None:
         """Nothing here outlives a call."""
@@ -77,9 +81,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await self.clock.sleep(_TICK_S)
             self.reports.carry_out(self.control.tick(self.clock.now()))
 
+    def gathering(self) -> bool:
+        """It does not know its fleet yet."""
+        return self._gathering.lasts(self.clock.now(), self.control.fleet.serving)
+
     # ---- placement and hints -----------------------------------------------------------------------------------
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.Placement:
-        """See the proto."""
+        """See the proto. While the fleet gathers it is refused without the details of a refusal: whoever asks goes elsewhere."""
+        if self.gathering():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fleet gathers; ask again in a moment")
         avoid = frozenset(request.avoid_nodes)
         session, hop = session_from_wire(request.session), hop_from_wire(request)
         ask = Ask(request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ from contracts.convert import session_from_wire, session_to_wire
 from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2
 from runtime import rpc, telemetry
+from runtime.clock import Clock
 from runtime.config import Config
 from scheduler.convert import model_to_wire
 from scheduler.core.control import Control
@@ -22,7 +23,7 @@ from scheduler.reports import Reports
 
 log = telemetry.logger("scheduler.views")
 #: How often watchers hear of changes at most, in seconds.
-WATCH_EVERY_S = 0.1
+WATCH_EVERY_S, WATCH_NODE_S = 0.1, 1e-3
 RESIDENCY_TIMEOUT_S = 1.5
 #: How long an erasure waits for every node to confirm.
 ERASE_S = 10.0
@@ -31,8 +32,9 @@ ERASE_S = 10.0
 class Views:
     """See the module."""
 
-    def __init__(self, config: Config, control: Control, reports: Reports) -> None:
-        self._config, self._control, self._reports = config, control, reports
+    def __init__(self, config: Config, control: Control, reports: Reports, clock: Clock, gathering: Callable[[], bool]) -> None:
+        self._config, self._control, self._reports, self._clock, self._gathering = config, control, reports, clock, gathering
+        self._drawn: tuple[tuple[int, bool], scheduler_pb2.Fleet] | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def close(self) -> None:
@@ -42,18 +44,23 @@ class Views:
 
     # ---- the fleet ---------------------------------------------------------------------------------------------
     async def watch(self) -> AsyncIterator[scheduler_pb2.Fleet]:
-        """The fleet now and at each change."""
-        seen = -1
+        """The fleet now and at each change; of a large one less often, as it takes its time to draw."""
+        seen: scheduler_pb2.Fleet | None = None
         while True:
-            if self._control.fleet.version != seen:
-                seen = self._control.fleet.version
-                yield self.fleet()
-            await asyncio.sleep(WATCH_EVERY_S)
+            fleet = self.fleet()
+            if fleet is not seen:
+                seen = fleet
+                yield fleet
+            await asyncio.sleep(max(WATCH_EVERY_S, len(fleet.nodes) * WATCH_NODE_S))
 
     def fleet(self) -> scheduler_pb2.Fleet:
-        """The fleet now."""
-        nodes = [self._node(n) for n in sorted(self._control.fleet.nodes.values(), key=lambda n: n.name)]
-        return scheduler_pb2.Fleet(nodes=nodes, expected_nodes=self._config.nodes.count)
+        """The fleet now: the same message for all who ask until something changes."""
+        version = (self._control.fleet.version, self._gathering())
+        if self._drawn is None or self._drawn[0] != version:
+            nodes = [self._node(n) for n in sorted(self._control.fleet.nodes.values(), key=lambda n: n.name)]
+            fleet = scheduler_pb2.Fleet(nodes=nodes, expected_nodes=self._config.nodes.count, gathering=version[1])
+            self._drawn = version, fleet
+        return self._drawn[1]
 
     def _node(self, n: Node) -> scheduler_pb2.FleetNode:
         return scheduler_pb2.FleetNode(
@@ -72,6 +79,7 @@ class Views:
             dram_bytes_used=n.dram_bytes_used,
             ssd_bytes_used=n.ssd_bytes_used,
             sessions=self._control.directory.count(n.name),
+            state=n.state(self._clock.now()),
         )
 
     def metrics(self) -> scheduler_pb2.FleetMetrics:

@@ -101,7 +101,7 @@ class WorkerProcess:
             self.tasks.start(link.run(), "store link")
         self.reporter = Reporter(
             self.engine,
-            scheduler=config.scheduler_address,
+            schedulers=config.scheduler_addresses,
             node=places.name,
             address=places.worker_address,
             max_tokens=max_tokens,
@@ -125,7 +125,9 @@ class WorkerProcess:
         self._loop.call_soon_threadsafe(self.tasks.fail, error)
 
     async def drain(self) -> None:
-        """Finish what runs, then what is on its way down."""
+        """Finish what runs, then what is on its way down; the schedulers hear of it at once."""
+        self.handler.draining = True
+        self.reporter.wake()
         await self.handler.drain()
 
     async def stop(self) -> None:

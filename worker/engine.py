@@ -114,6 +114,8 @@ class Engine:
         self._stopping = False
         self._quiet = True
         self._going_on = False
+        #: Called from the engine's thread when the set of requests has changed.
+        self.on_requests: Callable[[], None] = lambda: None
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -290,6 +292,7 @@ class Engine:
         self._reported_s = now
         sequences = self._sequences()
         running = sum(s.state is State.RUNNING for s in sequences)
+        before = self.counts.in_flight
         self.counts = Counts(
             running=running,
             waiting=len(sequences) - running,
@@ -301,6 +304,8 @@ class Engine:
             pages_free=self.device.cache.available(),
             in_flight=tuple(self._live),
         )
+        if self.counts.in_flight != before:
+            self.on_requests()
 
     def _flush_frames(self) -> None:
         for stream, frame in self._frames.items():

@@ -1,10 +1,16 @@
-"""The worker's long-lived stream of reports to the scheduler; opened again, for ever, when it breaks."""
+"""The worker's long-lived streams of reports, one to each scheduler; opened again, for ever, when they break.
+
+A report goes out at once when the set of requests changes, but never sooner after the last one than the scheduler wants; else a few
+times a second while something runs, and every second as a sign of life.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -15,20 +21,20 @@ from runtime import rpc, telemetry
 from worker.engine import Engine
 
 log = telemetry.logger("worker.reporter")
-EVERY_S = 0.1
-RETRY_S = 0.3
-#: Metrics go with every so many reports.
-METRICS_EVERY = 10
+#: Between two reports: at least, until the scheduler says otherwise; at most while something runs; at most while nothing does.
+LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
+RETRY_S = 0.1
+METRICS_EVERY_S = 1.0
 
 
 class Reporter:
-    """Tells the scheduler that this worker serves, what it has to do, and which requests have ended."""
+    """Tells the schedulers that this worker serves, what it has to do, and which requests have ended."""
 
     def __init__(
         self,
         engine: Engine,
         *,
-        scheduler: str,
+        schedulers: Sequence[str],
         node: str,
         address: str,
         max_tokens: int,
@@ -37,59 +43,107 @@ class Reporter:
         draining: Callable[[], bool],
     ) -> None:
         """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured."""
-        self.engine, self.scheduler, self.node, self.address = engine, scheduler, node, address
-        self.max_tokens, self.created_s, self.rates, self.draining = max_tokens, created_s, rates, draining
+        self.engine, self.node, self.address, self.draining = engine, node, address, draining
+        self._max_tokens, self._created_s, self._rates = max_tokens, created_s, rates
         self._instance = uuid.uuid4().hex
+        self.links = [Link(self, scheduler) for scheduler in schedulers]
 
     async def run(self) -> None:
         """Report until cancelled."""
-        channel = rpc.channel(self.scheduler)
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
+                loop.call_soon_threadsafe(self.wake)
+
+        self.engine.on_requests = changed
+        await asyncio.gather(*(link.run() for link in self.links))
+
+    def wake(self) -> None:
+        """Something has changed that the schedulers want to know at once."""
+        for link in self.links:
+            link.changed.set()
+
+    def hello(self, connection: int) -> scheduler_pb2.WorkerHello:
+        """Who this is."""
+        engine = self.engine
+        model = scheduler_pb2.ModelInfo(
+            name=engine.model_name, shape=shape_to_wire(engine.device.shape), max_tokens=self._max_tokens, created_s=self._created_s
+        )
+        return scheduler_pb2.WorkerHello(
+            node=self.node,
+            address=self.address,
+            models=[model],
+            instance=self._instance,
+            connection=connection,
+            **{f"{source}_bytes_per_s": rate for source, rate in self._rates.items()},
+        )
+
+    def load(self, number: int, link: Link) -> scheduler_pb2.WorkerLoad:
+        """How things are now, and what has ended since this link's last report."""
+        while self.engine.finished:
+            ended = self.engine.finished.popleft()
+            for each in self.links:
+                each.finished.append(ended)
+        counts, finished = self.engine.counts, list(link.finished)
+        link.finished.clear()
+        return scheduler_pb2.WorkerLoad(
+            running=counts.running,
+            waiting=counts.waiting,
+            outstanding_tokens=counts.outstanding_tokens,
+            outstanding_s=sum(counts.outstanding_s.values()),
+            request_s=counts.request_s,
+            hbm_pages_total=counts.pages_total,
+            hbm_pages_free=counts.pages_free,
+            in_flight=counts.in_flight,
+            finished=finished,
+            prefill_token_s=counts.prefill_token_s,
+            outstanding_by_priority=counts.outstanding_s,
+            number=number,
+            draining=self.draining(),
+        )
+
+
+class Link:
+    """The stream to one scheduler. finished: requests that have ended and that it was not told of."""
+
+    def __init__(self, reporter: Reporter, scheduler: str) -> None:
+        self._reporter, self._scheduler = reporter, scheduler
+        self.changed = asyncio.Event()
+        self.finished: collections.deque[str] = collections.deque(maxlen=100_000)
+        self._least_s = LEAST_S
+        self._connections = 0
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        channel = rpc.channel(self._scheduler)
         stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         try:
             while True:
                 try:
-                    async for _ in stub.WorkerReports(self._reports()):
-                        pass
+                    async for command in stub.WorkerReports(self._reports(), wait_for_ready=True):
+                        if command.WhichOneof("kind") == "report_every_s":
+                            self._least_s = max(command.report_every_s, LEAST_S)
                 except grpc.aio.AioRpcError as e:
-                    log.debug("scheduler not reached", reason=e.details())
+                    log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                 await asyncio.sleep(RETRY_S)
         finally:
             await channel.close(None)
 
     async def _reports(self) -> AsyncIterator[scheduler_pb2.WorkerReport]:
-        model = scheduler_pb2.ModelInfo(
-            name=self.engine.model_name, shape=shape_to_wire(self.engine.device.shape), max_tokens=self.max_tokens, created_s=self.created_s
-        )
-        hello = scheduler_pb2.WorkerHello(
-            node=self.node,
-            address=self.address,
-            models=[model],
-            instance=self._instance,
-            **{f"{source}_bytes_per_s": rate for source, rate in self.rates.items()},
-        )
-        yield scheduler_pb2.WorkerReport(hello=hello)
-        turn = 0
+        self._connections += 1
+        yield scheduler_pb2.WorkerReport(hello=self._reporter.hello(self._connections))
+        number, metrics_s, now = 0, float("-inf"), asyncio.get_running_loop().time
         while True:
-            if turn % METRICS_EVERY == 0:
-                yield scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples=telemetry.samples()))
-            turn += 1
-            counts, finished = self.engine.counts, []
-            while self.engine.finished:
-                finished.append(self.engine.finished.popleft())
-            load = scheduler_pb2.WorkerLoad(
-                running=counts.running,
-                waiting=counts.waiting,
-                outstanding_tokens=counts.outstanding_tokens,
-                outstanding_s=sum(counts.outstanding_s.values()),
-                request_s=counts.request_s,
-                hbm_pages_total=counts.pages_total,
-                hbm_pages_free=counts.pages_free,
-                in_flight=counts.in_flight,
-                finished=finished,
-                prefill_token_s=counts.prefill_token_s,
-                outstanding_by_priority=counts.outstanding_s,
-                number=turn,
-                draining=self.draining(),
-            )
+            self.changed.clear()
+            number += 1
+            load = self._reporter.load(number, self)
             yield scheduler_pb2.WorkerReport(load=load)
-            await asyncio.sleep(EVERY_S)
+            if now() - metrics_s >= METRICS_EVERY_S:
+                metrics_s = now()
+                yield scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples=telemetry.samples()))
+            await asyncio.sleep(self._least_s)
+            rest_s = (BUSY_S if load.in_flight else IDLE_S) - self._least_s
+            if rest_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.changed.wait(), rest_s)

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One process: `name` is unique in the stack, `program` is its executable, `node` its node's number if it has one."""
+    """One process: `name` is unique in the stack, `program` is its executable, `node` its node's number if it has one, `number` its own
+    among several of its kind."""
 
     name: str
     program: str
     node: int | None = None
+    number: int = 0
 
     def arguments(self, config_file: str) -> list[str]:
         """The command line after the program."""
-        return ["--config", config_file] + ([] if self.node is None else ["--node", str(self.node)])
+        node = [] if self.node is None else ["--node", str(self.node)]
+        return ["--config", config_file, *node, *(["--number", str(self.number)] if self.number else [])]
 
 
 #: (program, seconds after the stop began at which what is left of it is killed), in stopping order.
@@ -32,9 +35,9 @@ STOP_ORDER: tuple[tuple[str, float], ...] = (
 )
 
 
-def stack_plan(nodes: int) -> list[Planned]:
-    """The processes of a stack of `nodes` nodes, in starting order."""
-    plan = [Planned("scheduler", "upbeat-scheduler")]
+def stack_plan(nodes: int, schedulers: int = 1) -> list[Planned]:
+    """The processes of a stack of so many nodes and schedulers, in starting order."""
+    plan = [Planned(f"scheduler-{n}" if n else "scheduler", "upbeat-scheduler", number=n) for n in range(schedulers)]
     plan += [Planned(f"kvstore-{n}", "upbeat-kvstore", n) for n in range(nodes)]
     plan += [Planned(f"worker-{n}", "upbeat-worker", n) for n in range(nodes)]
     plan.append(Planned("gateway", "upbeat-gateway"))

@@ -82,15 +82,17 @@ class WatchRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Fleet(_message.Message):
-    __slots__ = ("nodes", "expected_nodes")
+    __slots__ = ("nodes", "expected_nodes", "gathering")
     NODES_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_NODES_FIELD_NUMBER: _ClassVar[int]
+    GATHERING_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[FleetNode]
     expected_nodes: int
-    def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ...) -> None: ...
+    gathering: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ..., gathering: _Optional[bool] = ...) -> None: ...
 
 class FleetNode(_message.Message):
-    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions")
+    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +108,7 @@ class FleetNode(_message.Message):
     DRAM_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
     SSD_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     node: str
     worker_address: str
     store_address: str
@@ -121,7 +124,8 @@ class FleetNode(_message.Message):
     dram_bytes_used: int
     ssd_bytes_used: int
     sessions: int
-    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
+    state: str
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "shape", "max_tokens", "created_s")
@@ -176,11 +180,12 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("node", "address", "models", "instance", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s")
+    __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     PEER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SSD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BLOB_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -188,10 +193,11 @@ class WorkerHello(_message.Message):
     address: str
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     instance: str
+    connection: int
     peer_bytes_per_s: float
     ssd_bytes_per_s: float
     blob_bytes_per_s: float
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining")
@@ -231,10 +237,12 @@ class WorkerLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("drain",)
+    __slots__ = ("drain", "report_every_s")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    REPORT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
     drain: bool
-    def __init__(self, drain: _Optional[bool] = ...) -> None: ...
+    report_every_s: float
+    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ...) -> None: ...
 
 class StoreReport(_message.Message):
     __slots__ = ("hello", "held", "load", "metrics", "erased")
@@ -251,22 +259,28 @@ class StoreReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., erased: _Optional[_Union[Erased, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
-    __slots__ = ("node", "address", "instance")
+    __slots__ = ("node", "address", "instance", "connection")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     instance: str
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+    connection: int
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ...) -> None: ...
 
 class HeldSessions(_message.Message):
-    __slots__ = ("full", "sessions")
+    __slots__ = ("full", "sessions", "number", "joining")
     FULL_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
     full: bool
     sessions: _containers.RepeatedCompositeFieldContainer[Held]
-    def __init__(self, full: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+    number: int
+    joining: bool
+    def __init__(self, full: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., number: _Optional[int] = ..., joining: _Optional[bool] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("session", "model", "tokens_total", "tokens_here", "bytes_here", "last_use_s", "tokens_dram")

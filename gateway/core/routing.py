@@ -1,7 +1,8 @@
 """What the fleet looks like from a gateway, whether it is ready, and where a request goes when no scheduler answers.
 
-Without a scheduler there is no knowledge of hints or caches, so the choice is the plainest safe one: the serving node with
-the least outstanding work. The cache follows the session anyway; only its head start is lost.
+Without a scheduler there is no knowledge of hints and little of caches, so the choice is the plainest safe one: the node that last
+served the session, unless it is clearly busier than the serving node with the least outstanding work. The cache follows the session
+anyway; only its head start is lost.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from contracts.ids import SessionKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Node:
     models: frozenset[str] = frozenset()
     running: int = 0
     waiting: int = 0
+    #: serving, suspect, draining, dead or absent.
+    state: str = ""
     #: What else the scheduler says of it, for `GET /v1/fleet`.
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,6 +61,42 @@ class Route:
     why: str = ""
 
 
+#: How many more requests than the least busy node a session's own may have and still be preferred.
+_BUSIER = 4
+#: Of how many sessions a gateway remembers the node.
+_REMEMBERED = 50_000
+
+
+class LastNodes:
+    """Which node last served a session; of the most recent sessions only."""
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        self._nodes: dict[SessionKey, str] = {}
+        self._most = most
+
+    def note(self, session: SessionKey, node: str) -> None:
+        """`node` serves it now."""
+        self._nodes.pop(session, None)
+        self._nodes[session] = node
+        if len(self._nodes) > self._most:
+            del self._nodes[next(iter(self._nodes))]
+
+    def get(self, session: SessionKey) -> str:
+        """The node's name, or empty."""
+        return self._nodes.get(session, "")
+
+
+def following(last: FleetView | None, new: FleetView, gathering: bool) -> FleetView:
+    """The fleet from what was known and what a scheduler says now; while that one gathers, nodes that it has not found yet are kept."""
+    if not gathering or last is None:
+        return new
+    found = {n.name: n for n in new.nodes}
+    for n in last.nodes:
+        if n.name not in found or (n.serving and not found[n.name].serving):
+            found[n.name] = n
+    return FleetView(tuple(found[name] for name in sorted(found)), max(last.expected, new.expected))
+
+
 def direct_route(
     fleet: FleetView,
     model: str,
@@ -64,8 +105,10 @@ def direct_route(
     *,
     pin: str = "",
     avoid: Collection[str] = (),
+    last: str = "",
 ) -> Route | None:
-    """The least loaded node that can serve `model`, or None.
+    """The node that can serve `model` with the least work, or `last`, which served the session before, unless it has clearly more. None:
+    there is none.
 
     in_flight: this gateway's own requests per node; they count in full, what others run there as last reported.
     connected: nodes to which a stream stands; one without goes last, whatever its load.
@@ -79,7 +122,12 @@ def direct_route(
         return (n.name not in connected, max(own, n.running + n.waiting), own, n.name)
 
     best = min(able, key=load)
-    return Route(best.name, best.worker_address, (), f"no scheduler answered: least outstanding ({load(best)[1]}) of {len(able)}")
+    why = f"least outstanding ({load(best)[1]}) of {len(able)}"
+    before = next((n for n in able if n.name == last), None)
+    if before is not None and load(before)[0] == load(best)[0] and load(before)[1] <= load(best)[1] + _BUSIER:
+        best, why = before, f"it served the session last ({load(before)[1]} outstanding, least is {load(best)[1]})"
+    sources = (last,) if last and last != best.name and fleet.node(last) is not None else ()
+    return Route(best.name, best.worker_address, sources, f"no scheduler answered: {why}")
 
 
 def missing(fleet: FleetView | None, live: bool, connected: Collection[str], draining: bool) -> list[str]:
@@ -91,6 +139,6 @@ def missing(fleet: FleetView | None, live: bool, connected: Collection[str], dra
     expected = max(1, fleet.expected)
     if len(serving) < expected:
         reasons.append(f"{len(serving)} of {expected} nodes serve")
-    reasons += [f"{n.name} does not serve" for n in fleet.nodes if not n.serving]
+    reasons += [f"{n.name} does not serve{f' ({n.state})' if n.state else ''}" for n in fleet.nodes if not n.serving]
     reasons += [f"{n.name} has no stream to this gateway" for n in serving if n.name not in connected]
     return reasons

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -57,13 +58,17 @@ async def fleet(request: web.Request) -> web.Response:
     if wanted == "true":
         reply = await parts.fleet.call("Metrics", pb.MetricsRequest())
         samples = {name: {"metrics": dict(node.samples)} for name, node in reply.nodes.items()}
-    view = parts.fleet.view
+    view, seen = parts.fleet.view, await parts.fleet.schedulers.survey()
+    hints: Counter[str] = Counter()
+    for _, one in seen:
+        hints.update({n.node: n.advised for n in one.nodes} if one is not None else {})
     return web.json_response(
         {
             "object": "fleet",
             "ready": not parts.not_ready(),
             "missing": parts.not_ready(),
             "scheduler_live": parts.fleet.live,
+            "schedulers": [_scheduler(address, one) for address, one in seen],
             "expected_nodes": view.expected if view else parts.config.nodes.count,
             "active_requests": parts.active,
             "nodes": [
@@ -71,16 +76,25 @@ async def fleet(request: web.Request) -> web.Response:
                     "node": n.name,
                     "worker_address": n.worker_address,
                     "serving": n.serving,
+                    "state": n.state,
                     "connected": n.name in parts.workers.connected,
                     "running": n.running,
                     "waiting": n.waiting,
                     **n.details,
+                    "advised": hints[n.name],
                     **samples.get(n.name, {}),
                 }
                 for n in (view.nodes if view else ())
             ],
         }
     )
+
+
+def _scheduler(address: str, seen: pb.Fleet | None) -> dict[str, Any]:
+    if seen is None:
+        return {"address": address, "state": "silent", "nodes": 0, "advised": 0}
+    state = "gathering" if seen.gathering else "serving"
+    return {"address": address, "state": state, "nodes": len(seen.nodes), "advised": sum(n.advised for n in seen.nodes)}
 
 
 async def description(_request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from contracts.convert import session_from_wire
 from contracts.errors import InvalidRequest, NotFound
 from contracts.ids import check_session_id
 from contracts.v1 import common_pb2
@@ -25,15 +26,15 @@ async def index(request: web.Request) -> web.Response:
     text = request.query.get("limit", str(DEFAULT_LIMIT))
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
         raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LIMIT}", param="limit")
-    reply = await request.app[PARTS].fleet.call("ListSessions", pb.ListSessionsRequest(tenant=caller.tenant, limit=int(text[:9])))
-    return web.json_response({"object": "list", "data": [_summary(s) for s in reply.sessions]})
+    found = await request.app[PARTS].fleet.sessions(pb.ListSessionsRequest(tenant=caller.tenant, limit=int(text[:9])))
+    return web.json_response({"object": "list", "data": [_summary(s) for s in found]})
 
 
 async def show(request: web.Request) -> web.Response:
     """Where one session's cache is: per node and tier its tokens, layers and bytes."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
-    reply = await request.app[PARTS].fleet.call("GetSession", pb.GetSessionRequest(session=session))
+    reply = await request.app[PARTS].fleet.call("GetSession", pb.GetSessionRequest(session=session), session=session_from_wire(session))
     if not reply.known:
         raise _unknown(session.session_id)
     body = _summary(reply.summary) | {"id": session.session_id}
@@ -55,7 +56,8 @@ async def erase(request: web.Request) -> web.Response:
     """Erase it from every tier of every node, and say whether every node has confirmed that nothing is left."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
-    reply = await request.app[PARTS].fleet.call("EraseSession", pb.EraseSessionRequest(session=session), ERASE_TIMEOUT_S)
+    wanted = pb.EraseSessionRequest(session=session)
+    reply = await request.app[PARTS].fleet.call("EraseSession", wanted, ERASE_TIMEOUT_S, session_from_wire(session))
     if not reply.known:
         raise _unknown(session.session_id)
     nodes = [

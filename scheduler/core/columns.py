@@ -15,6 +15,8 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
+#: A node that has not reported for this long gets no new work while others can take it, in seconds.
+SUSPECT_AFTER_S = 3.0
 #: Priorities that placement tells apart: 0 and as many more and less urgent ones; beyond them all are equal.
 _MOST_URGENT, _LEAST_URGENT = -7, 8
 CLASSES = _LEAST_URGENT - _MOST_URGENT + 1
@@ -34,6 +36,8 @@ class Columns:
         size = 16
         self.serving: Flags = np.zeros(size, np.bool_)
         self.heard_s: Floats = np.zeros(size)
+        #: From when on a node that came and went is trusted again.
+        self.trusted_s: Floats = np.zeros(size)
         #: Outstanding work by class of urgency as reported, and the requests by class that were placed since.
         self.reported_s: Floats = np.zeros((CLASSES, size))
         self.young_count: Floats = np.zeros((CLASSES, size))
@@ -99,6 +103,12 @@ class Columns:
             self.reported_s[urgency, row] = value
         for urgency, count in young.items():
             self.young_count[urgency, row] = count
+
+    def suspect(self, now: float) -> Flags:
+        """Nodes that get work only if there is no other: not heard of for a while, or back for too short a time."""
+        n = self.count
+        found: Flags = (now - self.heard_s[:n] > SUSPECT_AFTER_S) | (now < self.trusted_s[:n])
+        return found
 
     def young(self, name: str, urgency: int, count: int) -> None:
         """So many more requests were placed there."""

@@ -6,6 +6,7 @@ The process (`scheduler.server`) and the simulator run this very code; neither d
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +20,9 @@ from scheduler.core.advisories import Advisories, Hint, Pending, Sent, merged
 from scheduler.core.callgraph_table import Callgraphs
 from scheduler.core.columns import urgency_class
 from scheduler.core.decisions import Decision, Decisions, packed
-from scheduler.core.directory import Directory
+from scheduler.core.directory import Directory, Report
 from scheduler.core.erasures import Erasures
-from scheduler.core.fleet import SUSPECT_AFTER_S, Fleet
+from scheduler.core.fleet import Fleet
 from scheduler.core.placement import Choice, place
 from scheduler.core.policies import Policy, balanced
 from scheduler.core.snapshot import Snapshot, Turn
@@ -255,7 +256,7 @@ class Control:
 
     def _serves(self, name: str, model: str, now: float) -> bool:
         node = self.fleet.nodes.get(name)
-        return node is not None and node.serving and now - node.heard_s <= SUSPECT_AFTER_S and any(m.name == model for m in node.models)
+        return node is not None and node.state(now) == "serving" and any(m.name == model for m in node.models)
 
     # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Command]:
@@ -266,6 +267,7 @@ class Control:
         self.callgraphs.tick(now)
         for name in self.fleet.silent(now):
             self.directory.forget_node(name)
+        self.fleet.note_states(now)
         commands: list[Command] = []
         for pending, gone in moves.candidates(self.fleet, self.advisories, now) if len(self.advisories) else ():
             commands += self._move(replace(pending, looked_s=now), now, gone=gone)
@@ -294,9 +296,28 @@ class Control:
         return [Withdraw(pending.node, hint.session), Prefetch(choice.node, replace(hint, priority=told.priority), sources)]
 
     # ---- nodes -------------------------------------------------------------------------------------------------
-    def worker_left(self, name: str) -> None:
+    def worker_left(self, name: str, now: float | None = None) -> None:
         """The worker's stream ended: what ran there is gone. Its hints are placed again by the next `tick`."""
-        self.fleet.worker_left(name)
+        self.fleet.worker_left(name, now)
+
+    def store_joined(self, name: str, address: str) -> None:
+        """A store said hello: it will say anew what it holds."""
+        self.directory.forget_node(name)
+        self.fleet.store_joined(name, address)
+
+    def held(self, name: str, reports: Iterable[Report], *, full: bool = False, joining: bool = False, number: int = 0) -> None:
+        """A store's word on some of its sessions. full: on all, which may go on in more messages; joining: part of such a word.
+
+        number: counts these messages of one stream from 1; one that comes again or late changes nothing. 0: not numbered.
+        """
+        node = self.fleet.node(name)
+        if number and number <= node.held_number:
+            return
+        node.held_number = number
+        if full:
+            self.directory.forget_node(name)
+        for key, model, tokens_total, last_use_s, held in reports:
+            self.directory.report(name, key, model, tokens_total, last_use_s, held, joining=full or joining)
 
     def store_left(self, name: str) -> None:
         """The store's stream ended: what it held cannot be had from it."""

@@ -2,7 +2,8 @@
 
 A node's life: *serving* while both of its processes are here and its worker takes work; *suspect* when its lease is over, as nothing
 was heard of it for a while, and then it gets work only if there is no other; *dead* when that lasts: what ran there is gone, and what it
-held cannot be had from it, until it reports again.
+held cannot be had from it, until it reports again; *draining* when its worker says that it takes nothing new; *absent* while one of its
+processes is not here. One that comes and goes is suspect for a growing while after each return, so that work and hints do not follow it.
 
 Invariants (checked by `validate`):
 - A request is outstanding on exactly one node.
@@ -16,15 +17,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from contracts.kv import KvShape
-from scheduler.core.columns import Columns, urgency_class
+from scheduler.core.columns import SUSPECT_AFTER_S, Columns, urgency_class
 
-#: A node that has not reported for this long gets no new work while others can take it, in seconds.
-SUSPECT_AFTER_S = 3.0
 #: A node that has not reported for this long is as good as gone, whatever its connections say, in seconds.
 DEAD_AFTER_S = 15.0
 #: A placement that no worker report has confirmed within this time is forgotten, in seconds.
 UNCONFIRMED_S = 10.0
 _WEIGHT = 0.1
+#: A node that leaves again within this time of having left before is unsteady. At its second return it is suspect for
+#: `_FIRST_DOUBT_S`, then for twice as long each time, up to this time, in seconds.
+STEADY_S, _FIRST_DOUBT_S = 30.0, 1.0
+#: Reports of all workers together that this process takes in a second; none is asked for more than ten.
+_REPORTS_PER_S, _REPORT_EVERY_S = 1000.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,14 @@ class Node:
     draining: bool = False
     dead: bool = False
     heard_s: float = 0.0
+    #: How often the worker left, each time within `STEADY_S` of the last, when it did, and from when on it is trusted.
+    leaves: int = 0
+    left_s: float = float("-inf")
+    trusted_s: float = 0.0
+    #: The last message about sessions in the store's stream; 0: none.
+    held_number: int = 0
+    #: What watchers were told of its state.
+    shown: str = ""
     dram_bytes_total: int = 0
     dram_bytes_used: int = 0
     ssd_bytes_used: int = 0
@@ -120,12 +132,15 @@ class Node:
         """Both processes are here and the worker takes work."""
         return self.worker_here and self.store_here and not self.draining and not self.dead
 
-    @property
-    def state(self) -> str:
-        """`serving`, `draining`, `dead`, or `absent`: one of its processes is not here."""
+    def state(self, now: float) -> str:
+        """serving, suspect, draining, dead or absent."""
+        if not (self.worker_here and self.store_here):
+            return "absent"
         if self.dead:
             return "dead"
-        return "absent" if not (self.worker_here and self.store_here) else "draining" if self.draining else "serving"
+        if self.draining:
+            return "draining"
+        return "suspect" if now - self.heard_s > SUSPECT_AFTER_S or now < self.trusted_s else "serving"
 
 
 class Fleet:
@@ -156,15 +171,22 @@ class Fleet:
         node.rates = rates or Rates()
         node.worker_address, node.models, node.worker_here, node.draining = address, models, True, False
         node.dead, node.heard_s, node.load, node.reported = False, now, Load(), 0
+        if node.leaves > 1 and now - node.left_s < STEADY_S:
+            node.trusted_s = now + min(_FIRST_DOUBT_S * 2.0 ** min(node.leaves - 2, 16), STEADY_S)
+            self.columns.trusted_s[self.columns.rows[name]] = node.trusted_s
         self._forget_requests(node)
         self.shapes |= {m.name: m.shape for m in models}
         r = node.rates
         self.columns.describe(name, {m.name for m in models}, r.link_bytes_per_s, r.ssd_bytes_per_s, r.blob_bytes_per_s)
         self._changed(node)
 
-    def worker_left(self, name: str) -> None:
-        """The worker's stream ended; whatever ran there is gone."""
+    def worker_left(self, name: str, now: float | None = None) -> None:
+        """The worker's stream ended; whatever ran there is gone. now: None is when it was last heard of."""
         node = self.node(name)
+        if node.worker_here:
+            left_s = node.heard_s if now is None else now
+            node.leaves = node.leaves + 1 if left_s - node.left_s < STEADY_S else 1
+            node.left_s = left_s
         node.worker_here, node.load = False, Load()
         self._forget_requests(node)
         self._changed(node)
@@ -172,7 +194,7 @@ class Fleet:
     def store_joined(self, name: str, address: str) -> None:
         """A store process said hello."""
         node = self.node(name)
-        node.store_address, node.store_here = address, True
+        node.store_address, node.store_here, node.held_number = address, True, 0
         self._changed(node)
 
     def store_left(self, name: str) -> None:
@@ -184,8 +206,9 @@ class Fleet:
     def drain(self, name: str) -> None:
         """The worker takes nothing new; what runs there goes on."""
         node = self.node(name)
-        node.draining = True
-        self._changed(node)
+        if not node.draining:
+            node.draining = True
+            self._changed(node)
 
     def silent(self, now: float) -> list[str]:
         """Nodes that have just become dead. What ran on them is forgotten."""
@@ -195,6 +218,24 @@ class Fleet:
             self._forget_requests(node)
             self._changed(node)
         return [node.name for node in found]
+
+    def note_states(self, now: float) -> None:
+        """Let watchers know of states that have changed because time has passed."""
+        for node in self.nodes.values():
+            state = node.state(now)
+            if state != node.shown:
+                node.shown = state
+                self.version += 1
+
+    @property
+    def serving(self) -> int:
+        """How many nodes serve."""
+        return int(self.columns.serving.sum())
+
+    @property
+    def report_every_s(self) -> float:
+        """How long workers shall leave between two reports at least, so that a thousand nodes cost this process little."""
+        return max(_REPORT_EVERY_S, len(self.nodes) / _REPORTS_PER_S)
 
     # ---- work --------------------------------------------------------------------------------------------------
     def loaded(self, name: str, load: Load, in_flight: Iterable[str], finished: Iterable[str], now: float, number: int = 0) -> None:

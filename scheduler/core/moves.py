@@ -13,7 +13,7 @@ import numpy as np
 
 from scheduler.core import terms
 from scheduler.core.advisories import Advisories, Pending
-from scheduler.core.fleet import SUSPECT_AFTER_S, Fleet
+from scheduler.core.fleet import Fleet
 from scheduler.core.snapshot import Snapshot, Turn
 
 #: A hint leaves a node that has so much more work than the best, in typical requests, for one that has half as much less.
@@ -29,7 +29,7 @@ def candidates(fleet: Fleet, advisories: Advisories, now: float) -> list[tuple[P
     columns, n, request_s = fleet.columns, fleet.columns.count, fleet.request_s
     requests = (columns.young_count[:, :n] + columns.expected[:, :n]).sum(axis=0)
     work = columns.reported_s[:, :n].sum(axis=0) + requests * request_s
-    able = columns.serving[:n] & (now - columns.heard_s[:n] <= SUSPECT_AFTER_S)
+    able = columns.serving[:n] & ~columns.suspect(now)
     if not able.any():
         return []
     bad = ~able | (work - work[able].min() > _MOVE_REQUESTS * request_s)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from scheduler.core.columns import Flags, Floats, Hashes, urgency_class
 from scheduler.core.directory import Session
-from scheduler.core.fleet import SUSPECT_AFTER_S, Fleet
+from scheduler.core.fleet import Fleet
 
 Rows = npt.NDArray[np.intp]
 
@@ -84,7 +84,7 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
     return Snapshot(
         names=c.names,
         serving=c.serving[:n].copy(),
-        suspect=now - c.heard_s[:n] > SUSPECT_AFTER_S,
+        suspect=c.suspect(now),
         models={model: serves[:n].copy() for model, serves in c.models.items()},
         work_s=c.reported_s[:, :n] + c.young_count[:, :n] * fleet.request_s,
         expected=c.expected[:, :n].copy(),

@@ -1,0 +1,92 @@
+"""The schedulers as a gateway reaches them: each session has its own, and the next ones in rendezvous order stand in for it.
+
+One that does not answer in time is not asked again for a moment, so that a hung scheduler costs one request a second and not all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from contracts.ids import SessionKey
+from contracts.rendezvous import rendezvous
+from contracts.v1 import scheduler_pb2 as pb
+from contracts.v1 import scheduler_pb2_grpc
+from gateway.core.refusals import refusal
+from runtime import rpc, telemetry
+from runtime.clock import Clock
+
+log = telemetry.logger("gateway.schedulers")
+_SURVEY_TIMEOUT_S = 0.5
+
+
+class Scheduler:
+    """One of them. rests_until_s: when it may be asked again."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.rests_until_s = address, 0.0
+        self.channel = rpc.channel(address)
+        self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
+
+
+class Schedulers:
+    """All of them, by number in `all`."""
+
+    def __init__(self, addresses: Sequence[str], clock: Clock, rest_s: float) -> None:
+        self._clock, self._rest_s = clock, rest_s
+        self.all = [Scheduler(address) for address in addresses]
+        self._by_address = {s.address: s for s in self.all}
+
+    async def stop(self) -> None:
+        """Close the channels."""
+        for scheduler in self.all:
+            await scheduler.channel.close(None)
+
+    def of(self, session: SessionKey | None) -> list[Scheduler]:
+        """The session's scheduler and those that stand in for it, in order; None: all by number. Without those that rest."""
+        order = self.all
+        if session is not None and len(self.all) > 1:
+            order = [self._by_address[address] for address in rendezvous(session, self._by_address)]
+        now = self._clock.now()
+        return [s for s in order if now >= s.rests_until_s]
+
+    async def ask(self, method: str, message: Any, session: SessionKey | None, timeout_s: float) -> tuple[int, Any] | None:
+        """The first answer, and how many did not answer before. None: no scheduler answers. Raises the RequestError of a refusal."""
+        for place, scheduler in enumerate(self.of(session)):
+            answer = await self.tell(scheduler, method, message, timeout_s)
+            if answer is not None:
+                return place, answer
+        return None
+
+    async def tell(self, scheduler: Scheduler, method: str, message: Any, timeout_s: float) -> Any:
+        """Its answer, or None when there is none. Raises the RequestError of a refusal."""
+        try:
+            return await getattr(scheduler.stub, method)(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as e:
+            refused = refusal(e.details() or "")
+            if refused is not None:
+                raise refused from None
+            log.warning("a scheduler does not answer", address=scheduler.address, call=method, code=e.code().name, details=e.details())
+            if e.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                scheduler.rests_until_s = self._clock.now() + self._rest_s
+            return None
+
+    async def survey(self) -> list[tuple[str, pb.Fleet | None]]:
+        """What each of them sees at this moment, by address; None: it does not answer."""
+        return list(zip(self._by_address, await asyncio.gather(*(_look(s) for s in self.all)), strict=True))
+
+
+async def _look(scheduler: Scheduler) -> pb.Fleet | None:
+    call = scheduler.stub.Watch(pb.WatchRequest(), timeout=_SURVEY_TIMEOUT_S)
+    try:
+        async for message in call:
+            seen: pb.Fleet = message
+            return seen
+    except grpc.aio.AioRpcError:
+        return None
+    finally:
+        call.cancel()
+    return None

@@ -1,0 +1,59 @@
+"""What of a configuration can only be judged as a whole: addresses and ports that must not collide, and what must be set together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from contracts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from runtime.config import Config
+
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for the first wrong thing."""
+    if not config.gateway.api_keys and config.gateway.host not in LOOPBACK:
+        raise ConfigError(
+            f"gateway.host = {config.gateway.host!r} listens beyond loopback without API keys; "
+            "set gateway.api_keys, or gateway.host: 127.0.0.1"
+        )
+    _check_schedulers(config)
+    last = config.nodes.base_port + 10 * config.nodes.count
+    ports = [("gateway.port", config.gateway.port)]
+    if not config.scheduler.addresses:
+        first = config.scheduler.port
+        ports += [("scheduler.port" if port == first else "scheduler.port with scheduler.count", port) for port in _scheduler_ports(config)]
+    for key, port in ports:
+        if config.nodes.base_port <= port < last:
+            raise ConfigError(
+                f"{key} = {port} lies in the nodes' ports {config.nodes.base_port} to {last - 1}; change it or nodes.base_port"
+            )
+
+
+def _scheduler_ports(config: Config) -> range:
+    return range(config.scheduler.port, config.scheduler.port + config.scheduler.count)
+
+
+def _check_schedulers(config: Config) -> None:
+    section = config.scheduler
+    if section.addresses:
+        if section.count not in (1, len(section.addresses)):
+            raise ConfigError(
+                f"scheduler.count = {section.count} does not fit {len(section.addresses)} scheduler.addresses; remove one of the two"
+            )
+        for address in section.addresses:
+            if section.addresses.count(address) > 1:
+                raise ConfigError(f"scheduler.addresses = {address!r} twice: name every scheduler once")
+            if not 1 <= int(address.rpartition(":")[2]) <= 65535:
+                raise ConfigError(f"scheduler.addresses = {address!r}: give a port from 1 to 65535")
+    elif _scheduler_ports(config)[-1] > 65535:
+        raise ConfigError(
+            f"scheduler.count = {section.count} needs ports {section.port} to {_scheduler_ports(config)[-1]}; lower it or scheduler.port"
+        )
+    elif config.gateway.port in _scheduler_ports(config)[1:]:
+        raise ConfigError(
+            f"gateway.port = {config.gateway.port} lies in the schedulers' ports {section.port} to {_scheduler_ports(config)[-1]}; "
+            "change it, scheduler.port or scheduler.count"
+        )

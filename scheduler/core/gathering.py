@@ -1,0 +1,22 @@
+"""Whether a scheduler that has just started knows enough of its fleet to place turns.
+
+All that it knows is told by the nodes as they find it again, within a second or two. The first to do so would get every turn until
+the next one has, so that those who ask are told to go elsewhere meanwhile: to another scheduler, or straight to the nodes.
+"""
+
+from __future__ import annotations
+
+#: No longer than this, in seconds: then whoever is here is the fleet.
+GATHER_S = 2.0
+
+
+class Gathering:
+    """Begins with the process, ends once, when as many nodes serve as are expected or when the time is up."""
+
+    def __init__(self, began_s: float, expected: int) -> None:
+        self._began_s, self._expected, self._over = began_s, expected, False
+
+    def lasts(self, now: float, serving: int) -> bool:
+        """It is not over yet."""
+        self._over = self._over or serving >= self._expected or now - self._began_s > GATHER_S
+        return not self._over
