@@ -104,12 +104,13 @@ class Fleet:
             avoid_nodes=avoid,
             hop=pb.Hop(workflow=hop.workflow, agent=hop.agent, run=hop.run, ended=hop.ended) if hop else None,
         )
-        answer = await self.schedulers.ask("Place", wanted, session, self._patience.scheduler_s)
-        if answer is None:
-            return self._direct(session, model, pin, avoid)
-        before, placed = answer
-        metrics.PLACED.labels("standby" if before else "scheduler").inc()
-        return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)
+        own = self.schedulers.order(session)[0]
+        for scheduler in self.schedulers.of(session):
+            placed = await self.schedulers.tell(scheduler, "Place", wanted, self._patience.scheduler_s)
+            if placed is not None:
+                metrics.PLACED.labels("scheduler" if scheduler is own else "standby").inc()
+                return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)
+        return self._direct(session, model, pin, avoid)
 
     def served(self, session: SessionKey, node: str) -> None:
         """A node has accepted a request of the session."""
@@ -129,7 +130,7 @@ class Fleet:
         answer = await self.schedulers.ask(method, message, session, timeout_s)
         if answer is None:
             raise Unavailable("the scheduler does not answer at the moment; try again")
-        return answer[1]
+        return answer
 
     async def sessions(self, wanted: pb.ListSessionsRequest) -> list[pb.SessionSummary]:
         """The sessions that the schedulers know, the latest first: each as its own scheduler has it, which knows its hint."""

@@ -45,20 +45,23 @@ class Schedulers:
         for scheduler in self.all:
             await scheduler.channel.close(None)
 
-    def of(self, session: SessionKey | None) -> list[Scheduler]:
-        """The session's scheduler and those that stand in for it, in order; None: all by number. Without those that rest."""
-        order = self.all
-        if session is not None and len(self.all) > 1:
-            order = [self._by_address[address] for address in rendezvous(session, self._by_address)]
-        now = self._clock.now()
-        return [s for s in order if now >= s.rests_until_s]
+    def order(self, session: SessionKey | None) -> list[Scheduler]:
+        """The session's scheduler and those that stand in for it, in order; None: all by number."""
+        if session is None or len(self.all) == 1:
+            return self.all
+        return [self._by_address[address] for address in rendezvous(session, self._by_address)]
 
-    async def ask(self, method: str, message: Any, session: SessionKey | None, timeout_s: float) -> tuple[int, Any] | None:
-        """The first answer, and how many did not answer before. None: no scheduler answers. Raises the RequestError of a refusal."""
-        for place, scheduler in enumerate(self.of(session)):
+    def of(self, session: SessionKey | None) -> list[Scheduler]:
+        """As `order`, without those that rest."""
+        now = self._clock.now()
+        return [s for s in self.order(session) if now >= s.rests_until_s]
+
+    async def ask(self, method: str, message: Any, session: SessionKey | None, timeout_s: float) -> Any:
+        """The first answer, None when no scheduler answers. Raises the RequestError of a refusal."""
+        for scheduler in self.of(session):
             answer = await self.tell(scheduler, method, message, timeout_s)
             if answer is not None:
-                return place, answer
+                return answer
         return None
 
     async def tell(self, scheduler: Scheduler, method: str, message: Any, timeout_s: float) -> Any:

@@ -32,7 +32,7 @@ from runtime.config import load_config
 
 #: `upbeat up` drains for at most 30 s.
 STOP_S = 45.0
-#: Ports of a stack: gateway, scheduler, then ten a node.
+#: Ports of a stack: gateway, schedulers, then ten a node.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 _PR_SET_PDEATHSIG = 1
 
@@ -111,11 +111,11 @@ class Stack:
             raise StackError("the stack runs already; stop it first")
         if settings is not None:
             self._settings = settings
-        ports = free_ports(2 + 10 * self.nodes)
-        self.port = ports
         sections = {name: dict(values) if isinstance(values, dict) else values for name, values in self._settings.items()}
-        sections.setdefault("scheduler", {})["port"] = ports + 1
-        sections.setdefault("nodes", {})["base_port"] = ports + 2
+        schedulers = sections.setdefault("scheduler", {}).get("count", 1)
+        ports = self.port = free_ports(1 + schedulers + 10 * self.nodes)
+        sections["scheduler"]["port"] = ports + 1
+        sections.setdefault("nodes", {})["base_port"] = ports + 1 + schedulers
         self.config_file.write_text(yaml.safe_dump(sections))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

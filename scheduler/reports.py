@@ -25,7 +25,7 @@ _END = None
 
 
 class Reports:
-    """See the module. `erasure_heard` is notified of every word of a store about an erasure; `joined` is called when a process has joined."""
+    """See the module. `erasure_heard` is notified of every word of a store about an erasure; `joined` is called when a process joins."""
 
     def __init__(self, control: Control, clock: Clock) -> None:
         self._control, self._clock = control, clock

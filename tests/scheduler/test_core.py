@@ -207,15 +207,3 @@ def test_hints_merge_expire_and_are_used_once() -> None:
     assert a.invalidate(None, "other-tenant", "a3") is None, "ids are a tenant's own"
     assert not a.expire(59.9) and len(a.expire(60.0)) == 1
     assert a.outcomes == {"used": 1, "expired": 1}
-
-
-def test_reports_of_an_erased_session_that_were_under_way_do_not_bring_it_back() -> None:
-    h = House(1)
-    h.hold("node-0", 64)
-    last_use_s = 1.0
-    assert h.directory.erase(S)
-    h.directory.report("node-0", S, "m", 64, last_use_s, Held(64, 6400))
-    h.directory.report("node-0", S, "", 0, 0.0, Held(0, 0))
-    assert h.directory.get(S) is None
-    h.directory.report("node-0", S, "m", 64, last_use_s + 1, Held(64, 6400))
-    assert h.directory.get(S) is not None

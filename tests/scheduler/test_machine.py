@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
+from scheduler.core.attached import Attached, Stream
 from scheduler.core.control import Ask, Control, Prefetch, Settings, Withdraw
-from scheduler.core.directory import Held
+from scheduler.core.directory import Held, Report
 from scheduler.core.fleet import Load
 from scheduler.core.policies import POLICIES
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, hint
@@ -28,6 +29,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core, self.now, self.hints = Control(Settings(hints_per_s=0.2, hint_burst=3)), 0.0, 0
+        self.attached, self.streams = Attached(), list[Stream]()
         for name in NODES:
             self.core.fleet.worker_joined(name, name, (MODEL,), 0.0)
             self.core.fleet.store_joined(name, name)
@@ -120,7 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(node=nodes, leaves=st.booleans(), drains=st.booleans())
     def worker(self, node: str, leaves: bool, drains: bool) -> None:
         if leaves:
-            self.core.worker_left(node)
+            self.core.worker_left(node, self.now)
         else:
             self.core.fleet.worker_joined(node, "w", (MODEL,), self.now)
             if drains:
@@ -131,17 +133,51 @@ class SchedulerMachine(RuleBasedStateMachine):
         if leaves:
             self.core.store_left(node)
         else:
-            self.core.directory.forget_node(node)
-            self.core.fleet.store_joined(node, node)
+            self.core.store_joined(node, node)
 
-    @rule(node=nodes, session=sessions, tokens=st.integers(0, 3), dram=st.integers(0, 3))
-    def held(self, node: str, session: SessionKey, tokens: int, dram: int) -> None:
-        held = Held(64 * tokens, 64 * tokens * TOKEN_BYTES, 64 * min(dram, tokens))
-        self.core.directory.report(node, session, "m", 192, self.now, held)
+    @rule(
+        node=nodes,
+        told=st.lists(st.tuples(sessions, st.integers(0, 3), st.integers(0, 3), st.floats(-3600, 3600)), max_size=3),
+        full=st.booleans(),
+        number=st.integers(0, 5),
+        knows=st.booleans(),
+    )
+    def held(self, node: str, told: list[tuple[SessionKey, int, int, float]], full: bool, number: int, knows: bool) -> None:
+        """Reports of stores, too, come twice, late and in any order; each node's clock may be off by an hour."""
+        before = self.core.fleet.nodes[node].held_number
+        sizes = {s.key: (s.model, s.tokens, dict(s.holders)) for s in self.core.directory}
+        reports: list[Report] = []
+        for session, tokens, dram, ahead in told:
+            held = Held(64 * tokens, 64 * tokens * TOKEN_BYTES, 64 * min(dram, tokens))
+            reports.append((session, "m", 192 if knows or tokens else 0, self.now + ahead, held))
+        self.core.held(node, reports, full=full, number=number)
+        if number and number <= before:
+            assert {s.key: (s.model, s.tokens, dict(s.holders)) for s in self.core.directory} == sizes
+            return
+        for session, *_, held in {r[0]: r for r in reports}.values():
+            known = self.core.directory.get(session)
+            assert (known is not None and node in known.holders) == (held.tokens > 0)
+        if full:
+            assert self.core.directory.count(node) == sum(r[-1].tokens > 0 for r in {r[0]: r for r in reports}.values())
 
     @rule(session=sessions)
     def erase(self, session: SessionKey) -> None:
         self.core.directory.erase(session)
+
+    @rule(node=nodes, instance=st.sampled_from("ab"), connection=st.integers(0, 3), leaves=st.integers(0, 5))
+    def stream(self, node: str, instance: str, connection: int, leaves: int) -> None:
+        """Of one process, the stream with the highest number counts; at most one of a node does."""
+        stream = Stream(node, instance, connection)
+        late = any(
+            s.node == node and s.instance == instance and s.connection > connection and self.attached.counts(s) for s in self.streams
+        )
+        assert self.attached.join(stream) == (not late)
+        self.streams.append(stream)
+        assert sum(self.attached.counts(s) for s in self.streams if s.node == node) == 1
+        if leaves < len(self.streams):
+            ended = self.streams.pop(leaves)
+            counted = self.attached.counts(ended)
+            assert self.attached.leave(ended) == counted and not self.attached.counts(ended)
 
     @invariant()
     def holds(self) -> None:
