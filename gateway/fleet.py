@@ -19,7 +19,7 @@ from contracts.workflow import Hop
 from gateway import metrics
 from gateway.core.retry import Patience
 from gateway.core.routing import FleetView, LastNodes, Model, Node, Route, direct_route, following
-from gateway.schedulers import Scheduler, Schedulers
+from gateway.schedulers import Scheduler, Schedulers, workflow_key
 from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock
@@ -29,6 +29,7 @@ log = telemetry.logger("gateway.fleet")
 #: For the calls that callers wait for but that place nothing: sessions, erasure.
 CALL_TIMEOUT_S = 5.0
 _REST_S = 0.3
+_SILENT = "the scheduler does not answer at the moment; try again"
 
 
 class Fleet:
@@ -104,8 +105,9 @@ class Fleet:
             avoid_nodes=avoid,
             hop=pb.Hop(workflow=hop.workflow, agent=hop.agent, run=hop.run, ended=hop.ended) if hop else None,
         )
-        own = self.schedulers.order(session)[0]
-        for scheduler in self.schedulers.of(session):
+        key = workflow_key(session.tenant, hop.workflow) if hop is not None and hop.workflow else session
+        own = self.schedulers.order(key)[0]
+        for scheduler in self.schedulers.of(key):
             placed = await self.schedulers.tell(scheduler, "Place", wanted, self._patience.scheduler_s)
             if placed is not None:
                 metrics.PLACED.labels("scheduler" if scheduler is own else "standby").inc()
@@ -129,8 +131,15 @@ class Fleet:
         """A call that a caller waits for, to the session's scheduler. Raises RequestError; Unavailable when no scheduler answers."""
         answer = await self.schedulers.ask(method, message, session, timeout_s)
         if answer is None:
-            raise Unavailable("the scheduler does not answer at the moment; try again")
+            raise Unavailable(_SILENT)
         return answer
+
+    async def call_all(self, method: str, message: Any, session: SessionKey | None = None) -> list[Any]:
+        """As `call`, to all schedulers: the answers of those that answer, at least one, in the session's order."""
+        answers = await self.schedulers.ask_all(method, message, session, CALL_TIMEOUT_S)
+        if not answers:
+            raise Unavailable(_SILENT)
+        return answers
 
     async def sessions(self, wanted: pb.ListSessionsRequest) -> list[pb.SessionSummary]:
         """The sessions that the schedulers know, the latest first: each as its own scheduler has it, which knows its hint."""
@@ -138,7 +147,7 @@ class Fleet:
         answers = await asyncio.gather(*(self.schedulers.tell(s, "ListSessions", wanted, CALL_TIMEOUT_S) for s in told))
         heard = {s.address: reply for s, reply in zip(told, answers, strict=True) if reply is not None}
         if not heard:
-            raise Unavailable("the scheduler does not answer at the moment; try again")
+            raise Unavailable(_SILENT)
         found: dict[SessionKey, pb.SessionSummary] = {}
         for address, reply in heard.items():
             for summary in reply.sessions:

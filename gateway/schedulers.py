@@ -23,12 +23,17 @@ log = telemetry.logger("gateway.schedulers")
 _SURVEY_TIMEOUT_S = 0.5
 
 
+def workflow_key(tenant: str, workflow: str) -> SessionKey:
+    """What stands for a workflow where sessions are shared among schedulers: its agents' requests all go to one, which learns from them."""
+    return SessionKey(tenant, f"workflow/{workflow}")  # no session's id has a slash
+
+
 class Scheduler:
     """One of them. rests_until_s: when it may be asked again."""
 
     def __init__(self, address: str) -> None:
         self.address, self.rests_until_s = address, 0.0
-        self.channel = rpc.channel(address)
+        self.channel = rpc.channel(address, rpc.SCHEDULER_RECONNECT_S)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
 
 
@@ -63,6 +68,11 @@ class Schedulers:
             if answer is not None:
                 return answer
         return None
+
+    async def ask_all(self, method: str, message: Any, session: SessionKey | None, timeout_s: float) -> list[Any]:
+        """The answers of all that answer, in the session's order. Raises the RequestError of a refusal."""
+        answers = await asyncio.gather(*(self.tell(s, method, message, timeout_s) for s in self.of(session)))
+        return [answer for answer in answers if answer is not None]
 
     async def tell(self, scheduler: Scheduler, method: str, message: Any, timeout_s: float) -> Any:
         """Its answer, or None when there is none. Raises the RequestError of a refusal."""

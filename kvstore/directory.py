@@ -60,7 +60,7 @@ class Link:
 
     async def run(self) -> None:
         """Report for as long as the process lives."""
-        channel = rpc.channel(self.address)
+        channel = rpc.channel(self.address, rpc.SCHEDULER_RECONNECT_S)
         while True:
             connected = False
             try:

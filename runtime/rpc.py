@@ -11,6 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 MAX_MESSAGE_BYTES = 64 << 20
+#: To a scheduler: it is started again within a second, and knows only what nodes tell it.
+SCHEDULER_RECONNECT_S = 0.25
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -22,15 +24,14 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     # This is also how long one attempt to connect may take: a busy peer needs more than a moment for its handshake.
     ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to host:port; it connects by itself, again and again."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def channel(address: str, reconnect_s: float = 1.0) -> grpc.aio.Channel:
+    """A channel to host:port; it connects by itself, again and again, after at most so long a pause."""
+    return grpc.aio.insecure_channel(address, options=[*_OPTIONS, ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000))])
 
 
 def server(listen: str, service_names: Sequence[str]) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:

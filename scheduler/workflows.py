@@ -26,7 +26,7 @@ _WRITE_EVERY_S = 5.0
 
 
 class Workflows:
-    """See the module. One process owns a directory."""
+    """See the module. Several schedulers may share a directory: a workflow's requests go to one of them, which writes what it learns."""
 
     def __init__(self, callgraphs: Callgraphs, directory: Path, clock: Clock) -> None:
         self._callgraphs, self._directory, self._clock = callgraphs, directory, clock

@@ -116,7 +116,7 @@ class Link:
 
     async def run(self) -> None:
         """Report until cancelled."""
-        channel = rpc.channel(self._scheduler)
+        channel = rpc.channel(self._scheduler, rpc.SCHEDULER_RECONNECT_S)
         stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         try:
             while True:

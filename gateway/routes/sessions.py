@@ -45,10 +45,12 @@ async def placement(request: web.Request) -> web.Response:
     """Why its last turns and hints went where they went, the latest first, with the best nodes' scores by term."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
-    reply = await request.app[PARTS].fleet.call("Explain", pb.ExplainRequest(session=session))
-    if not reply.decisions:
+    # Its own scheduler's, those of one that stood in for it, and those of its workflow's.
+    replies = await request.app[PARTS].fleet.call_all("Explain", pb.ExplainRequest(session=session), session_from_wire(session))
+    made = sorted((d for reply in replies for d in reply.decisions), key=lambda d: d.ago_s)
+    if not made:
         raise NotFound(f"no decision is remembered for a session {session.session_id!r}", param="session_id", code="placement_not_found")
-    decisions = [_decision(d) for d in reply.decisions]
+    decisions = [_decision(d) for d in made]
     return web.json_response({"id": session.session_id, "object": "session.placement", "decisions": decisions})
 
 

@@ -12,6 +12,7 @@ from contracts.v1 import scheduler_pb2 as pb
 from contracts.workflow import Edge, Graph, edge_to_json, parse_graph
 from gateway.intake import read_json, server_caller_of
 from gateway.parts import PARTS
+from gateway.schedulers import workflow_key
 
 
 async def declare(request: web.Request) -> web.Response:
@@ -19,21 +20,27 @@ async def declare(request: web.Request) -> web.Response:
     name = _name(request)
     graph = parse_graph(await read_json(request))
     wanted = pb.DeclareWorkflowRequest(name=name, graph=_graph_to_wire(graph))
-    reply = await request.app[PARTS].fleet.call("DeclareWorkflow", wanted)
-    return web.json_response(_workflow(reply))
+    # Every scheduler hears of it: each may have to stand in for the one that the workflow belongs to.
+    replies = await request.app[PARTS].fleet.call_all("DeclareWorkflow", wanted, workflow_key(name.tenant, name.name))
+    return web.json_response(_workflow(replies[0]))
 
 
 async def index(request: web.Request) -> web.Response:
     """All of them, declared or learned."""
     caller = server_caller_of(request)
-    reply = await request.app[PARTS].fleet.call("ListWorkflows", pb.ListWorkflowsRequest(tenant=caller.tenant))
-    return web.json_response({"object": "list", "data": [_workflow(w) for w in reply.workflows]})
+    replies = await request.app[PARTS].fleet.call_all("ListWorkflows", pb.ListWorkflowsRequest(tenant=caller.tenant))
+    found: dict[str, Any] = {}
+    for workflow in (w for reply in replies for w in reply.workflows):
+        known = found.get(workflow.name.name)
+        if known is None or _seen(workflow) > _seen(known):
+            found[workflow.name.name] = workflow
+    return web.json_response({"object": "list", "data": [_workflow(found[name]) for name in sorted(found)]})
 
 
 async def show(request: web.Request) -> web.Response:
     """What was declared, what was learned, and what hints are made of."""
     name = _name(request)
-    reply = await request.app[PARTS].fleet.call("GetWorkflow", name)
+    reply = await request.app[PARTS].fleet.call("GetWorkflow", name, session=workflow_key(name.tenant, name.name))
     if not reply.name.name:
         raise _unknown(name.name)
     return web.json_response(_workflow(reply))
@@ -42,10 +49,15 @@ async def show(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Forget it, and all that was learned of it."""
     name = _name(request)
-    reply = await request.app[PARTS].fleet.call("DeleteWorkflow", name)
-    if not reply.known:
+    replies = await request.app[PARTS].fleet.call_all("DeleteWorkflow", name, workflow_key(name.tenant, name.name))
+    if not any(reply.known for reply in replies):
         raise _unknown(name.name)
     return web.json_response({"id": name.name, "object": "workflow.deleted", "deleted": True})
+
+
+def _seen(workflow: Any) -> int:
+    """How much was learned of it: most by the scheduler that it belongs to."""
+    return sum(a.requests for a in workflow.observed)
 
 
 def _name(request: web.Request) -> Any:

@@ -103,7 +103,7 @@ def test_a_scheduler_that_is_killed_every_five_seconds_fails_no_request(expected
 def test_of_two_schedulers_one_is_killed_and_only_its_share_moves(stack: Stack, expected: list[list[str]]) -> None:
     addresses = load_config(stack.run_dir / "config.yaml").scheduler_addresses
     assert len(addresses) == 2
-    names = [f"share-{n}" for n in range(12)]
+    names = [f"share-{n}" for n in range(16)]
     owner = {name: rendezvous(SessionKey(DEFAULT_TENANT, name), addresses)[0] for name in names}
     assert set(owner.values()) == set(addresses)
     before = placed(stack)
@@ -126,7 +126,7 @@ def test_with_one_scheduler_gone_for_good_its_sessions_are_placed_by_the_other_a
     stack: Stack, expected: list[list[str]]
 ) -> None:
     addresses = load_config(stack.run_dir / "config.yaml").scheduler_addresses
-    names = [f"gone-{n}" for n in range(12)]
+    names = [f"gone-{n}" for n in range(16)]
     theirs = [name for name in names if rendezvous(SessionKey(DEFAULT_TENANT, name), addresses)[0] == addresses[1]]
     assert 0 < len(theirs) < len(names)
     victim = _scheduler(stack, 1)

@@ -186,6 +186,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.workflows: dict[tuple[str, str], pb.Workflow] = {}
         self.told = asyncio.Event()
         self.hang = False
+        self.gathering = False
+        self.knows_hints = False
         self._changed: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -217,7 +219,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
             )
             for w in self.workers
         ]
-        return pb.Fleet(nodes=nodes, expected_nodes=self.expected)
+        return pb.Fleet(nodes=nodes, expected_nodes=self.expected, gathering=self.gathering)
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.Fleet]:
         changed = asyncio.Event()
@@ -233,6 +235,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Place(self, request: pb.PlaceRequest, context: Any) -> pb.Placement:
         if self.hang:
             await asyncio.sleep(60)
+        if self.gathering:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fleet gathers")
         self.placed.append(request)
         if request.model != MODEL:
             return await self._refuse(context, NotFound("no such model", param="model"))
@@ -254,7 +258,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateReply:
         self.invalidated.append(request)
         self.told.set()
-        return pb.InvalidateReply(known=False)
+        return pb.InvalidateReply(known=self.knows_hints)
 
     async def Metrics(self, request: Any, context: Any) -> Any:
         return pb.FleetMetrics(nodes={"node-0": pb.ProcessMetrics(samples={"reads_total": 2.0})})
@@ -314,6 +318,7 @@ class Stack:
     config: Config
     http: aiohttp.ClientSession
     tasks: Tasks
+    schedulers: list[ToyScheduler]
 
     @property
     def url(self) -> str:
@@ -351,15 +356,17 @@ QUICK = Patience(total_s=5.0, pause_s=0.05, scheduler_s=0.4, scheduler_rest_s=1.
 
 
 @contextlib.asynccontextmanager
-async def stack(nodes: int = 2, *, wait: bool = True, patience: Patience = QUICK, **gateway: Any) -> AsyncIterator[Stack]:
-    """A serving gateway in front of `nodes` toy workers; `gateway`: settings of its section."""
+async def stack(
+    nodes: int = 2, *, wait: bool = True, patience: Patience = QUICK, schedulers: int = 1, **gateway: Any
+) -> AsyncIterator[Stack]:
+    """A serving gateway in front of `nodes` toy workers and so many schedulers; `gateway`: settings of its section."""
     workers = [ToyWorker(f"node-{i}") for i in range(nodes)]
-    scheduler = ToyScheduler(workers)
-    for server in (*workers, scheduler):
+    deciders = [ToyScheduler(workers) for _ in range(schedulers)]
+    for server in (*workers, *deciders):
         await server.start()
     settings = {
         "gateway": {"port": free_port(), **gateway},
-        "scheduler": {"port": scheduler.port},
+        "scheduler": {"addresses": [f"127.0.0.1:{s.port}" for s in deciders]},
         "nodes": {"count": nodes, "base_port": 50_000},
     }
     config = load_config(None, {**settings, "model_name": MODEL})
@@ -367,7 +374,7 @@ async def stack(nodes: int = 2, *, wait: bool = True, patience: Patience = QUICK
     made = Gateway(config, tasks, patience=patience)
     await made.start()
     async with aiohttp.ClientSession() as http:
-        running = Stack(made, scheduler, workers, config, http, tasks)
+        running = Stack(made, deciders[0], workers, config, http, tasks, deciders)
         try:
             if wait:
                 await running.ready()
@@ -375,7 +382,7 @@ async def stack(nodes: int = 2, *, wait: bool = True, patience: Patience = QUICK
             assert not tasks.failed.done(), tasks.failed.exception()
         finally:
             await made.stop()
-            for server in (scheduler, *workers):
+            for server in (*deciders, *workers):
                 await server.kill()
 
 
