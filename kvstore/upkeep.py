@@ -8,8 +8,11 @@ twice does no harm, and the grace time keeps the chunks of other nodes' running 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
+from contracts.ids import SessionKey
+from contracts.kv import Manifest
 from kvstore.core import events as ev
 from kvstore.metrics import count, log
 from kvstore.node import Node
@@ -17,6 +20,8 @@ from kvstore.tiers.staged import remove_staged
 from runtime.service import Tasks
 
 _CHUNKS_LIMIT = 2_000_000
+#: Nodes' wall clocks are not further apart than this, in seconds.
+_CLOCKS_DIFFER_S = 7200.0
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
 
 
@@ -41,24 +46,49 @@ async def _learn(node: Node) -> None:
             node.handle(ev.BlobListed(fingerprint, keys, node.clock.now()))
 
 
+class Unchanged:
+    """Since when this process has seen each session's manifest as it is, by its own steady clock."""
+
+    def __init__(self) -> None:
+        self._since: dict[SessionKey, tuple[float, float]] = {}
+
+    def note(self, manifests: Iterable[Manifest], now: float) -> None:
+        """These are all that there are."""
+        before = self._since
+        self._since = {}
+        for m in manifests:
+            last_use_s, since = before.get(m.session, (m.last_use_s, now))
+            self._since[m.session] = (m.last_use_s, since if last_use_s == m.last_use_s else now)
+
+    def seconds(self, session: SessionKey, now: float) -> float:
+        """For how long."""
+        return now - self._since[session][1]
+
+
 async def expire(node: Node, idle_s: float) -> None:
     """For ever: sessions that nobody has used for `idle_s` are erased."""
+    unchanged = Unchanged()
     while True:
         await node.clock.sleep(max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, idle_s / 4)))
-        await expire_once(node, idle_s)
+        await expire_once(node, idle_s, unchanged)
 
 
-async def expire_once(node: Node, idle_s: float) -> int:
+async def expire_once(node: Node, idle_s: float, unchanged: Unchanged) -> int:
     """How many sessions expired; none when the list of sessions is not complete: one that another node uses may look idle here.
 
     A session whose manifest another node's expiry has deleted already is known from memory, and leaves this node's tiers too. A
-    `last_use_s` in the future, of a node whose clock is ahead, only makes a session live longer.
+    `last_use_s` in the future, of a node whose clock is ahead, only makes a session live longer; and one that seems long ago because
+    this node's clock is ahead is believed only when nothing has changed for a while as seen from here.
     """
     await node.heed_tombstones()
     if not (await node.learn_sessions()).complete:
         return 0
-    limit = node.clock.wall() - idle_s
-    idle = [m.session for m in node.store.index.manifests.values() if m.last_use_s < limit]
+    now, limit = node.clock.now(), node.clock.wall() - idle_s
+    unchanged.note(node.store.index.manifests.values(), now)
+    watched_s = min(idle_s, _CLOCKS_DIFFER_S)
+    idle = [
+        m.session for m in node.store.index.manifests.values() if m.last_use_s < limit and unchanged.seconds(m.session, now) >= watched_s
+    ]
     for session in idle:
         node.handle(ev.SessionErased(session, node.clock.now(), node.clock.wall(), expired=True))
     if idle:
@@ -74,7 +104,7 @@ async def sweep(node: Node, grace_s: float) -> None:
 
 
 async def sweep_once(node: Node, grace_s: float) -> None:
-    """One round. What was nobody's in the last round already leaves the SSD; what is older than the grace time, the blob tier."""
+    """One round. What was nobody's in the last round already leaves the SSD, and the blob tier where it is older than the grace time."""
     began = node.clock.wall()
     await node.heed_tombstones()
     if not (await node.learn_sessions()).complete:

