@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 WIDTH = 80
+_TERMS = {
+    "work_s": "the work that waits there",
+    "arrivals_s": "the requests that hints announce there",
+    "load_s": "the way of its cache there",
+    "pressure_s": "memory that has to become free there",
+    "held_tokens": "the cache that is not there",
+}
 _WORTH = {
     "behind": "Few hints of its sender come true, so its cache is brought behind that of others.",
     "noted": "Hardly any hint of its sender comes true, so nothing is brought for it.",
@@ -67,10 +74,11 @@ def _weighed(scores: list[dict[str, Any]]) -> str:
     best, second = scores[0], scores[1]
     unit = " s" if _in_seconds(scores) else ""
     gap = second["sum"] - best["sum"]
-    if abs(gap) < 1e-6:
+    if abs(gap) < 1e-9:
         return f"{best['node']} and {second['node']} cost the same, {best['sum']:.3g}{unit}; the session's name decides between equals."
     term = max(best["terms"], key=lambda name: second["terms"][name] - best["terms"][name])
-    return f"It costs {best['sum']:.3g}{unit} there and {second['sum']:.3g}{unit} on {second['node']}, mostly for {term}."
+    meant = f", {_TERMS[term]}" if term in _TERMS else ""
+    return f"It costs {best['sum']:.3g}{unit} there and {second['sum']:.3g}{unit} on {second['node']}, mostly for {term}{meant}."
 
 
 def _in_seconds(scores: list[dict[str, Any]]) -> bool:

@@ -30,7 +30,7 @@ def said(*decisions: dict[str, Any]) -> str:
 def test_a_turn_without_a_hint_says_which_term_decided() -> None:
     text = said(decision())
     assert "turn chatcmpl-1-0, 3.0 s ago: node-1" in text and "No hint had announced it." in text
-    assert "It costs 0.12 s there and 0.9 s on node-0, mostly for work_s." in text
+    assert "It costs 0.12 s there and 0.9 s on node-0, mostly for work_s, the work that waits there." in text
     assert "node load_s work_s sum" not in text and "node-0 0.9 0 0.9" in text, "terms in the order in which they came"
 
 
