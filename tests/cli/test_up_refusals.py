@@ -55,7 +55,7 @@ def refusal(up: UpbeatUp, environment: dict[str, str] | None = None, **changes: 
         ("port", "70000", "from 1 to 65535"),
         ("port", "65530", "give one of at most 65506"),
         ("cache", "maybe", "on or off"),
-        ("policy", "fair", "balanced or sticky"),
+        ("policy", "fair", "balanced, sticky"),
         ("hbm_gib", "-1", "above 0"),
         ("hbm_gib", "inf", "above 0"),
         ("dram_gib", "much", "not a number"),
