@@ -30,7 +30,7 @@ def metrics_port(config: Config, port: int) -> int | None:
     """Where a scheduler on `port` shows its metrics; None: that port is somebody else's in this deployment."""
     wanted, nodes = port + METRICS_PORT, config.nodes
     of_node = nodes.base_port <= wanted < nodes.base_port + 10 * nodes.count and (wanted - nodes.base_port) % 10 < _NODE_PORTS
-    taken = {config.gateway.port, config.scheduler.port}
+    taken = {config.gateway.port, *(int(address.rpartition(":")[2]) for address in config.scheduler_addresses)}
     return None if of_node or wanted in taken or wanted > 65_535 else wanted
 
 

@@ -13,8 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from contracts.ids import SessionKey
+from runtime.config import load_config
 from scheduler.core.control import Ask
-from scheduler.metrics import METRICS_PORT, SchedulerMetrics
+from scheduler.metrics import METRICS_PORT, SchedulerMetrics, metrics_port
 from tests.scheduler.test_core import House, hint
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,13 @@ def test_what_was_done_about_hints_and_turns_is_counted() -> None:
     ends = {"used": 2, "missed": 1, "expired": 1, "invalidated": 0, "dropped": 0, "moved": 0}
     assert all(found[f'hint_outcomes_total{{outcome="{end}"}}'] == count for end, count in ends.items())
     assert found["sessions"] == 1 and sum(v for k, v in found.items() if k.startswith("nodes{")) == 3
+
+
+def test_a_port_that_another_service_of_the_deployment_has_is_left_to_it() -> None:
+    config = load_config(
+        None, {"scheduler": {"port": 9000, "count": 11}, "nodes": {"count": 2, "base_port": 9015}, "gateway": {"port": 8999}}
+    )
+    assert [metrics_port(config, 9000 + n) for n in (0, 1, 4, 5, 9, 10)] == [None, 9011, 9014, None, None, 9020]
 
 
 def test_a_schedulers_process_shows_them(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
