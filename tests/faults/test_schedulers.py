@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
 from contracts.ids import DEFAULT_TENANT, SessionKey
 from contracts.rendezvous import rendezvous
+from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from loadtest.stack import Stack
 from runtime.config import load_config
 from tests.e2e.chat import Chat, script
@@ -152,3 +154,41 @@ def _scheduler(stack: Stack, number: int):
 def _one_turn_each(stack: Stack, names: list[str], expected: list[list[str]]) -> None:
     for name in names:
         assert Chat(stack.url, name).say(script(0, turns=1)[0]).text == expected[0][0]
+
+
+def test_an_erased_session_comes_back_through_no_scheduler(stack: Stack, expected: list[list[str]]) -> None:
+    """One scheduler is told to erase it; the other one, and both after a store has told everything anew, know it no more."""
+    addresses = load_config(stack.run_dir / "config.yaml").scheduler_addresses
+    name = "to-be-erased"
+    chat = Chat(stack.url, name)
+    for line, right in zip(script(0, turns=TURNS), expected[0], strict=True):
+        assert chat.say(line).text == right
+    _until(lambda: all(name in _known(address) for address in addresses))
+    reply = httpx.delete(f"{stack.url}/v1/sessions/{name}", timeout=30)
+    assert reply.status_code == 200, reply.text
+    _until(lambda: not any(name in _known(address) for address in addresses))
+    for node in range(2):
+        process(stack, f"upbeat-kvstore --node {node}").kill()
+        time.sleep(1.5)
+        wait_ready(stack, 60)
+    time.sleep(2.0)  # both stores have said what they hold
+    assert not any(name in _known(address) for address in addresses)
+    assert httpx.get(f"{stack.url}/v1/sessions/{name}", timeout=10).status_code == 404
+    again = Chat(stack.url, name)
+    assert again.say(script(0, turns=1)[0]).text == expected[0][0]
+    _until(lambda: all(name in _known(address) for address in addresses))
+
+
+def _known(address: str) -> set[str]:
+    """The sessions that a scheduler knows."""
+    with grpc.insecure_channel(address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        reply = stub.ListSessions(scheduler_pb2.ListSessionsRequest(limit=10_000), timeout=10)
+    return {s.session.session_id for s in reply.sessions}
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.1)

@@ -1,0 +1,141 @@
+"""What schedulers are told by a worker: all of them, at once when its requests change, seldom when nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contracts.kv import KvShape
+from contracts.v1 import scheduler_pb2 as pb
+from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from runtime import rpc
+from worker.engine import Counts
+from worker.reporter import Reporter
+
+
+class Listener(SchedulerServicer):
+    """A scheduler that only listens to workers."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.hellos: list[pb.WorkerHello] = []
+        self.loads: list[pb.WorkerLoad] = []
+        self.every_s = 0.1
+        self.refuse = False
+
+    async def start(self) -> None:
+        self._server, _ = rpc.server(self.address, ["upbeat.v1.Scheduler"])
+        add_SchedulerServicer_to_server(self, self._server)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+    async def WorkerReports(self, reports: AsyncIterator[pb.WorkerReport], context: Any) -> AsyncIterator[pb.WorkerCommand]:
+        async for report in reports:
+            kind = report.WhichOneof("kind")
+            if kind == "hello":
+                self.hellos.append(report.hello)
+                yield pb.WorkerCommand(report_every_s=self.every_s)
+            elif kind == "load":
+                self.loads.append(report.load)
+
+    @property
+    def finished(self) -> list[str]:
+        return [request for load in self.loads for request in load.finished]
+
+
+class PlayedEngine:
+    """As much of an engine as a reporter looks at."""
+
+    def __init__(self) -> None:
+        self.model_name = "m"
+        self.device = SimpleNamespace(shape=KvShape(b"f" * 32, 2, 1, 8, 16, "float32"))
+        self.finished: collections.deque[str] = collections.deque()
+        self.on_requests: Callable[[], None] = lambda: None
+        self.run()
+
+    def run(self, *requests: str) -> None:
+        """These are in flight now."""
+        self.counts = Counts(len(requests), 0, 0, {0: 1.0 * len(requests)}, 0.0, 0.0, 8, 8, requests)
+        self.on_requests()
+
+
+@pytest.fixture
+async def world(free_ports: Callable[[int], int]) -> AsyncIterator[tuple[PlayedEngine, Reporter, list[Listener]]]:
+    port = free_ports(2)
+    listeners = [Listener(f"127.0.0.1:{port + n}") for n in range(2)]
+    for listener in listeners:
+        await listener.start()
+    engine = PlayedEngine()
+    reporter = Reporter(
+        engine,  # type: ignore[arg-type]
+        schedulers=[x.address for x in listeners],
+        node="node-0",
+        address="a:1",
+        max_tokens=100,
+        created_s=0,
+        rates={"ssd": 5.0},
+        draining=lambda: False,
+    )
+    running = asyncio.ensure_future(reporter.run())
+    await until(lambda: all(x.loads for x in listeners))
+    yield engine, reporter, listeners
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    for listener in listeners:
+        await listener.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_every_scheduler_hears_of_every_request_that_ended_even_one_that_was_away(world) -> None:
+    engine, _, (first, second) = world
+    engine.run("a", "b")
+    await until(lambda: all(list(x.loads[-1].in_flight) == ["a", "b"] for x in (first, second)))
+    await second.stop()
+    engine.finished.append("a")
+    engine.run("b")
+    await until(lambda: first.finished == ["a"] and list(first.loads[-1].in_flight) == ["b"])
+    await second.start()
+    await until(lambda: len(second.hellos) == 2 and list(second.loads[-1].in_flight) == ["b"])
+    assert [h.connection for h in second.hellos] == [1, 2] and second.hellos[0].instance == second.hellos[1].instance != ""
+    assert second.loads[-1].number < first.loads[-1].number, "each stream counts its own reports from one"
+    assert second.finished.count("a") <= 1 == first.finished.count("a")
+
+
+async def test_what_changes_is_told_before_the_next_sign_of_life_is_due_and_nothing_else_is(world) -> None:
+    engine, reporter, (first, _) = world
+    await asyncio.sleep(0.5)
+    quiet = len(first.loads)
+    assert quiet <= 3, "an idle worker says so once a second"
+    for n in range(5):
+        engine.run(f"r{n}")
+        await until(lambda n=n: list(first.loads[-1].in_flight) == [f"r{n}"])
+    reporter.draining = lambda: True
+    reporter.wake()
+    await until(lambda: first.loads[-1].draining)
+
+
+async def test_a_scheduler_of_many_nodes_hears_less_often(world) -> None:
+    engine, _, (first, second) = world
+    await second.stop()
+    second.every_s = 30.0
+    await second.start()
+    await until(lambda: len(second.hellos) == 2)
+    told = len(second.loads)
+    for n in range(4):
+        engine.run(f"r{n}")
+        await until(lambda n=n: list(first.loads[-1].in_flight) == [f"r{n}"])
+    assert len(second.loads) <= told + 1
