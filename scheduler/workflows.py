@@ -7,6 +7,7 @@ every few seconds and at the end, so that a crash forgets a few observations and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -55,9 +56,9 @@ class Workflows:
             changed, self._callgraphs.changed = self._callgraphs.changed, set()
             for key in sorted(changed):
                 graph = self._callgraphs.get(*key)
-                text = json.dumps(to_stored(*key, graph)) if graph is not None else None
+                data = to_stored(*key, graph) if graph is not None else None
                 try:
-                    await asyncio.to_thread(_replace, path_of(self._directory, key), text)
+                    await asyncio.to_thread(_replace, path_of(self._directory, key), data)
                 except OSError as e:
                     self._callgraphs.changed.add(key)
                     log.warning("a workflow cannot be kept", tenant=key[0], workflow=key[1], error=str(e))
@@ -102,18 +103,26 @@ def _read_all(directory: Path) -> list[tuple[Path, str]]:
     return found
 
 
-def _replace(path: Path, text: str | None) -> None:
-    """Write the file as a whole, or remove it for None."""
-    if text is None:
+def _replace(path: Path, data: dict[str, Any] | None) -> None:
+    """Write the file as a whole, or remove it for None. What another scheduler has learned from more requests than this one stays in it."""
+    if data is None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        before = json.loads(path.read_text())["agents"]
+        if _seen(before) > _seen(data["agents"]):
+            data = data | {"agents": before}
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with part.open("w") as file:
-        file.write(text)
+        json.dump(data, file)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+def _seen(agents: list[dict[str, Any]]) -> int:
+    return sum(int(agent["seen"]) for agent in agents)
 
 
 # ---- wire ------------------------------------------------------------------------------------------------------

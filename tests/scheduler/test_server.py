@@ -14,7 +14,7 @@ import pytest
 
 from contracts.ids import SessionKey
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from contracts.workflow import Graph
+from contracts.workflow import Graph, Hop
 from runtime import rpc
 from runtime.clock import RealClock
 from runtime.config import load_config
@@ -285,3 +285,20 @@ async def test_a_file_that_is_no_workflow_is_left_and_the_others_are_read(tmp_pa
     await workflows.load()
     assert list(callgraphs.of_tenant("..")) == ["x"] and directory == path_of(tmp_path / "workflows", ("..", "x"))
     assert len(list(directory.parent.iterdir())) == 4
+
+
+async def test_a_scheduler_that_stands_in_does_not_write_over_what_another_has_learned(tmp_path: Path) -> None:
+    own, other = Callgraphs(), Callgraphs()
+    last: tuple[str, ...] = ()
+    for i, agent in enumerate(["a", "b", "a"]):
+        own.request(f"q{i}", SessionKey("t", agent), Hop("w", agent, "r", last), float(i))
+        last = (f"q{i}",)
+    await Workflows(own, tmp_path, RealClock()).write()
+    other.declare("t", "w", Graph(("a", "b", "c")))
+    await Workflows(other, tmp_path, RealClock()).write()
+    again = Callgraphs()
+    await Workflows(again, tmp_path, RealClock()).load()
+    graph, before = again.get("t", "w"), own.get("t", "w")
+    assert graph is not None and before is not None and graph.declared == Graph(("a", "b", "c"))
+    assert graph.agents == before.agents and graph.agents["a"].seen == 1
+    assert [p.name for p in (tmp_path / "t").iterdir()] == ["w.json"]
