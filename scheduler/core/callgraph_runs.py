@@ -90,12 +90,13 @@ class Run:
         """What a request of `agent` that comes now followed."""
         last: Request | None = None
         best: tuple[float, Request] | None = None
+        edges = {source: self._graph.edge(source, agent) for source in {r.agent for r in self.requests.values()}}
         for request in self.requests.values():
             if request.ended_s is None:
                 continue
             if last is None or last.ended_s is None or request.ended_s >= last.ended_s:
                 last = request
-            edge = self._graph.edge(request.agent, agent)
+            edge = edges[request.agent]
             if edge is None or edge.probability < MIN_CHANCE or request.called.get(agent, 0) >= math.ceil(edge.calls - 0.01):
                 continue
             usual_s = self._graph.gap_s(request.agent, agent)
