@@ -135,6 +135,7 @@ class Views:
         known = control.directory.erase(key)
         control.advisories.invalidate(key, key.tenant, "")
         control.explained.forget(key)
+        control.callgraphs.erase(key)
         told = self._reports.stores
         expected = {self._config.node(n).name for n in range(self._config.nodes.count)}
         erasure = control.erasures.begin(key, expected | set(told))

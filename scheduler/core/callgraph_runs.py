@@ -85,6 +85,19 @@ class Run:
         for request_id in self.requests:
             self.end(request_id, now)
 
+    def erase(self, session_id: str) -> None:
+        """This session is gone: it is named no more, and its requests are remembered no longer."""
+        for request in [r for r in self.requests.values() if r.session_id == session_id]:
+            self.end(request.request_id, self.last_s)
+            del self.requests[request.request_id]
+            self.dropped.append(request.request_id)
+        for request in self.requests.values():
+            for named in request.named.values():
+                named.pop(session_id, None)
+        self.sessions = {agent: kept for agent, known in self.sessions.items() if (kept := {s: None for s in known if s != session_id})}
+        self.borrowed = {agent: other for agent, other in self.borrowed.items() if other != session_id}
+        self._unlink(session_id)
+
     # ---- what followed what ------------------------------------------------------------------------------------
     def _cause(self, agent: str, now: float) -> Request | None:
         """What a request of `agent` that comes now followed."""
@@ -124,7 +137,10 @@ class Run:
         if len(sessions) > MAX_SESSIONS:
             gone = next(iter(sessions))
             del sessions[gone]
-            self._linked = {key: other for key, other in self._linked.items() if gone not in (key[0], other)}
+            self._unlink(gone)
+
+    def _unlink(self, session_id: str) -> None:
+        self._linked = {key: other for key, other in self._linked.items() if session_id not in (key[0], other)}
 
     # ---- which session is next ---------------------------------------------------------------------------------
     def candidates(self, edge: Edge, session_id: str) -> list[tuple[str, Known]]:

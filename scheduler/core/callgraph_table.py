@@ -146,9 +146,7 @@ class Callgraphs:
         request = run.begin(request_id, hop, session.session_id, now)
         if request.ended_s is None:
             self._asking[request_id] = (tenant, hop.workflow, hop.run)
-        for gone in run.dropped:
-            self._asking.pop(gone, None)
-        run.dropped.clear()
+        self._drop(run)
         workflow.use(hop.agent, hop.run, session.session_id)
         self.changed.add((tenant, hop.workflow))
         hops: list[NextHop] = []
@@ -180,6 +178,20 @@ class Callgraphs:
                 run = self._tenants[key[0]][key[1]].runs.get(key[2])
                 if run is not None:
                     run.end(request_id, now)
+
+    def erase(self, session: SessionKey) -> None:
+        """This session was erased: no hint names it any more. What was learned from it stays, as counts."""
+        for workflow in self._tenants.get(session.tenant, {}).values():
+            others = {agent: [pair for pair in pairs if pair[1] != session.session_id] for agent, pairs in workflow.latest.items()}
+            workflow.latest = {agent: pairs for agent, pairs in others.items() if pairs}
+            for run in workflow.runs.values():
+                run.erase(session.session_id)
+                self._drop(run)
+
+    def _drop(self, run: Run) -> None:
+        for gone in run.dropped:
+            self._asking.pop(gone, None)
+        run.dropped.clear()
 
     def tick(self, now: float) -> None:
         """Forget runs in which nothing came for IDLE_S."""

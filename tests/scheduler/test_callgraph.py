@@ -213,6 +213,20 @@ def test_memory_is_bounded_and_of_a_flood_only_what_nobody_declared_is_lost(monk
     table.validate()
 
 
+def test_an_erased_session_is_named_no_more() -> None:
+    team = Team()
+    team.chain("r1", "engineer", "qa", "engineer", "qa", "engineer")
+    assert "r1:qa" in named(team.ask("r1", "engineer", 20.0)[1])
+    team.table.erase(SessionKey("other", "r1:qa"))
+    assert "r1:qa" in named(team.ask("r1", "engineer", 22.0)[1])
+    team.table.erase(SessionKey("t", "r1:qa"))
+    team.table.validate()
+    for run in ("r1", "r2"):
+        assert "r1:qa" not in named(team.ask(run, "engineer", 24.0)[1])
+    team.table.erase(SessionKey("t", "r1:engineer"))
+    team.table.validate()
+
+
 def test_workflows_are_a_tenants_own() -> None:
     team = Team()
     team.chain("r1", "a", "b")
@@ -351,5 +365,7 @@ def test_whatever_comes_in_whatever_order_the_tables_agree(steps: list[tuple[str
         assert all(0.1 <= h.chance <= 1.0 and h.arrival_s >= now for h in hops) and len({h.session for h in hops}) <= len(hops)
         if i % 3 == 0:
             table.finished(ids, now)
+        if i % 7 == 6:
+            table.erase(SessionKey("t", f"{run}:{session}"))
         table.tick(now)
         table.validate()

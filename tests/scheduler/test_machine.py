@@ -163,6 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(session=sessions)
     def erase(self, session: SessionKey) -> None:
         self.core.directory.erase(session)
+        self.core.callgraphs.erase(session)
 
     @rule(node=nodes, instance=st.sampled_from("ab"), connection=st.integers(0, 3), leaves=st.integers(0, 5))
     def stream(self, node: str, instance: str, connection: int, leaves: int) -> None:
