@@ -58,14 +58,27 @@ class Fleet:
             await self._clock.sleep(_REST_S)
 
     async def _follow(self, scheduler: Scheduler) -> None:
-        call = scheduler.stub.Watch(pb.WatchRequest(), wait_for_ready=len(self.schedulers.all) == 1)
+        """Until its stream breaks or, when there are others, until it hangs: a stream that still stands says nothing then."""
+        alone = len(self.schedulers.all) == 1
+        scheduler.hangs.clear()
+        call = scheduler.stub.Watch(pb.WatchRequest(), wait_for_ready=alone)
+        hanging = asyncio.ensure_future(scheduler.hangs.wait())
         try:
-            async for message in call:
+            while True:
+                reading = asyncio.ensure_future(call.read())
+                await asyncio.wait({reading} if alone else {reading, hanging}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    reading.cancel()
+                    reason = "it does not answer in time"
+                    break
+                if not isinstance(message := reading.result(), pb.Fleet):
+                    reason = "the scheduler ended it"
+                    break
                 self._take(message, scheduler)
-            reason = "the scheduler ended it"
         except grpc.aio.AioRpcError as e:
             reason = f"{e.code().name}: {e.details()}"
         finally:
+            hanging.cancel()
             call.cancel()
             was_live, self.live = self.live, False
         if was_live:

@@ -29,10 +29,10 @@ def workflow_key(tenant: str, workflow: str) -> SessionKey:
 
 
 class Scheduler:
-    """One of them. rests_until_s: when it may be asked again."""
+    """One of them. rests_until_s: when it may be asked again; hangs: set when it has not answered in time."""
 
     def __init__(self, address: str) -> None:
-        self.address, self.rests_until_s = address, 0.0
+        self.address, self.rests_until_s, self.hangs = address, 0.0, asyncio.Event()
         self.channel = rpc.channel(address, rpc.SCHEDULER_RECONNECT_S)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
 
@@ -85,6 +85,7 @@ class Schedulers:
             log.warning("a scheduler does not answer", address=scheduler.address, call=method, code=e.code().name, details=e.details())
             if e.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 scheduler.rests_until_s = self._clock.now() + self._rest_s
+                scheduler.hangs.set()
             return None
 
     async def survey(self) -> list[tuple[str, pb.Fleet | None]]:

@@ -77,6 +77,19 @@ async def test_the_fleet_is_followed_through_another_scheduler_when_one_dies(s: 
     await until(seen)
 
 
+async def test_the_fleet_is_followed_through_another_scheduler_when_one_hangs_though_its_stream_stands(s: Stack) -> None:
+    s.schedulers[0].hang = True
+    for other in s.schedulers[1:]:
+        other.set_absent("node-0")
+    mine = next(name for name in NAMES if owners(s, name)[0] is s.schedulers[0])
+    await say(s, mine)
+
+    async def seen() -> bool:
+        return (await s.missing()) == ["1 of 2 nodes serve", "node-0 does not serve"]
+
+    await until(seen)
+
+
 async def test_hints_go_to_the_sessions_schedulers_and_to_the_next_one_when_that_is_away(s: Stack) -> None:
     lost = s.schedulers[0]
     await lost.kill()
