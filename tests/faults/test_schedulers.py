@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from contracts.ids import DEFAULT_TENANT, SessionKey
@@ -154,6 +155,27 @@ def _scheduler(stack: Stack, number: int):
 def _one_turn_each(stack: Stack, names: list[str], expected: list[list[str]]) -> None:
     for name in names:
         assert Chat(stack.url, name).say(script(0, turns=1)[0]).text == expected[0][0]
+
+
+def test_a_worker_that_is_told_to_stop_ends_what_it_runs_while_new_turns_go_elsewhere(stack: Stack, expected: list[list[str]]) -> None:
+    talkers = Talkers(stack.url, expected, "draining")
+    time.sleep(1.0)
+    worker = process(stack, "upbeat-worker --node 1")
+    worker.terminate()
+    seen = set()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (worker.pid not in psutil.pids() and seen and _state(stack, "node-1") == "serving"):
+        seen.add(_state(stack, "node-1"))
+        time.sleep(0.02)
+    turns, _ = talkers.stop()
+    wait_ready(stack)
+    assert turns and _state(stack, "node-1") == "serving"
+    assert "absent" in seen and seen <= {"serving", "draining", "absent"}, "it was stopped, and nobody took it for dead"
+
+
+def _state(stack: Stack, node: str) -> str:
+    fleet = httpx.get(f"{stack.url}/v1/fleet", timeout=10).json()
+    return next(str(n["state"]) for n in fleet["nodes"] if n["node"] == node)
 
 
 def test_an_erased_session_comes_back_through_no_scheduler(stack: Stack, expected: list[list[str]]) -> None:
