@@ -69,7 +69,7 @@ def test_a_link_that_was_measured_counts_as_fast_as_it_is() -> None:
     h.fleet.request_s = 0.05
     h.fleet.placed("node-0", "r1", 0.0)
     assert h.choose().node == "node-0"
-    h.fleet.worker_joined("node-1", "w1", (MODEL,), 0.0, Rates(link_bytes_per_s=4e9))
+    h.fleet.worker_joined("node-1", "w1", (MODEL,), 0.0, Rates(link_bytes_per_s=8e9))
     assert h.choose().node == "node-1"
     h.fleet.worker_joined("node-1", "w1", (MODEL,), 0.0)
     assert h.choose().node == "node-0", "a new process that did not measure counts as usual again"
