@@ -249,16 +249,18 @@ class Store:
             self._out.append(do.Counted("late_turns"))
             return
         self.sessions.used(manifest.session, now)
-        manifest = replace(manifest, last_use_s=self._use_s(manifest))
+        manifest = replace(manifest, last_use_s=self._use_s(manifest, now))
         self.index.set_manifest(manifest)
         self._out.append(do.PutManifest(manifest))
 
-    def _use_s(self, manifest: Manifest) -> float:
+    def _use_s(self, manifest: Manifest, now: float) -> float:
         """The time of a turn that has ended here: the wall clock's, but later than what is known to have been before it, as the nodes'
-        clocks differ (a hybrid logical clock): the manifest that it goes on from, and the session's erasure."""
+        clocks differ (a hybrid logical clock): the manifest that it goes on from, and the session's erasure unless that has just been:
+        then the turn may have begun before."""
         known = self.index.manifests.get(manifest.session)
         before = known.last_use_s if known is not None else float("-inf")
-        return max(manifest.last_use_s, before + _LATER_S, self.erasure.over_s(manifest.session) + _LATER_S)
+        over = float("-inf") if self.erasure.buried(manifest.session, now) else self.erasure.over_s(manifest.session)
+        return max(manifest.last_use_s, before + _LATER_S, over + _LATER_S)
 
     def _learn(self, manifest: Manifest, now: float) -> None:
         """Keep the manifest when it is newer than what is known and not one of an erased session."""
