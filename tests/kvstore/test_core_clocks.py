@@ -96,7 +96,10 @@ def test_a_session_that_is_used_again_after_its_erasure_is_not_taken_for_the_era
     s, other = store("node-0"), store("node-1")
     s.handle(ev.ManifestsListed([manifest(2, NOON + ahead_s)], 0.0, True, NOON))
     tombstone = told(s.handle(ev.SessionErased(SESSION, 10.0, NOON + 10)))
-    again = put(s.handle(ev.TurnEnded(manifest(2, NOON + 20, first=4), 20.0)))
+    soon = put(s.handle(ev.TurnEnded(manifest(2, NOON + 20, first=4), 20.0)))
+    assert soon.last_use_s <= tombstone.erased_s + TOMBSTONE_S, "it may have begun before"
+    s.handle(ev.Tick(10.0 + TOMBSTONE_S))
+    again = put(s.handle(ev.TurnEnded(manifest(2, NOON + 20, first=4), 11.0 + TOMBSTONE_S)))
     assert again.last_use_s > tombstone.erased_s + TOMBSTONE_S
     for each in (s, other):
         each.handle(ev.TombstonesListed([tombstone], 30.0))
