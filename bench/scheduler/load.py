@@ -8,6 +8,7 @@ import statistics
 import time
 from typing import Any
 
+import grpc
 from fakes import MODEL, FakeFleet
 
 from contracts.v1 import common_pb2, scheduler_pb2
@@ -19,13 +20,19 @@ class Load:
     def __init__(self, stub: Any, fleet: FakeFleet, sessions: int) -> None:
         self._stub, self._fleet, self._sessions = stub, fleet, sessions
         self._draw, self._count = random.Random(7), 0
+        #: Calls that came to nothing: a gateway goes on without the scheduler then.
+        self.failed = 0
 
     async def _place(self, took: list[float]) -> None:
         self._count += 1
         session = common_pb2.Session(tenant="t", session_id=f"s{self._draw.randrange(self._sessions)}")
         request = scheduler_pb2.PlaceRequest(request_id=f"r{self._count}", session=session, model=MODEL)
         began = time.perf_counter()
-        placed = await self._stub.Place(request)
+        try:
+            placed = await self._stub.Place(request)
+        except grpc.aio.AioRpcError:
+            self.failed += 1
+            return
         took.append(time.perf_counter() - began)
         self._fleet.nodes[placed.node].took(request.request_id)
 
