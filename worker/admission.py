@@ -51,10 +51,11 @@ class Admission:
             session = sequence.request.session
             sequence.keys = chunk_keys(d.salt_of(session.tenant), d.shape, sequence.tokens[: usable * size], sequence.keys[:usable])
         matched: list[Block] = []
-        for key in sequence.keys[:usable]:
+        for position, key in enumerate(sequence.keys[:usable]):
             block = cache.index.get(key)
             if block is None or block.lost:
                 break
+            block.index = position  # as its key says; what brought it for a hint was not sure
             matched.append(block)
             cache.use(block)
         self.prefetching.give_way_to(matched)

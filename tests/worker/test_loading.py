@@ -98,6 +98,17 @@ def test_what_a_slow_tier_would_bring_later_is_computed(house: House, cold: Cold
     assert house.engine.admission.recomputed_tokens == 96 and house.store.cancelled() == 1
 
 
+def test_chunks_that_a_hint_brought_in_another_order_are_used_where_they_belong(house: House, cold: Cold) -> None:
+    prompt = saved_session(house, 9)
+    assert house.store is not None
+    keys = list(house.store.chunks)
+    house.store.hint("s", keys[::-1])
+    house.settle()
+    again = house.run(prompt, 8)
+    assert again.cached == 96 and again.tokens == cold(prompt, 8)
+    assert [house.cache.index[key].index for key in keys] == list(range(6))
+
+
 def test_without_a_plan_whatever_is_cached_is_loaded(house: House, cold: Cold) -> None:
     house.device.settings = house.device.settings.model_copy(update={"load_plan": False})
     prompt = saved_session(house, 1)
