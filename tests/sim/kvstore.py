@@ -202,7 +202,9 @@ class Scenario:
         return self.world.events
 
     def _check_erased(self, node: SimNode) -> None:
+        # What a session says next, and what it said in a turn that ended: its history may have been edited since.
         named = {key for s in self.sessions if s.erased is None for key in s.keys}
+        named.update(key for manifest in self.world.blob.manifests.values() for key in manifest.keys)
         for session in self.sessions:
             if session.erased is None or not session.clean:
                 continue
