@@ -130,7 +130,8 @@ def stack(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[PartedSt
                     "worker_host": network.host_pattern,
                     "ucx_interface": INTERFACE,
                 },
-                "kv": {"hbm_gib": 0.125, "dram_gib": 0.125},
+                # Loads are tried here, however much sooner so small a model computes.
+                "kv": {"hbm_gib": 0.125, "dram_gib": 0.125, "load_plan": False},
                 "worker": {"threads": 1},
             }
             config = load_config(None, overrides)
