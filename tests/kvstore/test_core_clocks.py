@@ -92,7 +92,7 @@ def test_a_second_eraser_whose_clock_is_behind_does_not_make_the_erasure_older()
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, HOUR_S])
-def test_a_session_that_is_used_again_after_its_erasure_is_not_taken_for_the_erased_one(ahead_s: float) -> None:
+def test_a_session_that_is_used_again_a_minute_after_its_erasure_is_not_taken_for_the_erased_one(ahead_s: float) -> None:
     s, other = store("node-0"), store("node-1")
     s.handle(ev.ManifestsListed([manifest(2, NOON + ahead_s)], 0.0, True, NOON))
     tombstone = told(s.handle(ev.SessionErased(SESSION, 10.0, NOON + 10)))
