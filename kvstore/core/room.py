@@ -25,7 +25,7 @@ from kvstore.core.usefulness import Usefulness
 from kvstore.core.vacating import Vacating
 
 #: Room is made for so much at once: this share of the arena, and no more than these bytes.
-_HEADROOM, _HEADROOM_BYTES = 128, 16 << 20
+_HEADROOM, _HEADROOM_BYTES = 32, 16 << 20
 
 #: What to free next: one slot, or slabs.
 _Step = int | list[Slab]
