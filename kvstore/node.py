@@ -32,6 +32,7 @@ from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.objects import open_store
+from kvstore.tiers.populate import Populating
 from kvstore.tiers.ssd import SsdTier
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_auto import AutoTransport
@@ -73,6 +74,7 @@ class Node:
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
         self.arena = Arena(self.places.arena, int(config.kv.dram_gib * GIB), config.kv.hugepages)
         arena_bytes = self.arena.size_bytes
+        self.pages = Populating(self.arena.address, arena_bytes)
         self.store = Store(
             self.name,
             arena_bytes,
@@ -206,6 +208,7 @@ class Node:
             await self.transport.stop()
         self.write_back.close()
         self.ssd.close()
+        self.pages.close()
         self.arena.close()
 
     def fail(self, error: Exception) -> None:
@@ -240,7 +243,9 @@ class Node:
 
     def handle(self, event: ev.Event) -> None:
         """Give the core an event and do what it says."""
-        for instruction in self.store.handle(event):
+        instructions = self.store.handle(event)
+        self.pages.used_to(self.store.ledger.top_bytes)
+        for instruction in instructions:
             self._execute(instruction)
         if self.store.busy and not self._ticking:
             self._ticking = True

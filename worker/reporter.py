@@ -105,13 +105,13 @@ class Reporter:
 
 
 class Link:
-    """The stream to one scheduler. finished: requests that have ended and that it was not told of."""
+    """The stream to one scheduler. finished: requests that have ended and that it was not told of. least_s: between two reports."""
 
     def __init__(self, reporter: Reporter, scheduler: str) -> None:
         self._reporter, self._scheduler = reporter, scheduler
         self.changed = asyncio.Event()
         self.finished: collections.deque[str] = collections.deque(maxlen=100_000)
-        self._least_s = LEAST_S
+        self.least_s = LEAST_S
         self._connections = 0
 
     async def run(self) -> None:
@@ -123,7 +123,7 @@ class Link:
                 try:
                     async for command in stub.WorkerReports(self._reports(), wait_for_ready=True):
                         if command.WhichOneof("kind") == "report_every_s":
-                            self._least_s = max(command.report_every_s, LEAST_S)
+                            self.least_s = max(command.report_every_s, LEAST_S)
                 except grpc.aio.AioRpcError as e:
                     log.debug("scheduler not reached", scheduler=self._scheduler, reason=e.details())
                 await asyncio.sleep(RETRY_S)
@@ -142,8 +142,8 @@ class Link:
             if now() - metrics_s >= METRICS_EVERY_S:
                 metrics_s = now()
                 yield scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples=telemetry.samples()))
-            await asyncio.sleep(self._least_s)
-            rest_s = (BUSY_S if load.in_flight else IDLE_S) - self._least_s
+            await asyncio.sleep(self.least_s)
+            rest_s = (BUSY_S if load.in_flight else IDLE_S) - self.least_s
             if rest_s > 0:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), rest_s)

@@ -106,7 +106,7 @@ class Ledger:
     """The only owner of arena offsets.
 
     arena_bytes: size of the arena. granule_bytes: of a granule, a multiple of ALIGN; None: `suitable_granule`.
-    `changes` counts whatever may have made room.
+    `changes` counts whatever may have made room. `top_bytes`: no slab has ever reached further into the arena.
     """
 
     def __init__(self, arena_bytes: int, granule_bytes: int | None = None) -> None:
@@ -120,6 +120,7 @@ class Ledger:
         self._sizes: dict[int, tuple[int, int]] = {}
         self.used_bytes = 0
         self.changes = 0
+        self.top_bytes = 0
 
     # ---- questions
 
@@ -214,6 +215,7 @@ class Ledger:
         self._at[first : first + granules] = [slab] * granules
         shelf.slabs[slab.base] = slab
         shelf.free += slab.total
+        self.top_bytes = max(self.top_bytes, (first + granules) * self.granule_bytes)
         return slab
 
     def finish(self, offset: int) -> None:

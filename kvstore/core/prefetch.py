@@ -14,7 +14,7 @@ from kvstore.core.events import LoadKind, SourceKind
 #: Order of fetches: the smaller goes first.
 FetchRank = tuple[int, float, float, float, int, int]
 
-#: Reads of the SSD should be at least this long where layers may be taken together.
+#: Reads of the SSD should be about this long where layers may be taken together.
 _SSD_READ_BYTES = 1 << 20
 
 
@@ -30,7 +30,7 @@ def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: in
 
 
 def quarter(shape: KvShape) -> int:
-    """Layers of a band: slabs hold pieces of one band, and no read takes pieces of two."""
+    """Layers of a band: slabs hold pieces of one band."""
     return max(1, -(-shape.layers // 4))
 
 
@@ -39,9 +39,15 @@ def band_of(shape: KvShape, layer: int) -> int:
     return layer // quarter(shape)
 
 
-def reads(shape: KvShape, layers: list[int], source: SourceKind) -> list[list[int]]:
-    """`layers` (ascending) cut into reads: each without gaps and within one band, shorter from the SSD."""
+def reads(shape: KvShape, layers: list[int], source: SourceKind, kind: LoadKind) -> list[list[int]]:
+    """`layers` (ascending) cut into reads, each without gaps: within one band, and shorter from the SSD.
+
+    Where pieces are small, what somebody waits for is read from the SSD several bands at a time: a read then costs more than the time by
+    which its first layer would have come sooner.
+    """
     size = quarter(shape)
+    if source is SourceKind.SSD and kind in (LoadKind.DEMAND, LoadKind.PEER):
+        size *= max(1, _SSD_READ_BYTES // (size * shape.piece_bytes))
     most = size if source is SourceKind.BLOB else min(size, max(1, -(-_SSD_READ_BYTES // shape.piece_bytes)))
     cut: list[list[int]] = []
     for layer in layers:

@@ -185,7 +185,8 @@ def test_a_request_joins_pieces_that_a_peer_has_promised_and_lifts_their_read():
 
 def test_many_requests_for_one_piece_share_one_read_whenever_they_come():
     store = make(16, ssd=1)
-    fetches = of(do.Fetch, want(store, 1, KEYS[:1], LoadKind.DEMAND))
+    fetches = of(do.Fetch, want(store, 1, KEYS[:1], LoadKind.DEMAND, layers=(0, 2)))
+    assert [[p.layer for p in f.pieces] for f in fetches] == [[0], [2]]
     fetches += of(do.Fetch, want(store, 2, KEYS[:1], LoadKind.DEMAND))
     out = step(store, ev.FetchDone(fetches[0].fetch, {}, 1.0))
     fetches += of(do.Fetch, want(store, 3, KEYS[:1], LoadKind.DEMAND))
@@ -201,4 +202,5 @@ def test_a_prefetch_never_displaces_what_an_advisory_protects():
     for fetch in of(do.Fetch, step(store, ev.Advised(session, 0, 1.0, 60.0, (), 0.0))):
         step(store, ev.FetchDone(fetch.fetch, {}, 0.0))
     assert not of(do.Fetch, want(store, 1, KEYS[1:2], LoadKind.PREFETCH))
-    assert len(of(do.Fetch, want(store, 2, KEYS[1:2], LoadKind.DEMAND))) == 4
+    (fetch,) = of(do.Fetch, want(store, 2, KEYS[1:2], LoadKind.DEMAND))
+    assert [piece.layer for piece in fetch.pieces] == [0, 1, 2, 3]

@@ -62,12 +62,27 @@ def test_demand_takes_the_more_urgent_request_first_and_then_the_lower_layer():
     assert demand(-1, 9) < demand(0, 0) < demand(0, 1)
 
 
-def test_reads_join_neighbouring_layers_but_never_across_a_band_or_a_gap():
-    shape = KvShape(b"f" * 32, 8, 1, 8, 16, "float32")
-    assert reads(shape, [0, 1, 2, 3, 4, 5, 6, 7], SourceKind.BLOB) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert reads(shape, [1, 2, 3, 6], SourceKind.BLOB) == [[1], [2, 3], [6]]
-    large = KvShape(b"f" * 32, 8, 64, 128, 64, "float32")
-    assert reads(large, [0, 1, 2], SourceKind.SSD) == [[0], [1], [2]]
+def test_reads_join_neighbouring_layers_but_not_across_a_gap_nor_what_is_only_hinted_at_across_a_band():
+    small = KvShape(b"f" * 32, 8, 1, 8, 16, "float32")
+    every = list(range(8))
+    for source, kind in ((SourceKind.BLOB, LoadKind.DEMAND), (SourceKind.SSD, LoadKind.PREFETCH), (SourceKind.SSD, LoadKind.ADVISED)):
+        assert reads(small, every, source, kind) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert reads(small, [1, 2, 3, 6], SourceKind.SSD, LoadKind.PREFETCH) == [[1], [2, 3], [6]]
+
+
+def test_what_somebody_waits_for_is_read_from_the_ssd_in_reads_of_a_mebibyte():
+    def lengths(piece_kib: int, kind: LoadKind) -> list[int]:
+        shape = KvShape(b"f" * 32, 8, 1, piece_kib, 64, "float32")
+        assert shape.piece_bytes == 2 * 4 * 64 * piece_kib
+        return [len(read) for read in reads(shape, list(range(8)), SourceKind.SSD, kind)]
+
+    for kind in (LoadKind.DEMAND, LoadKind.PEER):
+        assert lengths(32, kind) == [8]  # 16 KiB a piece
+        assert lengths(512, kind) == [4, 4]
+        assert lengths(1024, kind) == lengths(1024, LoadKind.PREFETCH) == [2] * 4
+        assert lengths(2048, kind) == lengths(2048, LoadKind.PREFETCH) == [1] * 8
+    small = KvShape(b"f" * 32, 8, 1, 8, 16, "float32")
+    assert reads(small, [1, 2, 3, 6], SourceKind.SSD, LoadKind.DEMAND) == [[1, 2, 3], [6]]
 
 
 # ---- the whole, step by step
@@ -124,7 +139,8 @@ def test_a_prefetch_never_displaces_an_advised_session_but_demand_may():
     prefetch = store.handle(wanted(1, KEYS[2:3], LoadKind.PREFETCH))
     assert [e.usable for e in of(do.End, prefetch)] == [0]
     assert not of(do.Fetch, prefetch)
-    assert len(of(do.Fetch, store.handle(wanted(2, KEYS[3:4])))) == 2
+    (fetch,) = of(do.Fetch, store.handle(wanted(2, KEYS[3:4])))
+    assert [piece.layer for piece in fetch.pieces] == [0, 1]
     store.validate()
 
 
@@ -151,11 +167,9 @@ def test_a_saved_chunk_is_written_to_the_ssd_and_then_from_there_to_the_blob_tie
 def test_a_decoded_piece_has_the_arenas_checksum_and_its_copy_keeps_its_own():
     store = make()
     store.handle(ev.Recovered(copies(KEYS[:1])))
-    first, second = of(do.Fetch, store.handle(wanted(1, KEYS[:1])))
-    (delivered,) = of(do.Pieces, store.handle(ev.FetchDone(first.fetch, {}, 1.0, {0: 77})))
-    assert [checksum for _, _, _, checksum in delivered.pieces] == [77]
-    (delivered,) = of(do.Pieces, store.handle(ev.FetchDone(second.fetch, {}, 1.0)))
-    assert [checksum for _, _, _, checksum in delivered.pieces] == [2]
+    (fetch,) = of(do.Fetch, store.handle(wanted(1, KEYS[:1])))
+    (delivered,) = of(do.Pieces, store.handle(ev.FetchDone(fetch.fetch, {}, 1.0, {0: 77})))
+    assert [checksum for _, _, _, checksum in delivered.pieces] == [77, 2]
     assert store.index.chunks[KEYS[0]].ssd_sums == (1, 2)
     store.validate()
 
