@@ -16,6 +16,8 @@ FetchRank = tuple[int, float, float, float, int, int]
 
 #: Reads of the SSD should be about this long where layers may be taken together.
 _SSD_READ_BYTES = 1 << 20
+#: So many bands at most, which is half of a chunk: the first layers are computed while the others come.
+_BANDS = 2
 
 
 def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: int, position: int) -> FetchRank:
@@ -42,12 +44,12 @@ def band_of(shape: KvShape, layer: int) -> int:
 def reads(shape: KvShape, layers: list[int], source: SourceKind, kind: LoadKind) -> list[list[int]]:
     """`layers` (ascending) cut into reads, each without gaps: within one band, and shorter from the SSD.
 
-    Where pieces are small, what somebody waits for is read from the SSD several bands at a time: a read then costs more than the time by
-    which its first layer would have come sooner.
+    Where pieces are small, what somebody waits for is read from the SSD two bands at a time: each read costs the store more than the
+    time by which its first layer would have come sooner.
     """
     size = quarter(shape)
     if source is SourceKind.SSD and kind in (LoadKind.DEMAND, LoadKind.PEER):
-        size *= max(1, _SSD_READ_BYTES // (size * shape.piece_bytes))
+        size *= max(1, min(_BANDS, _SSD_READ_BYTES // (size * shape.piece_bytes)))
     most = size if source is SourceKind.BLOB else min(size, max(1, -(-_SSD_READ_BYTES // shape.piece_bytes)))
     cut: list[list[int]] = []
     for layer in layers:

@@ -17,7 +17,7 @@ log = telemetry.logger("kvstore.populate")
 
 _MADV_POPULATE_WRITE = 23  #: <linux/mman.h>; the mmap module does not name it.
 #: What a burst of loads takes while the thread makes more: it is faster than any tier.
-_AHEAD_BYTES = 128 << 20
+_AHEAD_BYTES = 256 << 20
 #: So that closing never waits long.
 _STEP_BYTES = 4 << 20
 
@@ -42,10 +42,8 @@ class Populating:
 
     def used_to(self, end: int) -> None:
         """Something lies, or soon will, at offsets up to `end`. Does not block."""
-        target = min(self._size, end + _AHEAD_BYTES)
-        # By halves of what is kept ahead: the thread is woken seldom.
-        if target >= self._target + _AHEAD_BYTES // 2 or (target == self._size and target > self._target):
-            self._target = target
+        if self._target < min(self._size, end + _AHEAD_BYTES // 2):  # not during every load
+            self._target = min(self._size, end + _AHEAD_BYTES)
             self._wake.set()
 
     def close(self) -> None:

@@ -70,14 +70,14 @@ def test_reads_join_neighbouring_layers_but_not_across_a_gap_nor_what_is_only_hi
     assert reads(small, [1, 2, 3, 6], SourceKind.SSD, LoadKind.PREFETCH) == [[1], [2, 3], [6]]
 
 
-def test_what_somebody_waits_for_is_read_from_the_ssd_in_reads_of_a_mebibyte():
+def test_what_somebody_waits_for_is_read_from_the_ssd_in_reads_of_half_a_chunk_or_a_mebibyte():
     def lengths(piece_kib: int, kind: LoadKind) -> list[int]:
         shape = KvShape(b"f" * 32, 8, 1, piece_kib, 64, "float32")
         assert shape.piece_bytes == 2 * 4 * 64 * piece_kib
         return [len(read) for read in reads(shape, list(range(8)), SourceKind.SSD, kind)]
 
     for kind in (LoadKind.DEMAND, LoadKind.PEER):
-        assert lengths(32, kind) == [8]  # 16 KiB a piece
+        assert lengths(32, kind) == [4, 4]  # 16 KiB a piece
         assert lengths(512, kind) == [4, 4]
         assert lengths(1024, kind) == lengths(1024, LoadKind.PREFETCH) == [2] * 4
         assert lengths(2048, kind) == lengths(2048, LoadKind.PREFETCH) == [1] * 8

@@ -34,7 +34,7 @@ class Memory:
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    memory = Memory(300 * MIB)
+    memory = Memory(500 * MIB)
     yield memory
     memory.path.unlink()
 
@@ -47,29 +47,30 @@ def until(condition) -> None:
 
 
 def test_pages_are_made_a_way_ahead_and_no_further(memory):
-    pages = Populating(memory.address, 300 * MIB)
-    until(lambda: pages.made_bytes == 128 * MIB)
-    assert memory.made == 128 * MIB
-    pages.used_to(100 * MIB)
-    until(lambda: pages.made_bytes == 228 * MIB)
-    pages.used_to(120 * MIB)
-    pages.used_to(300 * MIB)
-    until(lambda: pages.made_bytes == 300 * MIB)
+    pages = Populating(memory.address, 500 * MIB)
+    until(lambda: pages.made_bytes == 256 * MIB)
+    pages.used_to(128 * MIB)
+    time.sleep(0.05)
+    assert memory.made == 256 * MIB, "half of it is enough"
+    pages.used_to(140 * MIB)
+    until(lambda: pages.made_bytes == 396 * MIB)
+    pages.used_to(500 * MIB)
+    until(lambda: pages.made_bytes == 500 * MIB)
     pages.close()
-    assert memory.made == 300 * MIB
+    assert memory.made == 500 * MIB
 
 
 def test_what_lies_in_pages_already_is_left_as_it_is(memory):
     memory._view[5 * MIB : 5 * MIB + 4] = b"here"
-    pages = Populating(memory.address, 300 * MIB)
-    until(lambda: pages.made_bytes == 128 * MIB)
+    pages = Populating(memory.address, 500 * MIB)
+    until(lambda: pages.made_bytes == 256 * MIB)
     pages.close()
     assert memory._view[5 * MIB : 5 * MIB + 4] == b"here"
 
 
 def test_a_kernel_that_cannot_do_it_leaves_pages_to_whoever_touches_them(memory, monkeypatch):
     monkeypatch.setattr(populate, "_MADV_POPULATE_WRITE", 9999)
-    pages = Populating(memory.address, 300 * MIB)
+    pages = Populating(memory.address, 500 * MIB)
     pages._thread.join(20)
     assert not pages._thread.is_alive() and pages.made_bytes == memory.made == 0
     pages.used_to(200 * MIB)
@@ -77,9 +78,9 @@ def test_a_kernel_that_cannot_do_it_leaves_pages_to_whoever_touches_them(memory,
 
 
 def test_closing_ends_it_in_the_middle(memory):
-    pages = Populating(memory.address, 300 * MIB)
+    pages = Populating(memory.address, 500 * MIB)
     pages.close()
     made = memory.made
-    pages.used_to(300 * MIB)
+    pages.used_to(500 * MIB)
     time.sleep(0.05)
     assert memory.made == made
