@@ -121,7 +121,7 @@ class Fleet:
         key = workflow_key(session.tenant, hop.workflow) if hop is not None and hop.workflow else session
         own = self.schedulers.order(key)[0]
         for scheduler in self.schedulers.of(key):
-            placed = await self.schedulers.tell(scheduler, "Place", wanted, self._patience.scheduler_s)
+            placed = await self.schedulers.place(scheduler, wanted, self._patience.scheduler_s)
             if placed is not None:
                 metrics.PLACED.labels("scheduler" if scheduler is own else "standby").inc()
                 return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)

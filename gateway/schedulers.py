@@ -16,6 +16,7 @@ from contracts.rendezvous import rendezvous
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1 import scheduler_pb2_grpc
 from gateway.core.refusals import refusal
+from gateway.placing import Placing
 from runtime import rpc, telemetry
 from runtime.clock import Clock
 
@@ -35,6 +36,7 @@ class Scheduler:
         self.address, self.rests_until_s, self.hangs = address, 0.0, asyncio.Event()
         self.channel = rpc.channel(address, rpc.SCHEDULER_RECONNECT_S)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
+        self.placing = Placing(self.stub)
 
 
 class Schedulers:
@@ -48,6 +50,7 @@ class Schedulers:
     async def stop(self) -> None:
         """Close the channels."""
         for scheduler in self.all:
+            await scheduler.placing.close()
             await scheduler.channel.close(None)
 
     def order(self, session: SessionKey | None) -> list[Scheduler]:
@@ -74,6 +77,21 @@ class Schedulers:
         answers = await asyncio.gather(*(self.tell(s, method, message, timeout_s) for s in self.of(session)))
         return [answer for answer in answers if answer is not None]
 
+    async def place(self, scheduler: Scheduler, wanted: pb.PlaceRequest, timeout_s: float) -> pb.Placement | None:
+        """Where it wants the request, or None when it does not answer or knows no fleet yet. Raises the RequestError of a refusal."""
+        try:
+            answer = await scheduler.placing.ask(wanted, timeout_s)
+        except TimeoutError:
+            self._silent(scheduler, "Place", "DEADLINE_EXCEEDED", hangs=True)
+            return None
+        except ConnectionError as e:
+            self._silent(scheduler, "Place", str(e), hangs=False)
+            return None
+        refused = refusal(answer.refused)
+        if refused is not None:
+            raise refused
+        return answer.placed if answer.HasField("placed") else None
+
     async def tell(self, scheduler: Scheduler, method: str, message: Any, timeout_s: float) -> Any:
         """Its answer, or None when there is none. Raises the RequestError of a refusal."""
         try:
@@ -82,11 +100,14 @@ class Schedulers:
             refused = refusal(e.details() or "")
             if refused is not None:
                 raise refused from None
-            log.warning("a scheduler does not answer", address=scheduler.address, call=method, code=e.code().name, details=e.details())
-            if e.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                scheduler.rests_until_s = self._clock.now() + self._rest_s
-                scheduler.hangs.set()
+            self._silent(scheduler, method, f"{e.code().name}: {e.details()}", hangs=e.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
             return None
+
+    def _silent(self, scheduler: Scheduler, method: str, reason: str, *, hangs: bool) -> None:
+        log.warning("a scheduler does not answer", address=scheduler.address, call=method, reason=reason)
+        if hangs:
+            scheduler.rests_until_s = self._clock.now() + self._rest_s
+            scheduler.hangs.set()
 
     async def survey(self) -> list[tuple[str, pb.Fleet | None]]:
         """What each of them sees at this moment, by address; None: it does not answer."""

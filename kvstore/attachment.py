@@ -16,7 +16,7 @@ from kvstore.core import instructions as do
 from kvstore.failpoints import reach
 from kvstore.metrics import count, log
 from kvstore.node import Node
-from kvstore.outgoing import Outgoing
+from runtime.outgoing import Outgoing
 
 _numbers = counter(1)
 _HBM_S = 0.5

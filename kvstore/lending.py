@@ -12,7 +12,7 @@ from kvstore.core import instructions as do
 from kvstore.failpoints import reach
 from kvstore.metrics import count
 from kvstore.node import Node
-from kvstore.outgoing import Outgoing
+from runtime.outgoing import Outgoing
 
 _LIFETIME_S = 60.0
 #: A peer reads what one message names as one: not so much that nothing is verified while it comes.

@@ -73,11 +73,10 @@ class Node:
         blob_codec = codecs.configured("kv.blob_codec", config.kv.blob_codec)
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
         self.arena = Arena(self.places.arena, int(config.kv.dram_gib * GIB), config.kv.hugepages)
-        arena_bytes = self.arena.size_bytes
-        self.pages = Populating(self.arena.address, arena_bytes)
+        self.pages = Populating(self.arena.address, self.arena.size_bytes)
         self.store = Store(
             self.name,
-            arena_bytes,
+            self.arena.size_bytes,
             write_back_limit_bytes=config.kv.write_back_limit_bytes,
             layer_priority=config.kv.layer_priority,
             prefetch_bytes_per_s=config.kv.prefetch_mb_s * 1e6,
@@ -103,8 +102,7 @@ class Node:
         self._recovered = False
         #: What is done when the blob tier can be read again (upkeep.py).
         self.blob_is_back: Callable[[], object] = lambda: None
-        self._ticking = False
-        self._resuming = False
+        self._ticking = self._resuming = False
         self.ready = asyncio.Event()
         self.heard_from_worker = clock.now()
         saves, index, ledger = self.store.saves, self.store.index, self.store.ledger
@@ -243,10 +241,9 @@ class Node:
 
     def handle(self, event: ev.Event) -> None:
         """Give the core an event and do what it says."""
-        instructions = self.store.handle(event)
-        self.pages.used_to(self.store.ledger.top_bytes)
-        for instruction in instructions:
+        for instruction in self.store.handle(event):
             self._execute(instruction)
+        self.pages.used_to(self.store.ledger.top_bytes)
         if self.store.busy and not self._ticking:
             self._ticking = True
             self._tasks.start(self._ticks(), "ticks")

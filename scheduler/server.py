@@ -86,10 +86,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return self._gathering.lasts(self.clock.now(), self.control.fleet.serving)
 
     # ---- placement and hints -----------------------------------------------------------------------------------
-    async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.Placement:
-        """See the proto. While the fleet gathers it is refused without the details of a refusal: whoever asks goes elsewhere."""
+    async def Place(self, request_iterator: AsyncIterator[scheduler_pb2.PlaceRequests], context: Any) -> AsyncIterator[Any]:
+        """See the proto."""
+        async for message in request_iterator:
+            yield scheduler_pb2.PlaceAnswers(answers=[self._place(request) for request in message.requests])
+
+    def _place(self, request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceAnswer:
         if self.gathering():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fleet gathers; ask again in a moment")
+            return scheduler_pb2.PlaceAnswer()
         avoid = frozenset(request.avoid_nodes)
         session, hop = session_from_wire(request.session), hop_from_wire(request)
         ask = Ask(request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop)
@@ -98,17 +102,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             placed = self.control.place(ask, self.clock.now())
         except RequestError as e:
             metrics.REFUSED.inc()
-            await _refuse(context, e)
-            raise
+            return scheduler_pb2.PlaceAnswer(refused=json.dumps(to_wire(e)))
         metrics.DECISION.observe(time.perf_counter() - begun)
         self.reports.carry_out(placed.commands)
-        return scheduler_pb2.Placement(
+        found = scheduler_pb2.Placement(
             node=placed.node,
             worker_address=self.control.fleet.nodes[placed.node].worker_address,
             source_nodes=placed.sources,
             advised=placed.advised,
             why=placed.choice.why,
         )
+        return scheduler_pb2.PlaceAnswer(placed=found)
 
     async def Advise(self, request: scheduler_pb2.AdviseRequest, context: Any) -> scheduler_pb2.AdviseReply:
         """Place each hint and tell the node's store. A hint nobody can use is dropped without a word."""

@@ -8,17 +8,19 @@ import statistics
 import time
 from typing import Any
 
-import grpc
 from fakes import MODEL, FakeFleet
 
 from contracts.v1 import common_pb2, scheduler_pb2
+from gateway.placing import Placing
+
+_TIMEOUT_S = 60.0
 
 
 class Load:
     """Turns of random sessions. Latencies are kept in seconds."""
 
     def __init__(self, stub: Any, fleet: FakeFleet, sessions: int) -> None:
-        self._stub, self._fleet, self._sessions = stub, fleet, sessions
+        self._placing, self._fleet, self._sessions = Placing(stub), fleet, sessions
         self._draw, self._count = random.Random(7), 0
         #: Calls that came to nothing: a gateway goes on without the scheduler then.
         self.failed = 0
@@ -29,12 +31,12 @@ class Load:
         request = scheduler_pb2.PlaceRequest(request_id=f"r{self._count}", session=session, model=MODEL)
         began = time.perf_counter()
         try:
-            placed = await self._stub.Place(request)
-        except grpc.aio.AioRpcError:
+            answer = await self._placing.ask(request, _TIMEOUT_S)
+        except OSError:
             self.failed += 1
             return
         took.append(time.perf_counter() - began)
-        self._fleet.nodes[placed.node].took(request.request_id)
+        self._fleet.nodes[answer.placed.node].took(request.request_id)
 
     async def most(self, seconds: float, at_once: int) -> float:
         """Placements a second with so many callers that wait for nothing else."""

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from contracts.v1 import common_pb2, scheduler_pb2_grpc
 from contracts.v1 import scheduler_pb2 as pb
+from gateway.placing import Placing
 from loadtest.stack import free_ports
 from runtime import rpc
 
@@ -120,6 +121,7 @@ class Asker:
     def __init__(self, address: str) -> None:
         self.channel = rpc.channel(address)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)  # type: ignore[no-untyped-call]
+        self.placing = Placing(self.stub)
         self.answers: list[tuple[float, float]] = []
 
     async def run(self) -> None:
@@ -132,9 +134,10 @@ class Asker:
             )
             began = time.monotonic()
             try:
-                await self.stub.Place(wanted, timeout=5)
-                self.answers.append((began, time.monotonic() - began))
-            except grpc.aio.AioRpcError:
+                answer = await self.placing.ask(wanted, 5)
+                if answer.HasField("placed"):
+                    self.answers.append((began, time.monotonic() - began))
+            except OSError:
                 pass
             await asyncio.sleep(ASK_EVERY_S)
 

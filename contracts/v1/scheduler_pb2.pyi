@@ -7,6 +7,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PlaceRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[PlaceRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[PlaceRequest, _Mapping]]] = ...) -> None: ...
+
+class PlaceAnswers(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[PlaceAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[PlaceAnswer, _Mapping]]] = ...) -> None: ...
+
+class PlaceAnswer(_message.Message):
+    __slots__ = ("placed", "refused")
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    placed: Placement
+    refused: str
+    def __init__(self, placed: _Optional[_Union[Placement, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
+
 class PlaceRequest(_message.Message):
     __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes", "hop")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -34,10 +34,10 @@ class SchedulerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Place = channel.unary_unary(
+        self.Place = channel.stream_stream(
                 '/upbeat.v1.Scheduler/Place',
-                request_serializer=contracts_dot_v1_dot_scheduler__pb2.PlaceRequest.SerializeToString,
-                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Placement.FromString,
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.PlaceRequests.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.PlaceAnswers.FromString,
                 _registered_method=True)
         self.Advise = channel.unary_unary(
                 '/upbeat.v1.Scheduler/Advise',
@@ -114,8 +114,9 @@ class SchedulerStub:
 class SchedulerServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Place(self, request, context):
-        """Where a request runs. Counts it as outstanding on that node until the node reports it finished.
+    def Place(self, request_iterator, context):
+        """Where requests run. Counts each as outstanding on its node until the node reports it finished. One stream a gateway: what it asks at
+        the same time goes in one message and is answered by one, in the order of the questions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,10 +214,10 @@ class SchedulerServicer:
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Place': grpc.unary_unary_rpc_method_handler(
+            'Place': grpc.stream_stream_rpc_method_handler(
                     servicer.Place,
-                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.PlaceRequest.FromString,
-                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.Placement.SerializeToString,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.PlaceRequests.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.PlaceAnswers.SerializeToString,
             ),
             'Advise': grpc.unary_unary_rpc_method_handler(
                     servicer.Advise,
@@ -300,7 +301,7 @@ class Scheduler:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Place(request,
+    def Place(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -310,12 +311,12 @@ class Scheduler:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/upbeat.v1.Scheduler/Place',
-            contracts_dot_v1_dot_scheduler__pb2.PlaceRequest.SerializeToString,
-            contracts_dot_v1_dot_scheduler__pb2.Placement.FromString,
+            contracts_dot_v1_dot_scheduler__pb2.PlaceRequests.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.PlaceAnswers.FromString,
             options,
             channel_credentials,
             insecure,

@@ -232,23 +232,24 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         finally:
             self._changed.discard(changed)
 
-    async def Place(self, request: pb.PlaceRequest, context: Any) -> pb.Placement:
-        if self.hang:
-            await asyncio.sleep(60)
+    async def Place(self, request_iterator: AsyncIterator[pb.PlaceRequests], context: Any) -> AsyncIterator[pb.PlaceAnswers]:
+        async for message in request_iterator:
+            if self.hang:
+                await asyncio.sleep(60)
+            yield pb.PlaceAnswers(answers=[self._place(request) for request in message.requests])
+
+    def _place(self, request: pb.PlaceRequest) -> pb.PlaceAnswer:
         if self.gathering:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fleet gathers")
+            return pb.PlaceAnswer()
         self.placed.append(request)
         if request.model != MODEL:
-            return await self._refuse(context, NotFound("no such model", param="model"))
+            return _refused(NotFound("no such model", param="model"))
         for w in self.workers:
             if w.node in self.absent or w.node in request.avoid_nodes or (request.pin_node and w.node != request.pin_node):
                 continue
-            return pb.Placement(node=w.node, worker_address=w.address, source_nodes=["node-9"], why="first\nfree")
-        return await self._refuse(context, Unavailable("no node serves"))
-
-    async def _refuse(self, context: Any, error: RequestError) -> Any:
-        codes = {404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
-        await context.abort(codes[error.status], json.dumps(to_wire(error)))
+            placed = pb.Placement(node=w.node, worker_address=w.address, source_nodes=["node-9"], why="first\nfree")
+            return pb.PlaceAnswer(placed=placed)
+        return _refused(Unavailable("no node serves"))
 
     async def Advise(self, request: pb.AdviseRequest, context: Any) -> pb.AdviseReply:
         self.advised += request.advisories
@@ -394,3 +395,7 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
             data = line[6:].strip()
             found.append("[DONE]" if data == b"[DONE]" else json.loads(data))
     return found
+
+
+def _refused(error: RequestError) -> pb.PlaceAnswer:
+    return pb.PlaceAnswer(refused=json.dumps(to_wire(error)))

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from contracts.ids import SessionKey
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from contracts.workflow import Graph, Hop
+from gateway.placing import Placing
 from runtime import rpc
 from runtime.clock import RealClock
 from runtime.config import load_config
@@ -101,6 +101,7 @@ class World:
         await self.service.start()
         self.channel = rpc.channel(config.scheduler_address)
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
+        self.placing = Placing(self.stub)
         self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]
         await self.until(lambda: sum(n.serving for n in self.service.control.fleet.nodes.values()) == 2)
 
@@ -110,14 +111,18 @@ class World:
                 await asyncio.sleep(0.01)
 
     async def place(self, session: str, request: str = "r", **more: Any) -> scheduler_pb2.Placement:
-        reply: scheduler_pb2.Placement = await self.stub.Place(
-            scheduler_pb2.PlaceRequest(request_id=request, session=key(session), model=more.pop("model", "m"), **more)
-        )
-        return reply
+        answer = await self.ask(session, request, **more)
+        assert answer.HasField("placed"), answer.refused
+        return answer.placed
+
+    async def ask(self, session: str, request: str = "r", **more: Any) -> scheduler_pb2.PlaceAnswer:
+        wanted = scheduler_pb2.PlaceRequest(request_id=request, session=key(session), model=more.pop("model", "m"), **more)
+        return await self.placing.ask(wanted, 10)
 
     async def close(self) -> None:
         for node in self.nodes:
             node.die()
+        await self.placing.close()
         await self.channel.close(None)
         await self.service.stop()
 
@@ -177,11 +182,9 @@ async def test_a_dead_node_gets_nothing_and_its_holdings_are_forgotten(world: Wo
 
 
 async def test_refusals_carry_the_error_as_the_caller_will_read_it(world: World) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as e:
-        await world.place("s", model="nope")
-    assert e.value.code() == grpc.StatusCode.NOT_FOUND
-    status, message, param, code = json.loads(e.value.details() or "")
-    assert (status, param, code) == (404, "model", "model_not_found") and "nope" in message
+    answer = await world.ask("s", model="nope")
+    status, message, param, code = json.loads(answer.refused)
+    assert not answer.HasField("placed") and (status, param, code) == (404, "model", "model_not_found") and "nope" in message
 
 
 async def test_a_watcher_sees_the_fleet_change(world: World) -> None:

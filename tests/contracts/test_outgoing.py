@@ -6,7 +6,7 @@ import asyncio
 
 from contracts.v1 import kvstore_pb2 as pb
 from kvstore.attachment import _join
-from kvstore.outgoing import Outgoing
+from runtime.outgoing import Outgoing
 
 
 def pieces(load: int, *chunks: int) -> pb.StoreToWorker:

@@ -1,0 +1,95 @@
+"""One stream of placements to a scheduler: questions that come together share a message, and so do their answers.
+
+A call by itself costs both ends more than the decision does. A stream that breaks takes the questions with it that it was asked; the next
+question opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from contracts.v1 import scheduler_pb2 as pb
+from runtime.outgoing import Outgoing
+
+#: Questions of one message: so many are decided before anything else of the scheduler's is done.
+_TOGETHER = 32
+
+
+def _join(last: pb.PlaceRequests, new: pb.PlaceRequests) -> bool:
+    if len(last.requests) + len(new.requests) > _TOGETHER:
+        return False
+    last.requests.extend(new.requests)
+    return True
+
+
+class Placing:
+    """Asks one scheduler. stub: of its channel."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._stream: _Stream | None = None
+
+    async def ask(self, request: pb.PlaceRequest, timeout_s: float) -> pb.PlaceAnswer:
+        """Its answer. Raises TimeoutError when it does not come in time, ConnectionError when the scheduler cannot be reached, or has let
+        somebody else wait for too long: the stream is given up then."""
+        if self._stream is None or self._stream.ended:
+            self._stream = _Stream(self._stub)
+        stream = self._stream
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await stream.ask(request)
+        except TimeoutError:
+            await stream.close()
+            raise
+
+    async def close(self) -> None:
+        """End the stream; who still waits has a ConnectionError."""
+        if self._stream is not None:
+            await self._stream.close()
+
+
+class _Stream:
+    """One call. _asked: who waits, in the order of the questions."""
+
+    def __init__(self, stub: Any) -> None:
+        self.ended = False
+        self._asked: deque[asyncio.Future[pb.PlaceAnswer]] = deque()
+        self._outgoing: Outgoing[pb.PlaceRequests] = Outgoing(_join)
+        self._reading = asyncio.ensure_future(self._read(stub))
+
+    def ask(self, request: pb.PlaceRequest) -> asyncio.Future[pb.PlaceAnswer]:
+        answer: asyncio.Future[pb.PlaceAnswer] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._outgoing.put(pb.PlaceRequests(requests=[request]))
+        return answer
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+
+    async def _read(self, stub: Any) -> None:
+        async def questions() -> AsyncIterator[pb.PlaceRequests]:
+            while (message := await self._outgoing.get()) is not None:
+                yield message
+
+        why = "it ended the stream"
+        try:
+            async for message in stub.Place(questions()):
+                for answer in message.answers:
+                    asked = self._asked.popleft()
+                    if not asked.done():  # whoever asked may wait no more
+                        asked.set_result(answer)
+        except grpc.aio.AioRpcError as e:
+            why = f"{e.code().name}: {e.details()}"
+        finally:
+            self.ended = True
+            for asked in self._asked:
+                if not asked.done():
+                    asked.set_exception(ConnectionError(why))
