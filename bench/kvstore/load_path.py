@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
 from pathlib import Path
 
@@ -11,17 +10,18 @@ import numpy as np
 import uvloop
 from ground import GB, SHAPE, SHAPE_8B
 from pairs import Figure, Pair, compare
+from switched_store import FILE, Switch
 from wire import Stores, Worker
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 
-UNVERIFIED = [sys.executable, str(Path(__file__).with_name("unverified_store.py"))]
+STORE = [sys.executable, str(Path(__file__).with_name("switched_store.py"))]
 
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
-    """Two stores at a time, one of which verifies nothing; loads from the SSD, in turns."""
-    repetitions = 8 if quick else 160  # single loads differ by half, and a few percent are sought
+    """Loads from one store's SSD, with and without verification in turns."""
+    repetitions = 8 if quick else 120  # single loads differ by half, and a few percent are sought
     found: list[Pair | Figure] = []
     for name, shape, count in (("131 M model", SHAPE, 64), ("8 B model", SHAPE_8B, 8)):
         found.append(uvloop.run(_measure(scratch / f"load-{shape.layers}", name, shape, count, repetitions)))
@@ -32,27 +32,30 @@ async def _measure(scratch: Path, name: str, shape: KvShape, count: int, repetit
     amount = count * shape.chunk_bytes
     sets = [[np.random.default_rng([9, n, i]).bytes(32) for i in range(count)] for n in range(4)]
     gib = 2.5 * amount / (1 << 30)  # fewer than there are: each set has left the arena before it is asked for again
-    with (
-        Stores(scratch / "verifying", 1, dram_gib=gib) as verifying,
-        Stores(scratch / "trusting", 1, command=UNVERIFIED, dram_gib=gib) as trusting,
-    ):
-        async with Worker(verifying.address(0), shape, amount) as a, Worker(trusting.address(0), shape, amount) as b:
+    switch = Switch(scratch / "switch")
+    with Stores(scratch / "store", 1, {0: {FILE: str(scratch / "switch")}}, command=STORE, dram_gib=gib) as stores:
+        async with Worker(stores.address(0), shape, amount) as worker:
             for n, keys in enumerate(sets):
-                for worker in (a, b):
-                    await worker.save(SessionKey("bench", f"load-{n}"), keys, n)
+                await worker.save(SessionKey("bench", f"load-{n}"), keys, n)
             loop = asyncio.get_running_loop()
-            turns = {worker: itertools.cycle(sets) for worker in (a, b)}
 
-            def load(worker: Worker) -> float:
-                return asyncio.run_coroutine_threadsafe(worker.load(next(turns[worker])), loop).result()
+            async def loaded(trusts: bool) -> float:
+                """Of the first set, after the others."""
+                switch.trusts = trusts
+                for keys in sets[1:]:
+                    await worker.load(keys)
+                return await worker.load(sets[0])
+
+            def load(trusts: bool) -> float:
+                return asyncio.run_coroutine_threadsafe(loaded(trusts), loop).result()
 
             def both() -> Pair:
-                for worker in (a, b, a, b):
-                    load(worker)
+                for trusts in (False, True, False, True):
+                    load(trusts)
                 return compare(
                     f"a load from the SSD into HBM with every piece verified, against the same unverified: {name}",
-                    lambda: load(a),
-                    lambda: load(b),
+                    lambda: load(False),
+                    lambda: load(True),
                     amount / GB,
                     "GB/s",
                     repetitions,
