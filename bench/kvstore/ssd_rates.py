@@ -18,7 +18,7 @@ from ground import GB, SHAPE, SHAPE_8B, arena, bands, bare_agent, chunks, forget
 from pairs import Figure, Pair, compare
 
 from contracts.kv import KvShape
-from kvstore.core.events import Event, SourceKind, SsdWritten, Wrote
+from kvstore.core.events import Event, LoadKind, SourceKind, SsdWritten, Wrote
 from kvstore.core.fetches import RUNNING_LIMIT
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.core.prefetch import reads as cut
@@ -56,7 +56,7 @@ def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions:
         tier = SsdTier(scratch / "ssd", memory, reader, writer, "auto")
         assert set(tier.write(writes)) == {Wrote.OK}
         paths = [tier.path(w.key, shape.fingerprint) for w in writes]
-        reads = bands(writes, len(cut(shape, list(range(shape.layers)), SourceKind.SSD)[0]), base=count * shape.chunk_bytes)
+        reads = bands(writes, len(cut(shape, list(range(shape.layers)), SourceKind.SSD, LoadKind.DEMAND)[0]), base=count * shape.chunk_bytes)
         bare = BareFiles(bare_agent(f"bare-{model}", "POSIX", memory), memory, f"bare-{model}", shape)
 
         def cold(read: Any) -> float:
