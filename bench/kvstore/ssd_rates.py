@@ -56,7 +56,9 @@ def _measure(scratch: Path, model: str, shape: KvShape, count: int, repetitions:
         tier = SsdTier(scratch / "ssd", memory, reader, writer, "auto")
         assert set(tier.write(writes)) == {Wrote.OK}
         paths = [tier.path(w.key, shape.fingerprint) for w in writes]
-        reads = bands(writes, len(cut(shape, list(range(shape.layers)), SourceKind.SSD, LoadKind.DEMAND)[0]), base=count * shape.chunk_bytes)
+        reads = bands(
+            writes, len(cut(shape, list(range(shape.layers)), SourceKind.SSD, LoadKind.DEMAND)[0]), base=count * shape.chunk_bytes
+        )
         bare = BareFiles(bare_agent(f"bare-{model}", "POSIX", memory), memory, f"bare-{model}", shape)
 
         def cold(read: Any) -> float:
