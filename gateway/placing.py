@@ -19,6 +19,8 @@ from runtime.outgoing import Outgoing
 
 #: Questions of one message: so many are decided before anything else of the scheduler's is done.
 _TOGETHER = 32
+#: Messages that may be unanswered: a scheduler with much to do gets fewer and longer ones, one with little is asked at once.
+_UNANSWERED = 2
 
 
 def _join(last: pb.PlaceRequests, new: pb.PlaceRequests) -> bool:
@@ -61,6 +63,7 @@ class _Stream:
         self.ended = False
         self._asked: deque[asyncio.Future[pb.PlaceAnswer]] = deque()
         self._outgoing: Outgoing[pb.PlaceRequests] = Outgoing(_join)
+        self._window = asyncio.Semaphore(_UNANSWERED)
         self._reading = asyncio.ensure_future(self._read(stub))
 
     def ask(self, request: pb.PlaceRequest) -> asyncio.Future[pb.PlaceAnswer]:
@@ -76,12 +79,13 @@ class _Stream:
 
     async def _read(self, stub: Any) -> None:
         async def questions() -> AsyncIterator[pb.PlaceRequests]:
-            while (message := await self._outgoing.get()) is not None:
+            while await self._window.acquire() and (message := await self._outgoing.get()) is not None:
                 yield message
 
         why = "it ended the stream"
         try:
             async for message in stub.Place(questions()):
+                self._window.release()
                 for answer in message.answers:
                     asked = self._asked.popleft()
                     if not asked.done():  # whoever asked may wait no more

@@ -54,7 +54,20 @@ async def test_questions_that_wait_together_share_messages_and_each_has_its_own_
     answering, placing, _ = asked
     names = [f"r{n}" for n in range(200)]
     assert await asyncio.gather(*(node(placing, name) for name in names)) == names
-    assert sum(answering.messages) == 200 and 200 / 32 <= len(answering.messages) <= 100
+    assert sum(answering.messages) == 200 and max(answering.messages) <= 32
+
+
+async def test_a_scheduler_that_has_not_answered_yet_gets_fewer_and_longer_messages(asked) -> None:
+    answering, placing, _ = asked
+    answering.waits = asyncio.Event()
+    names = [f"r{n}" for n in range(100)]
+    asking = []
+    for name in names:
+        asking.append(asyncio.ensure_future(node(placing, name)))
+        await asyncio.sleep(0.002)
+    answering.waits.set()
+    assert await asyncio.gather(*asking) == names
+    assert len(answering.messages) <= 6, "two went at once, and the others in messages of 32"
 
 
 async def test_whoever_waits_no_more_disturbs_nobody(asked) -> None:
