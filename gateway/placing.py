@@ -47,7 +47,7 @@ class Placing:
             async with asyncio.timeout(timeout_s):
                 return await stream.ask(request)
         except TimeoutError:
-            await stream.close()
+            stream.give_up("it let somebody wait for too long")
             raise
 
     async def close(self) -> None:
@@ -72,10 +72,20 @@ class _Stream:
         self._outgoing.put(pb.PlaceRequests(requests=[request]))
         return answer
 
-    async def close(self) -> None:
+    def give_up(self, why: str) -> None:
+        self.ended = True
         self._reading.cancel()
+        self._fail(why)
+
+    async def close(self) -> None:
+        self.give_up("it is no longer asked")
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
+
+    def _fail(self, why: str) -> None:
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_exception(ConnectionError(why))
 
     async def _read(self, stub: Any) -> None:
         async def questions() -> AsyncIterator[pb.PlaceRequests]:
@@ -94,6 +104,4 @@ class _Stream:
             why = f"{e.code().name}: {e.details()}"
         finally:
             self.ended = True
-            for asked in self._asked:
-                if not asked.done():
-                    asked.set_exception(ConnectionError(why))
+            self._fail(why)

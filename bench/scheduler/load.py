@@ -35,6 +35,9 @@ class Load:
         except OSError:
             self.failed += 1
             return
+        if not answer.HasField("placed"):
+            self.failed += 1
+            return
         took.append(time.perf_counter() - began)
         self._fleet.nodes[answer.placed.node].took(request.request_id)
 

@@ -311,6 +311,7 @@ class Ledger:
                 assert not any(slab.holders[i] for i in slab.free)
                 assert not slab.free or (len(slab.free), base) in shelf.heap
                 assert slab.locked == locked[base]
+                assert base + slab.granules * self.granule_bytes <= self.top_bytes
                 used += kind.size * slab.used
                 granules += slab.granules
         assert used == self.used_bytes

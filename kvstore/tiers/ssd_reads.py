@@ -83,8 +83,9 @@ class Reads:
         running: list[_Transfer] = []
         come: list[_Transfer] = []
         while self._fill(running, block=not running and not come):
-            self._end_good([read for transfer in come for read in transfer.reads])
-            come = []
+            if come:
+                self._end_good([read for transfer in come for read in transfer.reads])
+                come = []
             going: list[_Transfer] = []
             for transfer in running:
                 try:
