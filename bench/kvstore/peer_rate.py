@@ -41,7 +41,7 @@ DEPTH = RUNNING_LIMIT[SourceKind.PEER]
 
 def measure(scratch: Path, quick: bool) -> list[Pair | Figure]:
     """Two shapes; every repetition reads chunks that the reader does not have, into slots that others had before."""
-    repetitions = 5 if quick else 12
+    repetitions = 5 if quick else 40
     found: list[Pair | Figure] = []
     for name, shape, count in (("8 B model", SHAPE_8B, 32), ("131 M model", SHAPE, 256)):
         found += uvloop.run(_measure(scratch / shape.fingerprint[:4].decode(), name, shape, count, repetitions))

@@ -11,10 +11,12 @@ import ctypes
 import os
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 import xxhash._xxhash as python_xxhash
 
@@ -48,14 +50,13 @@ class _Loop:
     def _check(self) -> None:
         data = os.urandom(max(_TRIED) + 1)
         held = np.frombuffer(data, dtype=np.uint8)
-        if self.sums(held.ctypes.data, [(1, n) for n in _TRIED]) != [xxhash.xxh3_64_intdigest(data[1 : 1 + n]) for n in _TRIED]:
+        if self.sums(held.ctypes.data, _array([(1, n) for n in _TRIED])) != [xxhash.xxh3_64_intdigest(data[1 : 1 + n]) for n in _TRIED]:
             raise NotBuilt("its digests are not those of python-xxhash")
 
-    def sums(self, base: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    def sums(self, base: int, ranges: npt.NDArray[np.int64]) -> list[int]:
         """Of each (offset from `base`, length)."""
-        wanted = np.array(ranges, dtype=np.uint64).reshape(-1, 2)
         sums = np.empty(len(ranges), dtype=np.uint64)
-        self._call(self._hash, base, wanted.ctypes.data, len(ranges), sums.ctypes.data)
+        self._call(self._hash, base, ranges.ctypes.data, len(ranges), sums.ctypes.data)
         found: list[int] = sums.tolist()
         return found
 
@@ -86,9 +87,15 @@ def _prepare() -> None:
 def sums(view: memoryview, address: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
     """xxh3-64 of each (offset, length) of the memory that `view` shows and that lies at `address`. Raises ValueError when one is not
     within it."""
-    if any(offset < 0 or length < 0 or offset + length > len(view) for offset, length in ranges):
+    wanted = _array(ranges)
+    offsets, lengths = wanted[:, 0], wanted[:, 1]
+    if wanted.min(initial=0) < 0 or (lengths > len(view) - offsets).any():
         raise ValueError("a range lies outside of the memory")
     loop = _loop
-    if loop is not None and sum(length for _, length in ranges) >= _WORTH_BYTES:
-        return loop.sums(address, ranges)
+    if loop is not None and lengths.sum() >= _WORTH_BYTES:
+        return loop.sums(address, wanted)
     return [xxhash.xxh3_64_intdigest(view[offset : offset + length]) for offset, length in ranges]
+
+
+def _array(ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges)).reshape(-1, 2)

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from contracts.errors import ConfigError, PieceLost
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.contiguous import joined
 
 Operation = Literal["READ", "WRITE"]
 
@@ -217,9 +218,9 @@ class _NixlMoving:
             local.append((address, length, 0))
             remote.append((0, length, fd))
         for fd, parts in self._files:
-            merged = _merged(parts)
-            local += [(base + p.arena_offset, p.length, 0) for p in merged]
-            remote += [(p.file_offset, p.length, fd) for p in merged]
+            for file_offset, arena_offset, length in joined(parts):
+                local.append((base + arena_offset, length, 0))
+                remote.append((file_offset, length, fd))
             files.append((0, max(p.file_offset + p.length for p in parts), fd, ""))
         self._registered.append(agent.register_memory(files, "FILE", backends=backends))
         sources, targets = agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "FILE")
@@ -270,18 +271,6 @@ def check_length(fd: int, parts: Sequence[Part]) -> None:
 
 def _address(pages: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(pages))
-
-
-def _merged(parts: Sequence[Part]) -> list[Part]:
-    """Parts that follow each other both in the file and in the arena, as one."""
-    merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if last is not None and last.file_offset + last.length == part.file_offset and last.arena_offset + last.length == part.arena_offset:
-            merged[-1] = Part(last.file_offset, last.arena_offset, last.length + part.length)
-        else:
-            merged.append(part)
-    return merged
 
 
 def make_file_io(choice: str, arena: Arena, name: str) -> FileIo:

@@ -18,6 +18,7 @@ from typing import Any
 
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.contiguous import joined
 from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, never
 
 #: A read that takes longer is cancelled.
@@ -125,9 +126,9 @@ class NixlTransport:
         try:
             if peer.instance not in self._peers:
                 self._peers[peer.instance] = self._agent.add_remote_agent(peer.nixl_metadata)
-            ranges = merged(ranges)
-            local = self._agent.get_xfer_descs([(self._arena.address + r.local_offset, r.length, 0) for r in ranges], "DRAM")
-            remote = self._agent.get_xfer_descs([(peer.arena_base + r.remote_offset, r.length, 0) for r in ranges], "DRAM")
+            parts = list(joined(ranges))
+            local = self._agent.get_xfer_descs([(self._arena.address + here, length, 0) for _, here, length in parts], "DRAM")
+            remote = self._agent.get_xfer_descs([(peer.arena_base + there, length, 0) for there, _, length in parts], "DRAM")
             handle = self._agent.initialize_xfer("READ", local, remote, self._peers[peer.instance], backends=["UCX"])
         except Exception:
             self._remove(peer.instance)
@@ -174,18 +175,6 @@ class NixlTransport:
         if name is not None and not self._running:
             with contextlib.suppress(Exception):
                 self._agent.remove_remote_agent(name)
-
-
-def merged(ranges: Sequence[PeerRange]) -> list[PeerRange]:
-    """Ranges that follow each other in both arenas, as one: a read then has fewer parts."""
-    joined: list[PeerRange] = []
-    for r in ranges:
-        last = joined[-1] if joined else None
-        if last is not None and last.remote_offset + last.length == r.remote_offset and last.local_offset + last.length == r.local_offset:
-            joined[-1] = last._replace(length=last.length + r.length)
-        else:
-            joined.append(r)
-    return joined
 
 
 def _nothing() -> None:
