@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,8 @@ from contracts.ids import check_session_id
 
 #: How long after its expected arrival an advisory keeps its rank, in seconds.
 DEFAULT_TTL_S = 60.0
+#: The longest time that a hint may speak of, in seconds.
+MAX_TTL_S = 86_400.0
 MAX_ADVISORIES = 256
 _FIELDS = {"session_id", "model_id", "expected_arrival", "ordered", "priority", "ttl_s", "token"}
 
@@ -85,7 +86,7 @@ def _seconds(data: dict[str, Any], name: str, dot: str) -> float | None:
     value = data.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 86_400:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TTL_S:
         raise InvalidRequest(f"{dot}{name} must be a number of seconds from 0 to 86400, or null", param=f"{dot}{name}")
     return float(value)
 

@@ -68,6 +68,7 @@ class GenerateRequest:
     came later wait. choice: its number among them.
     resume_tokens: tokens another worker has generated already (it died); they are continued, not repeated.
     source_nodes: nodes that hold this session's cache according to the scheduler, best first: a hint for the kvstore.
+    expected_tokens: how long its caller expects the answer to be; None: as long as others are. It ends nothing.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class GenerateRequest:
     tool_use: ToolUse | None = None
     group: str = ""
     choice: int = 0
+    expected_tokens: int | None = None
 
     @property
     def session(self) -> SessionKey:

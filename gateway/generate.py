@@ -32,8 +32,8 @@ log = telemetry.logger("gateway.generate")
 class Job:
     """What one choice is. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
 
-    pin: the node that must run it, or empty. prefer: the node for the first attempt, or empty. group, choice, json_schema and
-    tool_use: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
+    pin: the node that must run it, or empty. prefer: the node for the first attempt, or empty. group, choice, json_schema, tool_use and
+    expected_tokens: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
     """
 
     request_id: str
@@ -51,6 +51,7 @@ class Job:
     group: str = ""
     choice: int = 0
     hop: Hop | None = None
+    expected_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -188,6 +189,7 @@ class Generation:
             tool_use=job.tool_use,
             group=job.group,
             choice=job.choice,
+            expected_tokens=job.expected_tokens,
         )
         flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
         self._begun += isinstance(flight, Flight)

@@ -8,6 +8,7 @@ from typing import Any
 from contracts.advisory import MAX_ADVISORIES
 from contracts.ids import SESSION_ID_PATTERN
 from contracts.workflow import MAX_AGENTS, MAX_CALLS, MAX_DELAY_S, MAX_EDGES
+from gateway.core.spellings import ROOTS
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
 
@@ -143,6 +144,8 @@ def openapi() -> Schema:
             "version": "1",
             "description": "Accepted and without effect on any answer: "
             + ", ".join(sorted(HARMLESS))
+            + ". Hints in other systems' words: "
+            + ", ".join(sorted(ROOTS))
             + ". Refused by name unless idle: "
             + ", ".join(sorted(set(REFUSED) - set(ChatRequest.model_fields)))
             + "; and by completions "

@@ -1,8 +1,9 @@
 """Which request fields work, which are harmless, and which are refused by name.
 
-Three kinds, so that nothing is ignored silently: fields of the schema work; fields of `HARMLESS` are accepted because
-leaving them out changes no answer (labels, and hints meant for other systems); fields of `REFUSED` are known to OpenAI's or vLLM's
-clients but not done here (or not on this route), and only their do-nothing values pass. Everything else is unknown and refused too.
+Four kinds, so that nothing is ignored silently: fields of the schema work; hints in other systems' words are read by
+`gateway.core.spellings`; fields of `HARMLESS` are accepted because leaving them out changes no answer (labels); fields of `REFUSED` are
+known to OpenAI's or vLLM's clients but not done here (or not on this route), and only their do-nothing values pass. Everything else is
+unknown and refused too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from contracts.errors import InvalidRequest
+from gateway.core.spellings import ROOTS
 
 HARMLESS = frozenset(
     {
@@ -24,14 +26,9 @@ HARMLESS = frozenset(
         "safety_identifier",
         "prompt_cache_retention",
         "verbosity",
-        "nvext",
-        "kv_hints",
-        "agent_hint",
         "agent_hints",
         "cache_control",
         "kv_transfer_params",
-        "litellm_metadata",
-        "litellm_session_id",
     }
 )
 
@@ -83,7 +80,7 @@ def validate(schema: type[Schema], data: Any) -> Schema:
             known[name] = value
         elif name in REFUSED:
             _refuse_unless_idle(name, value)
-        elif name not in HARMLESS:
+        elif name not in HARMLESS and name not in ROOTS:
             shown = _shown(name)
             raise InvalidRequest(f"unrecognized request argument supplied: {shown}", param=shown, code="unknown_parameter")
     try:

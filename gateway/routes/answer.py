@@ -20,6 +20,7 @@ from gateway import metrics, sse
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
+from gateway.core.spellings import NOTHING, Spelled
 from gateway.envelope import route_name
 from gateway.generate import Generation, Job, unknown_model
 from gateway.intake import NODE_HEADER, caller_of, pinned_node
@@ -27,6 +28,7 @@ from gateway.openai.requests import Generation as GenerationRequest
 from gateway.openai.responses import Choice, Shape, Usage
 from gateway.parts import PARTS, Parts
 from gateway.sessions import Resolved
+from gateway.telling import Telling
 from runtime import telemetry
 
 log = telemetry.logger("gateway.answer")
@@ -45,7 +47,7 @@ class Part:
     ended: Callable[[Choice, list[int]], None]
 
 
-def new_job(request: web.Request, wanted: GenerationRequest, caller: Caller, session: Resolved, request_id: str) -> Job:
+def new_job(request: web.Request, wanted: GenerationRequest, said: Spelled, caller: Caller, session: Resolved, request_id: str) -> Job:
     """What all choices of one prompt share. Raises NotFound for an unknown model, and what `pinned_node` and `hop_of` raise."""
     parts = request.app[PARTS]
     if not parts.fleet.knows_model(wanted.model):
@@ -60,20 +62,25 @@ def new_job(request: web.Request, wanted: GenerationRequest, caller: Caller, ses
         session=session.key,
         model=wanted.model,
         sampling=sampling,
-        priority=caller.priority(wanted.priority or 0),
+        priority=caller.priority(wanted.priority if wanted.priority is not None else said.priority or 0),
+        expected_tokens=said.expected_tokens,
         json_schema=wanted.json_schema,
         pin=pinned_node(request, caller, parts),
         hop=hop_of(request.headers, session.key.session_id),
     )
 
 
-async def answer(request: web.Request, wanted: GenerationRequest, prompts: list[Part], shape: Shape) -> web.StreamResponse:
-    """The whole answer, streamed or not. Raises RequestError before headers are sent."""
+async def answer(
+    request: web.Request, wanted: GenerationRequest, prompts: list[Part], shape: Shape, said: Spelled = NOTHING
+) -> web.StreamResponse:
+    """The whole answer, streamed or not; `said` is told with the first prompt's session. Raises RequestError before headers are sent."""
     parts = request.app[PARTS]
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
     parts.enter()
-    run = _Run(request, parts, wanted, prompts, shape)
+    job = prompts[0].job
+    telling = Telling(request, caller_of(request), said, job.session.session_id, job.model, job.priority)
+    run = _Run(request, parts, wanted, prompts, shape, telling)
     try:
         await run.begin()
         return await (run.stream() if wanted.stream else run.collect())
@@ -85,8 +92,11 @@ async def answer(request: web.Request, wanted: GenerationRequest, prompts: list[
 class _Run:
     """One request being answered. Choice `i` of prompt `p` has the index `p * n + i`."""
 
-    def __init__(self, request: web.Request, parts: Parts, wanted: GenerationRequest, prompts: list[Part], shape: Shape) -> None:
+    def __init__(
+        self, request: web.Request, parts: Parts, wanted: GenerationRequest, prompts: list[Part], shape: Shape, telling: Telling
+    ) -> None:
         self.request, self.parts, self.wanted, self.prompts, self.shape = request, parts, wanted, prompts, shape
+        self.telling = telling
         self.route = route_name(request)
         self.arrived_s = parts.clock.now()
         self.n = wanted.n or 1
@@ -99,6 +109,7 @@ class _Run:
     async def begin(self) -> None:
         """Get every choice accepted. The first goes alone: what refuses it would refuse all, and it names the node. Then the first of
         each other prompt, so that every worker has it before the others, which share its prompt's KV."""
+        self.telling.tell(after=False)
         await self._begin(0, "")
         node = self.generations[0].progress.node
         later = [choice.index for choice in self.choices[1:]]
@@ -115,6 +126,7 @@ class _Run:
         if len(self.generations) != len(self.choices):
             return
         self._log()
+        self.telling.tell(after=True)
         for place, prompt in enumerate(self.prompts):
             index = place * self.n
             prompt.ended(self.choices[index], self.generations[index].progress.tokens)
@@ -137,8 +149,7 @@ class _Run:
                 pass
 
         await _together([finish(choice.index) for choice in self.choices])
-        usage = self._usage()
-        return web.json_response(self.shape.whole(self.choices, usage), headers=self._headers())
+        return web.json_response(self.shape.whole(self.choices, self._usage()) | self._results(), headers=self._headers())
 
     async def stream(self) -> web.StreamResponse:
         """The answer as server-sent events."""
@@ -166,7 +177,8 @@ class _Run:
                 if output.text or output.logprobs or output.tool_calls:
                     delta = self.shape.delta(index, output.text, output.logprobs, output.tool_calls or ())
                     await response.write(sse.event(delta))
-            await response.write(sse.event(self.shape.closing(index, self.choices[index].ended_by)))
+            closing = self.shape.closing(index, self.choices[index].ended_by)
+            await response.write(sse.event(closing if index else closing | self._results()))
 
         await _together([send(choice.index) for choice in self.choices])
 
@@ -188,6 +200,10 @@ class _Run:
                 yield output
         if choice.completion_tokens > 1:
             metrics.TPOT.labels(self.route).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
+
+    def _results(self) -> dict[str, Any]:
+        """What became of the actions of `kv_hints`; a stream says it with the end of choice 0."""
+        return {} if self.telling.results is None else {"kv_hints": self.telling.results}
 
     def _usage(self) -> Usage:
         firsts = [self.generations[place * self.n].progress for place in range(len(self.prompts))]

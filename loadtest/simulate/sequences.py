@@ -24,6 +24,7 @@ class Request:
     sent_s: float
     done: Callable[[Request], None]
     priority: int = 0
+    expected_tokens: int | None = None
     hinted: bool = False
     node: str = ""
     cached_tokens: int = 0

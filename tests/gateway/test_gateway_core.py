@@ -152,6 +152,8 @@ def test_a_header_goes_before_the_body_and_the_body_before_the_cache_key() -> No
     assert stated(headers, "b", "k") == "h"
     assert stated({"X-OpenWebUI-Chat-Id": "w"}, "b", "k") == "w"
     assert stated({}, "b", "k") == "b"
+    assert stated({}, "b", "k", "s") == "b"
+    assert stated({}, None, "k", "s") == "s"
     assert stated({}, None, "k") == "k"
     assert stated({}, None, None) is stated({}, None, "") is None
 
@@ -163,7 +165,7 @@ def test_a_cache_key_of_any_characters_makes_a_session_id() -> None:
 
 @pytest.mark.parametrize("bad", ["../etc", "a\0b", "", "a b", "ü", "x" * 129, ".."])
 def test_a_stated_session_that_is_none_is_refused_naming_its_place(bad: str) -> None:
-    for headers, body, place in (({"X-Conversation-Id": bad}, None, "X-Conversation-Id"), ({}, bad, "session_id")):
+    for headers, body, place in (({"X-Session-Id": bad}, None, "X-Session-Id"), ({}, bad, "session_id")):
         with pytest.raises(InvalidRequest) as e:
             stated(headers, body, None)
         assert e.value.param == place

@@ -56,6 +56,7 @@ async def test_a_batch_is_accepted_in_order(s: Stack) -> None:
         ({"session_id": "a\0"}, "session_id"),
         ({"session_id": 5}, "session_id"),
         ({"session_id": "a", "expected_arrival": -1}, "expected_arrival"),
+        ({"session_id": "a", "expected_arrival": 10**400}, "expected_arrival"),
         ({"session_id": "a", "ordered": 1}, "ordered"),
         ({"session_id": "a", "text": "secret"}, "text"),
         ({"session_id": "a", "token": 5}, "token"),

@@ -116,7 +116,7 @@ async def test_defaults_are_openais_and_an_unseeded_request_gets_a_seed(s: Stack
 async def test_harmless_fields_and_idle_values_are_accepted(s: Stack) -> None:
     status, body, _ = await s.chat(
         user="u", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="x", parallel_tool_calls=True, nvext={"x": 1},
-        kv_hints={}, agent_hint="x", prompt_cache_retention="24h", verbosity="low", response_format={"type": "text"}, tools=[],
+        kv_hints=None, agent_hint={}, prompt_cache_retention="24h", verbosity="low", response_format={"type": "text"}, tools=[],
         tool_choice="none", stream_options=None, temperature=None,
     )  # fmt: skip
     assert status == 200, body

@@ -66,6 +66,10 @@ def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
     assert sum(pace.outstanding_s([fresh], 64).values()) == pytest.approx(100 * 0.005 + 5 * 0.02)
     assert sum(pace.outstanding_s([cached], 64).values()) == pytest.approx(36 * 0.005 + 5 * 0.02)
     assert pace.outstanding_s([done], 64)[0] == pytest.approx(5 * 0.02)
+    done.request.expected_tokens = 3
+    assert pace.outstanding_s([done], 64)[0] == pytest.approx(3 * 0.02)
+    done.request.expected_tokens = 10**9
+    assert pace.outstanding_s([done], 64)[0] == pytest.approx(done.max_tokens * 0.02)
 
 
 def test_a_request_counts_with_what_it_adds_to_a_step_once_batches_have_varied() -> None:

@@ -20,11 +20,18 @@ _ENOUGH_TOKENS = 32
 _SLOW, _VARIED, _LEAST_EXTRA = 0.01, 0.01, 0.02
 
 
+class Asked(HasPriority, Protocol):
+    """What is reckoned of a request. expected_tokens: how long its caller expects the answer to be, or None."""
+
+    @property
+    def expected_tokens(self) -> int | None: ...
+
+
 class Work(Protocol):
     """What is reckoned of a sequence (`worker.core.sequence.Sequence`; the simulator has its own)."""
 
     @property
-    def request(self) -> HasPriority: ...
+    def request(self) -> Asked: ...
     @property
     def tokens(self) -> Sized: ...
     @property
@@ -83,10 +90,12 @@ class Pace:
         self.output_tokens += weight * (generated - self.output_tokens)
 
     def outstanding_s(self, sequences: Iterable[Work], chunk_tokens: int) -> dict[int, float]:
-        """The work that is left in these sequences, by priority. A client's limit is no plan: outputs are expected to be typical."""
+        """The work that is left in these sequences, by priority. A client's limit is no plan: outputs are expected to be typical, or as
+        long as their caller expects."""
         total: dict[int, float] = {}
         for s in sequences:
-            decode = min(s.max_tokens, max(self.output_tokens, s.generated + 1.0)) - s.generated
+            expected = s.request.expected_tokens or self.output_tokens
+            decode = min(s.max_tokens, max(expected, s.generated + 1.0)) - s.generated
             left_s = self.prefill_s(s, chunk_tokens) + max(decode, 0.0) * self.marginal_token_s
             total[s.request.priority] = total.get(s.request.priority, 0.0) + left_s
         return total

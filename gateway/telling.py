@@ -1,0 +1,48 @@
+"""The hints that come inside a request for text (`gateway.core.spellings`): some are told at once, the others when the answer has ended."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from aiohttp import web
+
+from contracts.convert import advisory_to_wire
+from contracts.v1 import common_pb2
+from contracts.v1 import scheduler_pb2 as pb
+from gateway import metrics
+from gateway.core import kv_hints
+from gateway.core.admission import Caller
+from gateway.core.spellings import Spelled
+from gateway.parts import PARTS
+
+
+class Telling:
+    """One request's. They count against the caller's hint limit together, when it begins; over it they are dropped and the request goes on.
+
+    results: what the answer says of its `kv_hints`; None when it has none.
+    """
+
+    def __init__(self, request: web.Request, caller: Caller, said: Spelled, session_id: str, model: str, priority: int) -> None:
+        self._parts, self._remote, self._caller = request.app[PARTS], request.remote, caller
+        self._session_id, self._model, self._priority = session_id, model, priority
+        self._wishes = said.wishes
+        rejected = False
+        if self._wishes:
+            hints = kv_hints.count(self._wishes, session_id)
+            rejected = bool(self._parts.limits.take(caller.tenant, hints, self._parts.clock.now()))
+            if rejected:
+                metrics.HINTS.labels("advisory", "limited").inc(hints)
+                self._wishes = ()
+        self.results: dict[str, Any] | None = said.envelope.answer(rejected) if said.envelope is not None else None
+
+    def tell(self, *, after: bool) -> None:
+        """Tell those that are due at once, or those that are due after the answer."""
+        if not self._wishes:
+            return
+        advisories, withdrawn = kv_hints.due(self._wishes, self._session_id, self._model, self._priority, after=after)
+        tenant, hints = self._caller.tenant, self._parts.hints
+        caller = self._parts.callers.digest(self._remote)
+        hints.advise([advisory_to_wire(a, tenant, f"adv-{secrets.token_hex(12)}", caller=caller) for a in advisories])
+        for session_id in withdrawn:
+            hints.invalidate(pb.InvalidateRequest(session=common_pb2.Session(tenant=tenant, session_id=session_id)))
