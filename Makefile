@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite lint types arrows proto format clean venv
+.PHONY: help up test test-slow faults soak gpu azurite node-client lint types arrows proto format clean venv
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -38,7 +38,7 @@ $(VENV)/.tests: $(VENV)/.serves
 	@$(PIP) --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
 	@touch $@
 
-test: $(VENV)/.tests ## all tests that take seconds
+test: $(VENV)/.tests node-client ## all tests that take seconds
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(ARGS)
 
 test-slow: $(VENV)/.tests ## tests that take minutes
@@ -61,6 +61,13 @@ endef
 
 azurite: ## Azure's storage emulator for the blob tier's tests (npm); they are skipped without it
 	npm install --prefix .cache/azurite --no-fund --no-audit azurite@3.37.0
+
+NODE_CLIENT := tests/clients/node_modules/.package-lock.json
+node-client: $(NODE_CLIENT) ## OpenAI's Node client, for the tests that run it; they are skipped without npm
+
+$(NODE_CLIENT): tests/clients/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix tests/clients && touch $@ || echo "the Node client could not be installed: its tests are skipped"; \
+	else echo "npm is not installed: the tests of the Node client are skipped"; fi
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .

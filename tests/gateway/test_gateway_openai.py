@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
-from gateway_fakes import MODEL, Stack, events, stack
+from gateway_fakes import MODEL, Stack, events, stack, until
+
+from contracts.errors import Unavailable
+from gateway.core.retry import Patience
 
 
 @pytest.fixture
@@ -198,6 +202,19 @@ async def test_the_official_client_raises_its_own_errors(s: Stack) -> None:
         await chat.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x" * 3000}], stream=True)
     assert long.value.code == "context_length_exceeded"
     await chat.close()
+
+
+async def test_the_official_client_comes_back_after_a_503() -> None:
+    async with stack(1, patience=Patience(total_s=0.0, pause_s=0.0)) as s:
+        s.workers[0].refuse = Unavailable("full")
+        with pytest.raises(openai.InternalServerError) as e:
+            await client(s).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+        assert (e.value.status_code, e.value.response.headers["Retry-After"]) == (503, "1")
+        patient = client(s).with_options(max_retries=2)
+        asked = asyncio.create_task(patient.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}]))
+        await until(lambda: len(s.workers[0].submitted) == 2)
+        s.workers[0].refuse = None
+        assert (await asked).choices[0].message.content and len(s.workers[0].submitted) == 3
 
 
 async def test_the_description_lists_every_route_and_resolves_every_reference(s: Stack) -> None:
