@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 
 from aiohttp import web
 
 from gateway.core.admission import Caller, Keys
+from gateway.core.browser_limits import BrowserLimits
+from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
 from gateway.core.limits import HintLimits
 from gateway.core.retry import Patience
@@ -17,12 +20,12 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
-from gateway.routes import advisory, chat, completions, models, ops, sessions, workflows
+from gateway.routes import advisory, chat, client_secrets, completions, models, ops, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
 from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
-from runtime.config import Config
+from runtime.config import Config, cluster_secret
 from runtime.service import Tasks
 
 log = telemetry.logger("gateway")
@@ -40,6 +43,7 @@ def build(parts: Parts) -> web.Application:
     for path, handler in (("/v1/advisory", advisory.advise), ("/v1/invalidate", advisory.invalidate)):
         add("POST", path, handler, expect_handler=expect_continue)
         add("OPTIONS", path, advisory.preflight)
+    add("POST", "/v1/client_secrets", client_secrets.create, expect_handler=expect_continue)
     get("/v1/sessions", sessions.index)
     get("/v1/sessions/{session_id}/placement", sessions.placement)
     get("/v1/sessions/{session_id:.+}", sessions.show)
@@ -57,8 +61,22 @@ def build(parts: Parts) -> web.Application:
     get("/metrics", ops.metrics)
     get("/openapi.json", ops.description)
     get("/docs", ops.docs)
+    get("/upbeat.js", web_sdk.show)
+    get("/upbeat.mjs", web_sdk.show)
     get("/", ops.first_page)
     return app
+
+
+def _token_secrets(config: Config) -> list[str]:
+    """What browser tokens are signed with: the same on every gateway of a deployment, once keys or a secret are configured. Without keys
+    a token permits nothing that is not permitted anyway; what the cluster knows, or what this process draws, is enough."""
+    if config.gateway.token_secret:
+        return [config.gateway.token_secret]
+    if config.gateway.api_keys:
+        return [k.key for k in config.gateway.api_keys]
+    if (config.data / "secret").exists():
+        return [cluster_secret(config.data).hex()]
+    return [secrets.token_hex(32)]
 
 
 class Gateway:
@@ -87,6 +105,8 @@ class Gateway:
             sessions=Sessions(),
             limits=HintLimits(config.gateway.max_advisories_per_s),
             callers=Callers(k.key for k in config.gateway.api_keys),
+            browser_tokens=BrowserTokens(_token_secrets(config)),
+            browser_limits=BrowserLimits(),
         )
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(parts.hints.run(), "tell hints")

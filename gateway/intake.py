@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
 from contracts.errors import Forbidden, InvalidRequest, RequestError
 from gateway.core.admission import Caller, bearer, check_length, parse_json
+from gateway.core.browser_tokens import Grant, is_browser_token
 from gateway.parts import PARTS, Parts
 
 #: Request header: run on this node. Response header: it ran there.
@@ -17,10 +19,41 @@ NODE_HEADER = "X-Upbeat-Node"
 BODY_TIMEOUT_S = 60.0
 
 
-def caller_of(request: web.Request, token: str | None = None) -> Caller:
-    """Who calls; `token`: a credential from the body, used when no header has one. Raises Unauthorized."""
+@dataclass(frozen=True, slots=True)
+class Hinter:
+    """Who sends a hint: a caller with a key, or a page with a browser token, whose `grant` narrows what it may say."""
+
+    caller: Caller
+    grant: Grant | None = None
+    token: str = ""
+
+    def check_session(self, session_id: str, param: str) -> None:
+        """Raises Forbidden, naming `param`, when this one may not speak for the session."""
+        if self.grant is not None:
+            self.grant.check_session(session_id, param)
+
+
+def hinter_of(request: web.Request, token: str | None) -> Hinter:
+    """Who sends a hint; `token`: a credential from the body, used when no header has one. Raises Unauthorized, and Forbidden for a token
+    that is bound to other pages."""
+    parts = request.app[PARTS]
     credential = bearer(request.headers.get("Authorization")) or token
-    return request.app[PARTS].keys.caller(credential)
+    if credential is None or not is_browser_token(credential):
+        return Hinter(parts.keys.caller(credential))
+    grant = parts.browser_tokens.read(credential, parts.clock.wall())
+    grant.check_origin(request.headers.get("Origin"))
+    return Hinter(Caller(grant.tenant, grant.max_priority, server=False), grant, credential)
+
+
+def caller_of(request: web.Request) -> Caller:
+    """Who calls. Raises Unauthorized, and Forbidden for a browser token, which is good for hints only."""
+    parts = request.app[PARTS]
+    credential = bearer(request.headers.get("Authorization"))
+    if is_browser_token(credential):
+        assert credential is not None
+        parts.browser_tokens.read(credential, parts.clock.wall())
+        raise Forbidden("a browser token may advise and invalidate, nothing else", code="client_secret_scope")
+    return parts.keys.caller(credential)
 
 
 def server_caller_of(request: web.Request) -> Caller:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gateway.core.admission import Keys
+from gateway.core.browser_limits import BrowserLimits
+from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
 from gateway.core.limits import HintLimits
 from gateway.core.routing import missing
@@ -35,6 +37,8 @@ class Parts:
     sessions: Sessions
     limits: HintLimits
     callers: Callers
+    browser_tokens: BrowserTokens
+    browser_limits: BrowserLimits
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False

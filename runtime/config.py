@@ -34,6 +34,13 @@ class ApiKey(BaseModel):
     tenant: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     max_priority: int = -1000
 
+    @field_validator("key")
+    @classmethod
+    def _no_browser_token(cls, value: str) -> str:
+        if value.startswith("ek_"):
+            raise ValueError("a key that begins with ek_ would be taken for a browser token; choose another one")
+        return value
+
 
 class GatewaySection(BaseModel):
     """The front door."""
@@ -43,6 +50,8 @@ class GatewaySection(BaseModel):
     port: int = Field(default=8080, ge=1, le=65535)
     api_keys: list[ApiKey] = []
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    #: What signs browser tokens, the same on all gateways; empty: the API keys do. Changing it ends all tokens.
+    token_secret: str = Field(default="", pattern=r"^(.{32,})?$")
     #: Hints a tenant may send, a second.
     max_advisories_per_s: float = Field(default=1000.0, gt=0)
 

@@ -8,6 +8,7 @@ from typing import Any
 from contracts.advisory import MAX_ADVISORIES
 from contracts.ids import SESSION_ID_PATTERN
 from contracts.workflow import MAX_AGENTS, MAX_CALLS, MAX_DELAY_S, MAX_EDGES
+from gateway.core.browser_tokens import DEFAULT_LIFE_S, MAX_LIFE_S, MIN_LIFE_S
 from gateway.core.spellings import ROOTS
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
@@ -42,6 +43,24 @@ _INVALIDATION: Schema = {
     "additionalProperties": False,
     "properties": {"session_id": _ID, "advisory_id": _ID, "token": {"type": "string"}},
     "oneOf": [{"required": ["session_id"]}, {"required": ["advisory_id"]}],
+}
+_CLIENT_SECRET: Schema = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "session_id": _ID,
+        "session_prefix": _ID | {"description": "good for every session whose id begins so"},
+        "expires_after": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "anchor": {"enum": ["created_at"]},
+                "seconds": {"type": "integer", "minimum": MIN_LIFE_S, "maximum": MAX_LIFE_S, "default": DEFAULT_LIFE_S},
+            },
+        },
+        "origin": {"type": ["string", "null"], "description": "only pages of this origin may use it: https://chat.example.org"},
+    },
+    "oneOf": [{"required": ["session_id"]}, {"required": ["session_prefix"]}],
 }
 _WORKFLOW: Schema = {
     "type": "object",
@@ -99,6 +118,7 @@ ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("post", "/v1/embeddings", "Refused: models here generate text.", None),
     ("post", "/v1/advisory", "Sessions are about to speak: bring their caches up. No text.", {"oneOf": [_ADVISORY, _BATCH]}),
     ("post", "/v1/invalidate", "A session will not speak after all.", _INVALIDATION),
+    ("post", "/v1/client_secrets", "A browser token: for minutes, for a session or a prefix, for hints only.", _CLIENT_SECRET),
     ("get", "/v1/sessions", "List this tenant's sessions.", None),
     ("get", "/v1/sessions/{session_id}", "Where a session's cache is, by node and tier.", None),
     ("get", "/v1/sessions/{session_id}/placement", "Why its last turns and hints went where they went.", None),

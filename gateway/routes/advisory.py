@@ -1,7 +1,8 @@
 """`POST /v1/advisory`, `POST /v1/invalidate`: answered at once, told to the scheduler in the background.
 
 The answer is the same whether the session exists or not: it is no oracle. Bodies may come as `text/plain` with the
-credential in `token`, which spares a browser the preflight.
+credential in `token`, which spares a browser the preflight. That may be a browser token, which is good here and nowhere else, and for its
+session only.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from aiohttp import web
 
 from contracts.advisory import parse_advisories
 from contracts.convert import advisory_to_wire
-from contracts.errors import InvalidRequest
+from contracts.errors import Forbidden, InvalidRequest
 from contracts.ids import check_session_id
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
-from gateway.core.admission import Caller
 from gateway.envelope import CORS, Limited
-from gateway.intake import caller_of, pinned_node, read_json
+from gateway.intake import Hinter, hinter_of, pinned_node, read_json
 from gateway.parts import PARTS
 
 _INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
@@ -30,10 +30,13 @@ async def advise(request: web.Request) -> web.Response:
     """One advisory or a batch."""
     parts = request.app[PARTS]
     data = await read_json(request)
-    caller = _caller(request, data)
+    hinter = _hinter(request, data)
+    caller = hinter.caller
     advisories = parse_advisories(data)
+    for i, advisory in enumerate(advisories):
+        hinter.check_session(advisory.session_id, f"advisories[{i}].session_id" if "advisories" in data else "session_id")
     pin = pinned_node(request, caller, parts)
-    _limit(request, caller, len(advisories))
+    _limit(request, hinter, len(advisories))
     accepted, wire = [], []
     address = parts.callers.digest(request.remote)
     for advisory in advisories:
@@ -49,7 +52,8 @@ async def invalidate(request: web.Request) -> web.Response:
     """A session, or one advisory, is not about to speak after all."""
     parts = request.app[PARTS]
     data = await read_json(request)
-    caller = _caller(request, data)
+    hinter = _hinter(request, data)
+    caller = hinter.caller
     if not isinstance(data, dict):
         raise InvalidRequest("the body must be an object with session_id or advisory_id")
     for name in data:
@@ -60,7 +64,11 @@ async def invalidate(request: web.Request) -> web.Response:
         code = "invalid_value" if given else "missing_required_parameter"
         raise InvalidRequest("give either session_id or advisory_id", param="session_id", code=code)
     value = check_session_id(data[given[0]], given[0])
-    _limit(request, caller, 1)
+    if hinter.grant is not None and given[0] != "session_id":
+        # Nobody here knows whose session an advisory was for.
+        raise Forbidden("a browser token withdraws hints by session_id", param="advisory_id", code="client_secret_scope")
+    hinter.check_session(value, given[0])
+    _limit(request, hinter, 1)
     session_id, advisory_id = (value, "") if given[0] == "session_id" else ("", value)
     parts.hints.invalidate(
         pb.InvalidateRequest(session=common_pb2.Session(tenant=caller.tenant, session_id=session_id), advisory_id=advisory_id)
@@ -73,15 +81,19 @@ async def preflight(_request: web.Request) -> web.Response:
     return web.Response(status=204, headers=CORS)
 
 
-def _caller(request: web.Request, data: Any) -> Caller:
+def _hinter(request: web.Request, data: Any) -> Hinter:
     token = data.get("token") if isinstance(data, dict) else None
     if token is not None and not isinstance(token, str):
         raise InvalidRequest("token must be a string", param="token", code="invalid_type")
-    return caller_of(request, token)
+    return hinter_of(request, token)
 
 
-def _limit(request: web.Request, caller: Caller, hints: int) -> None:
+def _limit(request: web.Request, hinter: Hinter, hints: int) -> None:
     parts = request.app[PARTS]
-    wait_s = parts.limits.take(caller.tenant, hints, parts.clock.now())
+    if hinter.grant is not None:
+        wait_s = parts.browser_limits.take(hinter.token, hints, parts.clock.now())
+        if wait_s:
+            raise Limited("too many hints with one browser token", min(wait_s, 60.0))
+    wait_s = parts.limits.take(hinter.caller.tenant, hints, parts.clock.now())
     if wait_s:
         raise Limited(f"more than {parts.limits.per_s:g} hints a second; try again in {wait_s:.1f} s", wait_s)
