@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite node-client lint types arrows proto format clean venv
+.PHONY: help up test test-slow faults soak gpu azurite node-client web lint types arrows proto format clean venv
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -68,6 +68,13 @@ node-client: $(NODE_CLIENT) ## OpenAI's Node client, for the tests that run it; 
 $(NODE_CLIENT): tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix tests/clients && touch $@ || echo "the Node client could not be installed: its tests are skipped"; \
 	else echo "npm is not installed: the tests of the Node client are skipped"; fi
+
+web: web-sdk/node_modules/.installed ## build web-sdk/dist (Node 20 and npm)
+	node web-sdk/build.mjs
+
+web-sdk/node_modules/.installed: web-sdk/package-lock.json
+	npm ci --prefix web-sdk --no-fund --no-audit
+	@touch $@
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .

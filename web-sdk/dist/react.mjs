@@ -1,0 +1,2 @@
+"use client";
+import{useEffect as a,useRef as p}from"react";import{attach as l}from"upbeat-web";var o=(t,...n)=>typeof t=="function"?t(...n):t;function m(t){let n=p(null),e=p(t);a(()=>{e.current=t});let{session:s,token:r,url:c,focus:u,model:f}=t;return a(()=>l(()=>e.current.target?o(e.current.target):n.current,{session:()=>o(e.current.session),token:typeof r=="function"?i=>o(e.current.token,i):r,url:c,focus:u,model:f}).detach,[typeof s=="function"||s,typeof r=="function"||r,c,u,f]),n}export{m as useUpbeat};
