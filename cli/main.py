@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from cli import fleet, workflows
+from cli import fleet, keys, workflows
 from cli.client import CallFailed, Gateway, session_path
 from cli.settings import Flags, resolve
 from contracts.errors import ConfigError
-from runtime.config import cluster_secret, dump_config
+from runtime.config import cluster_secret, dump_config, with_hashed_keys
 
 
 def _whole(text: str) -> int:
@@ -117,7 +117,7 @@ def up(
     written = resolved.run_dir / "config.yaml"
     written.touch(mode=0o600)
     written.chmod(0o600)
-    written.write_text(dump_config(resolved))
+    written.write_text(dump_config(with_hashed_keys(resolved)))
     return asyncio.run(Supervisor(resolved, programs, display, [lock.fileno() for lock in locks]).run())
 
 
@@ -303,6 +303,7 @@ def simulate(context: typer.Context) -> Any:
     return program(context.args, prog_name="upbeat simulate", standalone_mode=False)
 
 
+commands.add_typer(keys.commands(lambda data: _print_json(data)))
 commands.add_typer(workflows.commands(lambda: _console(), lambda data: _print_json(data)))
 
 

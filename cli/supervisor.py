@@ -38,7 +38,7 @@ class Supervisor:
         self._config_file = config.run_dir / "config.yaml"
         self._logs = config.run_dir / "logs"
         self._running: dict[str, Process] = {}
-        self._plan = stack_plan(config.nodes.count, len(config.scheduler_addresses))
+        self._plan = stack_plan(config.nodes.count, len(config.scheduler_addresses), config.gateway.processes)
         self._has_served = False
         self._status = 0
         self._stop_asked_s = 0.0

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+
 from gateway.app import Gateway
 from runtime.config import Config
 from runtime.service import Tasks, arguments, run, serve
 
-#: How long running streams may take to end.
-DRAIN_S = 25.0
 
-
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, number: int) -> int:
     tasks = Tasks()
-    return await serve(Gateway(config, tasks), tasks.failed, DRAIN_S)
+    return await serve(Gateway(config, tasks, number=number), tasks.failed, config.gateway.drain_s)
 
 
 def main() -> None:
     """Entry point."""
-    config, _ = arguments("gateway", with_node=False)
-    run(_serve(config))
+    config, number = arguments("gateway", with_node=False, numbered=True)
+    if number >= config.gateway.processes:
+        print(
+            f"upbeat-gateway: --number {number}: gateway.processes is {config.gateway.processes}; give a smaller number, or raise it",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    run(_serve(config, number))
 
 
 if __name__ == "__main__":

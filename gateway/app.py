@@ -8,13 +8,16 @@ import secrets
 
 from aiohttp import web
 
+from contracts.api_keys import configured_digest, is_hashed
+from gateway.allowance import usage_of
 from gateway.core.admission import Caller, Keys
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
-from gateway.core.limits import HintLimits
+from gateway.core.limits import ByteBudget, HintLimits
 from gateway.core.retry import Patience
-from gateway.envelope import envelope
+from gateway.door import IDLE_S, Door
+from gateway.envelope import dress, envelope
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
@@ -22,10 +25,12 @@ from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
 from gateway.routes import advisory, chat, client_secrets, completions, models, ops, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
+from gateway.siblings import Siblings
 from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from runtime.config import Config, cluster_secret
+from runtime.config_checks import LOOPBACK
 from runtime.service import Tasks
 
 log = telemetry.logger("gateway")
@@ -37,12 +42,12 @@ def build(parts: Parts) -> web.Application:
     """The HTTP application. Body limits are our own (`intake.read_json`): aiohttp's are for its own readers."""
     app = web.Application(middlewares=[envelope])
     app[PARTS] = parts
+    app.on_response_prepare.append(dress)
     add, get = app.router.add_route, app.router.add_get
     add("POST", "/v1/chat/completions", chat.create, expect_handler=expect_continue)
     add("POST", "/v1/completions", completions.create, expect_handler=expect_continue)
     for path, handler in (("/v1/advisory", advisory.advise), ("/v1/invalidate", advisory.invalidate)):
         add("POST", path, handler, expect_handler=expect_continue)
-        add("OPTIONS", path, advisory.preflight)
     add("POST", "/v1/client_secrets", client_secrets.create, expect_handler=expect_continue)
     get("/v1/sessions", sessions.index)
     get("/v1/sessions/{session_id}/placement", sessions.placement)
@@ -73,27 +78,30 @@ def _token_secrets(config: Config) -> list[str]:
     if config.gateway.token_secret:
         return [config.gateway.token_secret]
     if config.gateway.api_keys:
-        return [k.key for k in config.gateway.api_keys]
+        return [configured_digest(k.key).hex() for k in config.gateway.api_keys]
     if (config.data / "secret").exists():
         return [cluster_secret(config.data).hex()]
     return [secrets.token_hex(32)]
 
 
 class Gateway:
-    """One gateway process."""
+    """One gateway process; `number`: which of the configuration's."""
 
-    def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, patience: Patience | None = None) -> None:
-        self._config, self._tasks, self._clock = config, tasks, clock or RealClock()
+    def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, patience: Patience | None = None, number: int = 0) -> None:
+        self._config, self._tasks, self._clock, self._number = config, tasks, clock or RealClock(), number
         self._patience = patience or Patience()
         self._runner: web.AppRunner | None = None
+        self._door: Door | None = None
         self.parts: Parts | None = None
 
     async def start(self) -> None:
         """Listen. Raises OSError naming the address when the port is taken."""
-        config, clock = self._config, self._clock
+        config, clock, section = self._config, self._clock, self._config.gateway
+        siblings = Siblings(section.port, self._number, section.processes)
+        await siblings.open()
         workers = Workers(self._tasks, clock)
         fleet = Fleet(config, workers, clock, self._patience)
-        keys = Keys((k.key, Caller(k.tenant, k.max_priority)) for k in config.gateway.api_keys)
+        keys = Keys(((k.key, Caller(k.tenant, k.max_priority)) for k in section.api_keys), secrets.token_bytes(32))
         self.parts = parts = Parts(
             config=config,
             clock=clock,
@@ -103,8 +111,12 @@ class Gateway:
             generator=Generator(fleet, workers, clock, self._patience),
             hints=Hints(fleet),
             sessions=Sessions(),
-            limits=HintLimits(config.gateway.max_advisories_per_s),
-            callers=Callers(k.key for k in config.gateway.api_keys),
+            limits=HintLimits(section.max_advisories_per_s / section.processes),
+            usage=usage_of(section),
+            bodies=ByteBudget(section.body_memory_bytes // section.processes),
+            siblings=siblings,
+            callers=Callers(k.key for k in section.api_keys),
+            max_active=-(-section.max_requests // section.processes),
             browser_tokens=BrowserTokens(_token_secrets(config)),
             browser_limits=BrowserLimits(),
         )
@@ -122,11 +134,22 @@ class Gateway:
             auto_decompress=False,
             # A client that was told 413 may finish sending, for this long.
             lingering_time=5.0,
+            keepalive_timeout=IDLE_S,
+            tcp_keepalive=True,
             shutdown_timeout=0.5,
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, config.gateway.host, config.gateway.port, reuse_port=False).start()
-        log.info("serving", url=f"http://{config.gateway.host}:{config.gateway.port}", keys=not keys.open)
+        assert self._runner.server is not None
+        self._door = Door(self._runner.server, -(-section.max_connections // section.processes))
+        await self._door.open(section.host, section.port, shared=section.processes > 1)
+        self._warn_of_plain_keys()
+        log.info("serving", url=f"http://{section.host}:{section.port}", keys=not keys.open)
+
+    def _warn_of_plain_keys(self) -> None:
+        section = self._config.gateway
+        plain = [k.tenant for k in section.api_keys if not is_hashed(k.key)]
+        if plain and section.host not in LOOPBACK:
+            log.warning("API keys are in the configuration in full; `upbeat keys hash` makes what it needs of them", tenants=plain)
 
     async def drain(self) -> None:
         """Refuse new requests for text and let the running ones end."""
@@ -136,9 +159,12 @@ class Gateway:
 
     async def stop(self) -> None:
         """Close everything."""
+        if self._door is not None:
+            self._door.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self.parts is not None:
+            self.parts.siblings.close()
             await self.parts.workers.stop()
             await self._tasks.cancel()
             with contextlib.suppress(Exception):

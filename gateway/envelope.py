@@ -1,6 +1,6 @@
 """The outermost layer: whatever happens inside, the caller gets an answer in OpenAI's shape, and it is counted.
 
-Also where browsers are let in: the two hint routes may be called from any page (they reveal nothing), the others from none.
+Also where headers are put on that every answer may have: what is left of a tenant's limits, and which pages may read it (`cors`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,16 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from contracts.errors import BodyTooLarge, InvalidRequest, NotFound, RateLimited, RequestError, Unavailable
+from contracts.errors import BodyTooLarge, InvalidRequest, NotFound, RequestError, Unavailable
 from gateway import metrics
+from gateway.allowance import Limited, rate_headers
+from gateway.cors import cors_headers, preflight
+from gateway.intake import release_body
+from gateway.parts import PARTS
 from runtime import telemetry
 
 log = telemetry.logger("gateway.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-CORS_ROUTES = frozenset({"/v1/advisory", "/v1/invalidate"})
-CORS = {
-    "Access-Control-Allow-Origin": "*",
-    "Access-Control-Allow-Methods": "POST, OPTIONS",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Session-Id, X-Upbeat-Node",
-    "Access-Control-Max-Age": "86400",
-}
-
-
-class Limited(RateLimited):
-    """429 that says when to come back."""
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 def error_response(error: RequestError) -> web.Response:
@@ -40,9 +29,11 @@ def error_response(error: RequestError) -> web.Response:
     response = web.Response(status=error.status, text=json.dumps(error.envelope()), content_type="application/json")
     if isinstance(error, Limited):
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        if error.lasting:
+            response.headers["x-should-retry"] = "false"
     elif isinstance(error, Unavailable):
         response.headers["Retry-After"] = "1"
-    if isinstance(error, BodyTooLarge):
+    if isinstance(error, BodyTooLarge) or error.code == "overloaded":
         response.force_close()
     return response
 
@@ -51,7 +42,7 @@ def error_response(error: RequestError) -> web.Response:
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every error into the envelope."""
     try:
-        response = await handler(request)
+        response = preflight(request, request.app[PARTS].config.gateway.cors_origins) or await handler(request)
     except RequestError as e:
         response = error_response(e)
     except web.HTTPException as e:
@@ -66,10 +57,19 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         log.exception("unexpected error", path=request.path, incident=incident)
         body = {"error": {"message": f"internal error {incident}", "type": "server_error", "param": None, "code": "internal_error"}}
         response = web.json_response(body, status=500)
-    if request.path in CORS_ROUTES and not response.prepared:
-        response.headers.update(CORS)
+    finally:
+        release_body(request)
     metrics.REQUESTS.labels(route_name(request), str(response.status)).inc()
     return response
+
+
+async def dress(request: web.Request, response: web.StreamResponse) -> None:
+    """Headers of every answer, before they are sent."""
+    parts = request.app[PARTS]
+    response.headers.update(rate_headers(request))
+    response.headers.update(cors_headers(request.path, request.headers.get("Origin"), parts.config.gateway.cors_origins))
+    if parts.draining:
+        response.force_close()
 
 
 def route_name(request: web.Request) -> str:

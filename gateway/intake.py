@@ -8,7 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from contracts.errors import Forbidden, InvalidRequest, RequestError
+from contracts.errors import Forbidden, InvalidRequest, RequestError, Unavailable
+from gateway import metrics
 from gateway.core.admission import Caller, bearer, check_length, parse_json
 from gateway.core.browser_tokens import Grant, is_browser_token
 from gateway.parts import PARTS, Parts
@@ -17,6 +18,10 @@ from gateway.parts import PARTS, Parts
 NODE_HEADER = "X-Upbeat-Node"
 #: From the headers to the body's end.
 BODY_TIMEOUT_S = 60.0
+#: Of the routes whose credential may be in the body: what a stranger can make the gateway hold.
+SMALL_BODY_BYTES = 1 << 20
+#: Bytes of the body that are held for a request, until it has ended.
+_HELD = web.RequestKey("held body bytes", int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +69,29 @@ def server_caller_of(request: web.Request) -> Caller:
     return caller
 
 
-async def read_json(request: web.Request) -> Any:
-    """The decoded body. Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses the limit;
-    InvalidRequest for a compressed body and for anything but JSON."""
+async def read_json(request: web.Request, limit_bytes: int | None = None) -> Any:
+    """The decoded body, of at most `limit_bytes` and the configured limit. Raises BodyTooLarge at once by Content-Length, or when a chunked
+    body crosses the limit; Unavailable when the bodies of all requests together are too much; InvalidRequest for a compressed body and
+    for anything but JSON. What is held for the body counts until `release_body`."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
-    limit_bytes = request.app[PARTS].config.gateway.max_body_bytes
-    check_length(request.content_length, limit_bytes)
+    parts = request.app[PARTS]
+    limit = min(parts.config.gateway.max_body_bytes, limit_bytes or 1 << 62)
+    check_length(request.content_length, limit)
+    if (request.content_length or 0) > parts.bodies.limit - parts.bodies.held:
+        raise _no_room()
     body = bytearray()
+    request[_HELD] = 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for piece in request.content.iter_any():
+                check_length(len(body) + len(piece), limit)
+                if not parts.bodies.take(len(piece)):
+                    raise _no_room()
+                request[_HELD] += len(piece)
+                metrics.BODY_BYTES.inc(len(piece))
                 body += piece
-                check_length(len(body), limit_bytes)
     except RequestError:
         raise
     except TimeoutError:
@@ -85,6 +99,20 @@ async def read_json(request: web.Request) -> Any:
     except (web.RequestPayloadError, ValueError) as e:
         raise InvalidRequest(f"the body could not be read: {e}", code="invalid_body") from None
     return parse_json(bytes(body))
+
+
+def release_body(request: web.Request) -> None:
+    """The request has ended, and what was made of its body."""
+    held = request.get(_HELD, 0)
+    if held:
+        request[_HELD] = 0
+        request.app[PARTS].bodies.give(held)
+        metrics.BODY_BYTES.dec(held)
+
+
+def _no_room() -> Unavailable:
+    metrics.SHED.labels("bodies").inc()
+    return Unavailable("this gateway holds as much of other requests as it can; try again", code="overloaded")
 
 
 async def expect_continue(request: web.Request) -> None:

@@ -18,3 +18,6 @@ HINTS = Counter("upbeat_gateway_hints", "Advisories and invalidations by what be
 RETRIES = Counter("upbeat_gateway_retries", "Attempts after the first, by cause", ["cause"], registry=REGISTRY)
 PLACED = Counter("upbeat_gateway_placed", "Attempts by who chose the node (scheduler, standby, direct)", ["by"], registry=REGISTRY)
 STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", registry=REGISTRY)
+LIMITED = Counter("upbeat_gateway_limited", "Requests for text refused with 429, by which limit", ["what"], registry=REGISTRY)
+SHED = Counter("upbeat_gateway_shed", "Refused with 503 before memory grows, by what there was too much of", ["what"], registry=REGISTRY)
+BODY_BYTES = Gauge("upbeat_gateway_body_bytes", "Bytes of request bodies that are held", registry=REGISTRY)

@@ -11,12 +11,14 @@ from gateway.core.admission import Keys
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
-from gateway.core.limits import HintLimits
+from gateway.core.limits import ByteBudget, HintLimits
 from gateway.core.routing import missing
+from gateway.core.usage import Usage
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.sessions import Sessions
+from gateway.siblings import Siblings
 from gateway.workers import Workers
 from runtime.clock import Clock
 from runtime.config import Config
@@ -36,9 +38,14 @@ class Parts:
     hints: Hints
     sessions: Sessions
     limits: HintLimits
+    usage: Usage
+    bodies: ByteBudget
+    siblings: Siblings
     callers: Callers
     browser_tokens: BrowserTokens
     browser_limits: BrowserLimits
+    #: Requests for text at a time, of this process.
+    max_active: int
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False

@@ -15,51 +15,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from contracts.api_keys import hashed, is_hashed
 from contracts.errors import ConfigError
 from runtime.arena_file import HugePages
 from runtime.config_checks import check
+from runtime.gateway_config import STRICT, GatewaySection, Tenant
 
-_STRICT = ConfigDict(extra="forbid", validate_default=True)
 GIB = 1 << 30
-
-
-class ApiKey(BaseModel):
-    """One caller's key. `max_priority` is the most urgent (lowest) priority it may ask for."""
-
-    model_config = _STRICT
-    key: str = Field(min_length=8)
-    tenant: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    max_priority: int = -1000
-
-    @field_validator("key")
-    @classmethod
-    def _no_browser_token(cls, value: str) -> str:
-        if value.startswith("ek_"):
-            raise ValueError("a key that begins with ek_ would be taken for a browser token; choose another one")
-        return value
-
-
-class GatewaySection(BaseModel):
-    """The front door."""
-
-    model_config = _STRICT
-    host: str = "127.0.0.1"
-    port: int = Field(default=8080, ge=1, le=65535)
-    api_keys: list[ApiKey] = []
-    max_body_bytes: int = Field(default=16 << 20, ge=1024)
-    #: What signs browser tokens, the same on all gateways; empty: the API keys do. Changing it ends all tokens.
-    token_secret: str = Field(default="", pattern=r"^(.{32,})?$")
-    #: Hints a tenant may send, a second.
-    max_advisories_per_s: float = Field(default=1000.0, gt=0)
 
 
 class SchedulerSection(BaseModel):
     """Placement."""
 
-    model_config = _STRICT
+    model_config = STRICT
     host: str = "127.0.0.1"
     port: int = Field(default=8081, ge=1, le=65535)
     #: Schedulers at `host`, at consecutive ports from `port`; sessions are shared among them, and each stands in for the others.
@@ -86,7 +57,7 @@ class SchedulerSection(BaseModel):
 class KvSection(BaseModel):
     """The KV cache and its tiers."""
 
-    model_config = _STRICT
+    model_config = STRICT
     cache: bool = True
     chunk_tokens: int = Field(default=64, ge=1, le=1024)
     #: The worker's engine may overwrite prefetched pages at any time (SYMPHONY 3.4). Off: prefetch stops at DRAM.
@@ -108,9 +79,7 @@ class KvSection(BaseModel):
     #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
     blob_expiry_s: float = Field(default=0.0, ge=0)
     #: What a tenant's sessions may hold in the slow tiers, by tenant, and for the tenants not named; 0: no limit.
-    tenant_quota_gib: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")], Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    ] = {}
+    tenant_quota_gib: dict[Tenant, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     default_tenant_quota_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     #: Chunks that no session has named for this time leave the slow tiers; longer than any turn takes, in seconds.
     orphan_grace_s: float = Field(default=3600.0, ge=1)
@@ -141,7 +110,7 @@ class KvSection(BaseModel):
 class WorkerSection(BaseModel):
     """The engine."""
 
-    model_config = _STRICT
+    model_config = STRICT
     #: 0: all cores, shared evenly between this machine's workers.
     threads: int = Field(default=0, ge=0)
     #: auto: CUDA where torch sees a device and the extra [cuda] is installed, else the CPU.
@@ -169,7 +138,7 @@ class WorkerSection(BaseModel):
 class NodesSection(BaseModel):
     """The nodes of this deployment. By default all run on this machine, at consecutive ports."""
 
-    model_config = _STRICT
+    model_config = STRICT
     count: int = Field(default=2, ge=1, le=256)
     #: First port of node 0: its store; +1 its worker, +2 the socket transport, +3 worker metrics, +4 store metrics.
     base_port: int = Field(default=8100, ge=1, le=65000)
@@ -309,6 +278,18 @@ def changed(config: Config, overrides: dict[str, Any]) -> Config:
     return config
 
 
+def with_hashed_keys(config: Config) -> Config:
+    """`config` as it is written to disk: API keys that were given in full are hashed, unless they are too short to be."""
+    keys = [key.model_dump() | {"key": _hashed(key.key)} for key in config.gateway.api_keys]
+    return changed(config, {"gateway": {"api_keys": keys}})
+
+
+def _hashed(configured: str) -> str:
+    with contextlib.suppress(ValueError):
+        return configured if is_hashed(configured) else hashed(configured)
+    return configured
+
+
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal configuration."""
     text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
@@ -352,5 +333,6 @@ def _explain(error: ValidationError) -> str:
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"])
         remedy = "remove it or correct its spelling" if item["type"] == "extra_forbidden" else item["msg"]
-        lines.append(f"{key} = {item['input']!r}: {remedy} (in YAML, or UPBEAT__{key.upper().replace('.', '__')})")
+        value = "(a key)" if key.endswith(".key") else repr(item["input"])
+        lines.append(f"{key} = {value}: {remedy} (in YAML, or UPBEAT__{key.upper().replace('.', '__')})")
     return "wrong configuration:\n  " + "\n  ".join(lines)

@@ -35,13 +35,12 @@ STOP_ORDER: tuple[tuple[str, float], ...] = (
 )
 
 
-def stack_plan(nodes: int, schedulers: int = 1) -> list[Planned]:
-    """The processes of a stack of so many nodes and schedulers, in starting order."""
+def stack_plan(nodes: int, schedulers: int = 1, gateways: int = 1) -> list[Planned]:
+    """The processes of a stack of so many nodes, schedulers and processes of the gateway, in starting order."""
     plan = [Planned(f"scheduler-{n}" if n else "scheduler", "upbeat-scheduler", number=n) for n in range(schedulers)]
     plan += [Planned(f"kvstore-{n}", "upbeat-kvstore", n) for n in range(nodes)]
     plan += [Planned(f"worker-{n}", "upbeat-worker", n) for n in range(nodes)]
-    plan.append(Planned("gateway", "upbeat-gateway"))
-    return plan
+    return plan + [Planned(f"gateway-{n}" if n else "gateway", "upbeat-gateway", number=n) for n in range(gateways)]
 
 
 def compute_threads(configured: int, cores: int, nodes: int) -> int:

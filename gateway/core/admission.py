@@ -1,12 +1,12 @@
 """Who may call, and which bodies are read at all.
 
 Decides: the caller behind a credential, the priority a caller may ask for, whether a body is too large, and whether it
-is JSON that this server works on. Does not decide: what the fields of a body mean (`gateway.openai`).
+is JSON that this server works on. Does not decide: how much a caller may use (`core.usage`), what the fields of a body mean
+(`gateway.openai`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import math
@@ -14,11 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from blake3 import blake3
+
+from contracts.api_keys import configured_digest, digest
 from contracts.errors import BodyTooLarge, InvalidRequest, Unauthorized
 from contracts.ids import DEFAULT_TENANT
 
 #: No client sends a longer credential; comparing starts below this.
 MAX_CREDENTIAL_CHARS = 1024
+#: How deep arrays and objects of a body may be nested. JSON Schemas of tools stay far below.
+MAX_DEPTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,16 @@ OPEN_CALLER = Caller(DEFAULT_TENANT)
 
 
 class Keys:
-    """The configured API keys, held as digests. Immutable."""
+    """The configured API keys, held as digests. Immutable.
 
-    def __init__(self, keys: Iterable[tuple[str, Caller]]) -> None:
-        self._callers = [(_digest(key), caller) for key, caller in keys]
+    They are looked up by a keyed hash of the digest, whose key nobody outside the process knows: how long that takes, however many keys
+    there are, tells nothing of which of them is close to what was presented.
+    """
+
+    def __init__(self, keys: Iterable[tuple[str, Caller]], blind: bytes = bytes(32)) -> None:
+        """keys: as configured, in full or hashed. blind: 32 bytes drawn by the process."""
+        self._blind = blind
+        self._callers = {self._name(digest): (digest, caller) for digest, caller in ((configured_digest(k), c) for k, c in keys)}
 
     @property
     def open(self) -> bool:
@@ -51,19 +62,19 @@ class Keys:
         return not self._callers
 
     def caller(self, credential: str | None) -> Caller:
-        """The caller with this key. Raises Unauthorized; takes the same time whichever key matches."""
+        """The caller with this key. Raises Unauthorized."""
         if self.open:
             return OPEN_CALLER
         if not credential:
             raise Unauthorized("no API key given: send it as `Authorization: Bearer KEY`", code="missing_api_key")
-        presented = _digest(credential[:MAX_CREDENTIAL_CHARS])
-        found: Caller | None = None
-        for digest, caller in self._callers:
-            if hmac.compare_digest(digest, presented):
-                found = caller
-        if found is None:
+        presented = digest(credential[:MAX_CREDENTIAL_CHARS])
+        known = self._callers.get(self._name(presented))
+        if known is None or not hmac.compare_digest(known[0], presented):
             raise Unauthorized("incorrect API key provided")
-        return found
+        return known[1]
+
+    def _name(self, digest: bytes) -> bytes:
+        return blake3(digest, key=self._blind).digest()
 
 
 def bearer(header: str | None) -> str | None:
@@ -85,7 +96,7 @@ def parse_json(body: bytes) -> Any:
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
     except UnicodeDecodeError as e:
@@ -94,10 +105,21 @@ def parse_json(body: bytes) -> Any:
         raise InvalidRequest(f"the body is not JSON: {e.msg} at line {e.lineno} column {e.colno}", code="invalid_json") from None
     except ValueError:
         raise InvalidRequest("the body holds a number that is not finite or has too many digits", code="invalid_json") from None
+    # What opens fewer than so many times cannot be deeper.
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+        raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
+    return value
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether arrays and objects are nested in `value` more than `levels` deep; by levels, so that no depth can exhaust the stack."""
+    level = [value] if isinstance(value, list | dict) else []
+    while level and levels:
+        levels -= 1
+        level = [
+            inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, list | dict)
+        ]
+    return bool(level)
 
 
 def _no_constant(name: str) -> NoReturn:

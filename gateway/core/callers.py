@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
+from contracts.api_keys import configured_digest
+
 _CONTEXT = "upbeat gateway: callers' addresses, version 1"
 _DIGEST_BYTES = 8
 
@@ -20,8 +22,8 @@ class Callers:
     """Immutable."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        """secrets: the API keys, in any order."""
-        joined = b"\0".join(sorted(s.encode("utf-8", "surrogatepass") for s in secrets))
+        """secrets: the API keys as configured, in full or hashed, in any order."""
+        joined = b"\0".join(sorted(configured_digest(s) for s in secrets))
         self._key = blake3(joined, derive_key_context=_CONTEXT).digest()
 
     def digest(self, address: str | None) -> str:

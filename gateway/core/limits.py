@@ -1,45 +1,95 @@
-"""How many hints a tenant may send: a token bucket each, refilled at the configured rate.
+"""How much of something there may be: by time (a token bucket), and at a time (a budget of bytes).
 
-A batch counts as its length. One that is larger than the bucket passes when the bucket is full and leaves a debt behind,
-so that a batch of any legal size is possible at any rate.
+Hints are limited by a bucket a tenant. A batch counts as its length. One that is larger than the bucket passes when the bucket is full
+and leaves a debt behind, so that a batch of any legal size is possible at any rate.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 
-@dataclass(slots=True)
-class _Bucket:
-    #: Never above the burst; below zero: a debt.
-    level: float
-    #: Seconds on the caller's clock when `level` was right.
-    at_s: float
+class Bucket:
+    """Refilled at `per_s` up to `burst`. Invariant: `level` <= `burst`; below zero it is a debt."""
+
+    __slots__ = ("at_s", "burst", "level", "per_s")
+
+    def __init__(self, per_s: float, burst: float, now_s: float) -> None:
+        self.per_s, self.burst = per_s, burst
+        self.level = burst
+        #: Seconds on the caller's clock when `level` was right.
+        self.at_s = now_s
+
+    def refill(self, now_s: float) -> None:
+        """Bring `level` up to `now_s`; a clock that went back changes nothing."""
+        if now_s > self.at_s:
+            self.level = min(self.burst, self.level + (now_s - self.at_s) * self.per_s)
+            self.at_s = now_s
+
+    def wait_s(self, wanted: float, now_s: float) -> float:
+        """Seconds until `wanted` can be taken; 0: now. Takes nothing."""
+        self.refill(now_s)
+        missing = min(wanted, self.burst) - self.level
+        return max(0.0, missing / self.per_s)
+
+    def take(self, amount: float) -> None:
+        """Take it, into debt if need be; a negative amount gives back."""
+        self.level = min(self.burst, self.level - amount)
+
+    def full_in_s(self, now_s: float) -> float:
+        """Seconds until it is full, if nothing more is taken."""
+        self.refill(now_s)
+        return (self.burst - self.level) / self.per_s
+
+    def validate(self) -> None:
+        """Raises AssertionError when the invariant is broken."""
+        assert self.level <= self.burst and math.isfinite(self.level)
 
 
 class HintLimits:
-    """One bucket a tenant. Invariant: a level is at most `burst`."""
+    """One bucket a tenant."""
 
     def __init__(self, per_s: float, burst: float | None = None) -> None:
         self.per_s = per_s
         self.burst = burst if burst is not None else max(per_s, 1.0)
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, Bucket] = {}
 
     def take(self, tenant: str, hints: int, now_s: float) -> float:
         """Take `hints` from the tenant's bucket, or nothing at all.
 
         Returns 0 when they were granted, else the seconds after which asking again can succeed.
         """
-        bucket = self._buckets.setdefault(tenant, _Bucket(self.burst, now_s))
-        bucket.level = min(self.burst, bucket.level + max(0.0, now_s - bucket.at_s) * self.per_s)
-        bucket.at_s = now_s
-        needed = min(float(hints), self.burst)
-        if bucket.level >= needed:
-            bucket.level -= hints
-            return 0.0
-        return (needed - bucket.level) / self.per_s
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
+            bucket = self._buckets[tenant] = Bucket(self.per_s, self.burst, now_s)
+        wait_s = bucket.wait_s(hints, now_s)
+        if not wait_s:
+            bucket.take(hints)
+        return wait_s
+
+    def validate(self) -> None:
+        """Raises AssertionError when an invariant is broken."""
+        for bucket in self._buckets.values():
+            bucket.validate()
+
+
+class ByteBudget:
+    """Bytes that are held at a time. Invariant: 0 <= `held` <= `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.held = limit, 0
+
+    def take(self, wanted: int) -> bool:
+        """Hold so many more, or none when they do not fit."""
+        if self.held + wanted > self.limit:
+            return False
+        self.held += wanted
+        return True
+
+    def give(self, amount: int) -> None:
+        """They are held no longer."""
+        self.held -= amount
 
     def validate(self) -> None:
         """Raises AssertionError when the invariant is broken."""
-        assert all(b.level <= self.burst and math.isfinite(b.level) for b in self._buckets.values())
+        assert 0 <= self.held <= self.limit

@@ -17,6 +17,7 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse
+from gateway.allowance import admit, settle
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
@@ -77,6 +78,10 @@ async def answer(
     parts = request.app[PARTS]
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
+    if parts.active >= parts.max_active:
+        metrics.SHED.labels("requests").inc()
+        raise Unavailable("this gateway answers as many requests as it can; try again", code="overloaded")
+    ticket = admit(request, prompts[0].session.key.tenant, [prompt.job for prompt in prompts])
     parts.enter()
     job = prompts[0].job
     telling = Telling(request, caller_of(request), said, job.session.session_id, job.model, job.priority)
@@ -85,6 +90,7 @@ async def answer(
         await run.begin()
         return await (run.stream() if wanted.stream else run.collect())
     finally:
+        settle(request, ticket, run.used_tokens())
         run.end()
         parts.leave()
 
@@ -212,6 +218,11 @@ class _Run:
             completion_tokens=sum(c.completion_tokens for c in self.choices),
             cached_tokens=sum(p.cached_tokens or 0 for p in firsts),
         )
+
+    def used_tokens(self) -> int:
+        """Prompt and answers, of the choices that a worker has accepted; a prompt once for all its choices."""
+        prompts = sum(g.progress.prompt_tokens for index, g in self.generations.items() if index % self.n == 0)
+        return prompts + sum(len(g.progress.tokens) for g in self.generations.values())
 
     def _log(self) -> None:
         usage, job = self._usage(), self.prompts[0].job

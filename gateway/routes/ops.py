@@ -14,7 +14,6 @@ from contracts.v1 import scheduler_pb2 as pb
 from gateway.intake import server_caller_of
 from gateway.openai.description import ROUTES, openapi
 from gateway.parts import PARTS
-from runtime.telemetry import metrics_text
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem;color:#1b1b1b;background:#fff}"
@@ -42,9 +41,11 @@ async def ready(request: web.Request) -> web.Response:
     return web.json_response(body, status=503 if reasons else 200)
 
 
-async def metrics(_request: web.Request) -> web.Response:
-    """Prometheus' text format."""
-    return web.Response(body=metrics_text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus' text format, of all processes of this gateway."""
+    return web.Response(
+        body=await request.app[PARTS].siblings.metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    )
 
 
 async def fleet(request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ def test_a_stack_has_a_store_and_a_worker_a_node_and_one_of_everything_else() ->
     assert [p.name for p in stack_plan(2)] == ["scheduler", "kvstore-0", "kvstore-1", "worker-0", "worker-1", "gateway"]
     assert stack_plan(2)[2].arguments("c.yaml") == ["--config", "c.yaml", "--node", "1"]
     assert stack_plan(2)[0].arguments("c.yaml") == ["--config", "c.yaml"]
+    assert [p.name for p in stack_plan(1, 1, 3)][-3:] == ["gateway", "gateway-1", "gateway-2"]
     assert [p.name for p in stack_plan(1, 3)] == ["scheduler", "scheduler-1", "scheduler-2", "kvstore-0", "worker-0", "gateway"]
     assert stack_plan(1, 3)[2].arguments("c.yaml") == ["--config", "c.yaml", "--number", "2"]
 

@@ -1,0 +1,91 @@
+"""The other processes of this gateway (`gateway.processes`): each tells the others its metrics, so that whichever of them is asked for
+`/metrics` answers for all.
+
+They meet at sockets of Linux's abstract namespace, which is a network namespace's own, as the port is that they share: a name needs no
+folder and ends with its process. What is read there is what `/metrics` shows to everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from runtime.telemetry import metrics_text
+
+ANSWER_TIMEOUT_S = 2.0
+LABEL = "process"
+
+
+class Siblings:
+    """Process `number` of `count` at the gateway's `port`."""
+
+    def __init__(self, port: int, number: int, count: int) -> None:
+        self._port, self.number, self.count = port, number, count
+        self._listening: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Tell the others from now on; alone there is nobody to tell. Raises OSError when another process has this number."""
+        if self.count > 1:
+            try:
+                self._listening = await asyncio.start_unix_server(_tell, self._name(self.number))
+            except OSError as e:
+                raise OSError(f"process {self.number} of the gateway at port {self._port} runs already ({e})") from None
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    async def metrics(self) -> bytes:
+        """Prometheus' text: this process's, or all processes', each sample with its process's number. One that does not answer is left
+        out."""
+        if self.count == 1:
+            return metrics_text()
+        others = [n for n in range(self.count) if n != self.number]
+        texts = await asyncio.gather(*(self._ask(n) for n in others))
+        found = {n: text for n, text in zip(others, texts, strict=True) if text} | {self.number: metrics_text()}
+        return merged({str(n): found[n].decode() for n in sorted(found)})
+
+    async def _ask(self, number: int) -> bytes:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(self._name(number))
+                try:
+                    return await reader.read()
+                finally:
+                    writer.close()
+        return b""
+
+    def _name(self, number: int) -> str:
+        return f"\0upbeat-gateway-{os.getuid()}-{self._port}-{number}"
+
+
+async def _tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        writer.write(metrics_text())
+        await writer.drain()
+    writer.close()
+
+
+def merged(texts: Mapping[str, str]) -> bytes:
+    """Several processes' metrics in one text, each sample labelled with its process's name."""
+    families: dict[str, Metric] = {}
+    for name, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known.samples += [s._replace(labels={**s.labels, LABEL: name}) for s in family.samples]
+
+    class _All(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return families.values()
+
+    registry = CollectorRegistry()
+    registry.register(_All())
+    return generate_latest(registry)

@@ -1,0 +1,84 @@
+"""The `gateway` section of the configuration: where it listens, who may call, and how much of everything it takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from contracts.api_keys import check_configured
+
+STRICT = ConfigDict(extra="forbid", validate_default=True)
+Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0)]
+_ORIGIN = re.compile(r"\*|https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+
+
+class ApiKey(BaseModel):
+    """One caller's key: in full, or `sha256:...` as `upbeat keys new` prints it. `max_priority` is the most urgent (lowest) priority it
+    may ask for."""
+
+    model_config = STRICT
+    key: str = Field(min_length=8)
+    tenant: Tenant = "default"
+    max_priority: int = -1000
+
+    @field_validator("key")
+    @classmethod
+    def _whole(cls, value: str) -> str:
+        if value.startswith("ek_"):
+            raise ValueError("a key that begins with ek_ would be taken for a browser token; choose another one")
+        return check_configured(value)
+
+
+class TenantLimits(BaseModel):
+    """What one tenant may use: of text, hints have their own limit. 0: no limit; left out: what `gateway.limits` says."""
+
+    model_config = STRICT
+    requests_per_min: _Amount | None = None
+    #: Prompt and answer together.
+    tokens_per_min: _Amount | None = None
+    #: Requests at a time.
+    concurrent: _Count | None = None
+    #: Of a day and of a month in UTC. Counted in memory: a gateway that starts again begins at nothing.
+    tokens_per_day: _Count | None = None
+    tokens_per_month: _Count | None = None
+
+
+class GatewaySection(BaseModel):
+    """The front door."""
+
+    model_config = STRICT
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=1, le=65535)
+    #: Processes that share the port (SO_REUSEPORT). Each has its share of every limit below that is not a request's own.
+    processes: int = Field(default=1, ge=1, le=64)
+    api_keys: list[ApiKey] = []
+    #: Every tenant's limits, and those of some tenants.
+    limits: TenantLimits = TenantLimits()
+    tenant_limits: dict[Tenant, TenantLimits] = {}
+    #: What signs browser tokens, the same on all gateways; empty: the hashes of the API keys do. Changing it ends all tokens.
+    token_secret: str = Field(default="", pattern=r"^(.{32,})?$")
+    #: Hints a tenant may send, a second.
+    max_advisories_per_s: float = Field(default=1000.0, gt=0)
+    #: Origins of web pages that may call all of /v1, such as https://chat.example.org; "*": any. Hints may come from every page anyway.
+    cors_origins: list[str] = []
+    max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    #: Bytes of request bodies that are held at a time, over all requests; what comes beyond that is answered with 503.
+    body_memory_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    #: Requests for text at a time; one more is answered with 503.
+    max_requests: int = Field(default=4096, ge=1)
+    #: Connections at a time; one more is answered with 503 and closed.
+    max_connections: int = Field(default=10_000, ge=8)
+    #: How long running requests may take to end when the gateway is stopped, in seconds.
+    drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin; give scheme, host and port, such as https://chat.example.org, or *")
+        return value
