@@ -81,11 +81,11 @@ async def answer(
     if parts.active >= parts.max_active:
         metrics.SHED.labels("requests").inc()
         raise Unavailable("this gateway answers as many requests as it can; try again", code="overloaded")
-    ticket = admit(request, prompts[0].session.key.tenant, [prompt.job for prompt in prompts])
-    parts.enter()
     job = prompts[0].job
     telling = Telling(request, caller_of(request), said, job.session.session_id, job.model, job.priority)
     run = _Run(request, parts, wanted, prompts, shape, telling)
+    ticket = admit(request, job.session.tenant, [prompt.job for prompt in prompts])
+    parts.enter()
     try:
         await run.begin()
         return await (run.stream() if wanted.stream else run.collect())
