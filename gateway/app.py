@@ -23,9 +23,10 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
-from gateway.routes import advisory, chat, client_secrets, completions, models, ops, sessions, web_sdk, workflows
+from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
+from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
@@ -51,6 +52,7 @@ def build(parts: Parts) -> web.Application:
     add("POST", "/v1/client_secrets", client_secrets.create, expect_handler=expect_continue)
     get("/v1/sessions", sessions.index)
     get("/v1/sessions/{session_id}/placement", sessions.placement)
+    get("/v1/sessions/{session_id}/events", events.follow)
     get("/v1/sessions/{session_id:.+}", sessions.show)
     add("DELETE", "/v1/sessions/{session_id:.+}", sessions.erase)
     get("/v1/workflows", workflows.index)
@@ -119,6 +121,7 @@ class Gateway:
             max_active=-(-section.max_requests // section.processes),
             browser_tokens=BrowserTokens(_token_secrets(config)),
             browser_limits=BrowserLimits(),
+            watches=Watches(fleet, clock),
         )
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(parts.hints.run(), "tell hints")

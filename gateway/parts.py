@@ -19,6 +19,7 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
+from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime.clock import Clock
 from runtime.config import Config
@@ -44,6 +45,7 @@ class Parts:
     callers: Callers
     browser_tokens: BrowserTokens
     browser_limits: BrowserLimits
+    watches: Watches
     #: Requests for text at a time, of this process.
     max_active: int
     active: int = 0

@@ -385,14 +385,16 @@ class Node:
         tombstones = await self.blob.list_tombstones(self.clock.wall() - _TOMBSTONE_LIFE_S)
         self.handle(ev.TombstonesListed(tombstones, self.clock.now()))
 
-    async def manifest(self, session: SessionKey) -> Manifest | None:
-        """The session's manifest from memory, else from the blob tier."""
+    async def manifest(self, session: SessionKey, *, local: bool = False) -> Manifest | None:
+        """The session's manifest from memory, else (unless `local`) from the blob tier."""
         known = self.store.index.manifests.get(session)
-        return known if known is not None else await self.blob.get_manifest(session)
+        return known if known is not None or local else await self.blob.get_manifest(session)
 
-    async def residency(self, manifest: Manifest) -> Iterator[tuple[str, Residency]]:
-        """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know."""
+    async def residency(self, manifest: Manifest, *, local: bool = False) -> Iterator[tuple[str, Residency]]:
+        """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know (unless `local`)."""
         index = self.store.index
+        if local:
+            return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))
         unknown = tuple(k for k in manifest.keys if (c := index.chunks.get(k)) is None or c.blob.name == "ABSENT")
         asked = unknown if self.store.meter.admits(ev.Tier.BLOB_READ) else ()
         found, failed = await self.probe_blob(asked, manifest.fingerprint, 1.0)

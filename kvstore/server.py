@@ -62,7 +62,7 @@ class Server(KvStoreServicer):
 
     async def Residency(self, request: pb.ResidencyRequest, context: Any) -> pb.ResidencyReply:
         """How much of a session each tier of this node holds."""
-        manifest = await self._node.manifest(session_from_wire(request.session))
+        manifest = await self._node.manifest(session_from_wire(request.session), local=request.local)
         if manifest is None:
             return pb.ResidencyReply(known=False)
         tiers = []
@@ -70,7 +70,7 @@ class Server(KvStoreServicer):
         answers = [hbm for hbm in await asyncio.gather(*asked) if hbm is not None]
         if answers:
             tiers.append(_together(answers))
-        for tier, held in await self._node.residency(manifest):
+        for tier, held in await self._node.residency(manifest, local=request.local):
             tiers.append(common_pb2.TierResidency(tier=tier, layer_chunks=held.layer_chunks, tokens=held.tokens, bytes=held.bytes))
         return pb.ResidencyReply(known=True, manifest=manifest_to_wire(manifest), tiers=tiers)
 

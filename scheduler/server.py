@@ -158,7 +158,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def GetSession(self, request: scheduler_pb2.GetSessionRequest, context: Any) -> scheduler_pb2.SessionInfo:
         """See the proto."""
-        return await self.views.session(session_from_wire(request.session))
+        return await self.views.session(session_from_wire(request.session), local=request.local)
 
     async def EraseSession(self, request: scheduler_pb2.EraseSessionRequest, context: Any) -> scheduler_pb2.EraseSessionReply:
         """See the proto."""

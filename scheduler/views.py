@@ -106,23 +106,28 @@ class Views:
             summary.held_by.extend(session.sources())
         return summary
 
-    async def session(self, key: SessionKey) -> scheduler_pb2.SessionInfo:
-        """A session's residency, asked of every store that is here."""
+    async def session(self, key: SessionKey, *, local: bool = False) -> scheduler_pb2.SessionInfo:
+        """A session's residency, asked of every store that is here; `local`: of those that hold some of it, and of its hint's, without
+        the blob tier."""
         names = [n.name for n in self._control.fleet.nodes.values() if n.store_here]
-        replies = await asyncio.gather(*(self._residency(n, key) for n in names))
+        if local:
+            pending, held = self._control.advisories.get(key), self._control.directory.get(key)
+            concerned = {*(held.sources() if held else ()), *((pending.node,) if pending else ())}
+            names = [name for name in names if name in concerned]
+        replies = await asyncio.gather(*(self._residency(n, key, local=local) for n in names))
         heard = [(n, r) for n, r in zip(names, replies, strict=True) if r is not None and r.known]
         nodes = [scheduler_pb2.NodeResidency(node=n, tiers=r.tiers) for n, r in heard]
         known = bool(nodes) or self._control.directory.get(key) is not None
         return scheduler_pb2.SessionInfo(summary=self._summary(key), known=known, nodes=nodes)
 
-    async def _residency(self, node: str, key: SessionKey) -> kvstore_pb2.ResidencyReply | None:
+    async def _residency(self, node: str, key: SessionKey, *, local: bool) -> kvstore_pb2.ResidencyReply | None:
         address = self._control.fleet.nodes[node].store_address
         if address not in self._channels:
             self._channels[address] = rpc.channel(address)
         stub: Any = kvstore_pb2_grpc.KvStoreStub(self._channels[address])  # type: ignore[no-untyped-call]
         try:
             reply: kvstore_pb2.ResidencyReply = await stub.Residency(
-                kvstore_pb2.ResidencyRequest(session=session_to_wire(key)), timeout=RESIDENCY_TIMEOUT_S
+                kvstore_pb2.ResidencyRequest(session=session_to_wire(key), local=local), timeout=RESIDENCY_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as e:
             log.warning("no residency", node=node, error=e.details())

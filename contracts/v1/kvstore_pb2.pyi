@@ -286,10 +286,12 @@ class PeerReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ResidencyRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "local")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     session: _common_pb2.Session
-    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ...) -> None: ...
+    local: bool
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., local: _Optional[bool] = ...) -> None: ...
 
 class ResidencyReply(_message.Message):
     __slots__ = ("known", "manifest", "tiers")

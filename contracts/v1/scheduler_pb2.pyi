@@ -414,10 +414,12 @@ class SessionSummary(_message.Message):
     def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., tokens: _Optional[int] = ..., last_use_s: _Optional[float] = ..., node: _Optional[str] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "local")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     session: _common_pb2.Session
-    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ...) -> None: ...
+    local: bool
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., local: _Optional[bool] = ...) -> None: ...
 
 class SessionInfo(_message.Message):
     __slots__ = ("summary", "known", "nodes")

@@ -122,6 +122,7 @@ ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("get", "/v1/sessions", "List this tenant's sessions.", None),
     ("get", "/v1/sessions/{session_id}", "Where a session's cache is, by node and tier.", None),
     ("get", "/v1/sessions/{session_id}/placement", "Why its last turns and hints went where they went.", None),
+    ("get", "/v1/sessions/{session_id}/events", "Where its cache is, told again at each change (server-sent events).", None),
     ("delete", "/v1/sessions/{session_id}", "Erase a session from every tier.", None),
     ("get", "/v1/workflows", "List this tenant's agent workflows.", None),
     ("get", "/v1/workflows/{name}", "A workflow's call graph, as declared and as learned.", None),

@@ -184,6 +184,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.invalidated: list[pb.InvalidateRequest] = []
         self.erased: list[Any] = []
         self.workflows: dict[tuple[str, str], pb.Workflow] = {}
+        #: Where sessions are, by id; and what was asked of them.
+        self.residencies = {"chat-1": _residency("chat-1")}
+        self.looks: list[pb.GetSessionRequest] = []
         self.told = asyncio.Event()
         self.hang = False
         self.gathering = False
@@ -268,11 +271,12 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return pb.ListSessionsReply(sessions=[_summary(request.tenant, "chat-1")])
 
     async def GetSession(self, request: Any, context: Any) -> Any:
-        if request.session.session_id != "chat-1":
+        self.looks.append(request)
+        found = self.residencies.get(request.session.session_id)
+        if found is None:
             return pb.SessionInfo(known=False)
-        tier = {"tier": "dram", "layer_chunks": [2, 2, 1, 0], "tokens": 64, "bytes": 4096}
-        node = pb.NodeResidency(node="node-0", tiers=[tier])
-        return pb.SessionInfo(summary=_summary(request.session.tenant, "chat-1"), known=True, nodes=[node])
+        found.summary.session.tenant = request.session.tenant
+        return found
 
     async def DeclareWorkflow(self, request: pb.DeclareWorkflowRequest, context: Any) -> pb.Workflow:
         seen = [pb.ObservedAgent(name="qa", requests=7)]
@@ -301,6 +305,12 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
         return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"])
+
+
+def _residency(session_id: str) -> pb.SessionInfo:
+    tier = {"tier": "dram", "layer_chunks": [2, 2, 1, 0], "tokens": 64, "bytes": 4096}
+    node = pb.NodeResidency(node="node-0", tiers=[tier])
+    return pb.SessionInfo(summary=_summary("", session_id), known=True, nodes=[node])
 
 
 def _summary(tenant: str, session_id: str) -> Any:

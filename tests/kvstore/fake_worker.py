@@ -133,9 +133,9 @@ class FakeWorker:
         """Wait for write-back."""
         return await self.stub.Flush(pb.FlushRequest(timeout_s=timeout_s))
 
-    async def residency(self, session: SessionKey) -> pb.ResidencyReply:
+    async def residency(self, session: SessionKey, *, local: bool = False) -> pb.ResidencyReply:
         """What each tier holds."""
-        return await self.stub.Residency(pb.ResidencyRequest(session=session_to_wire(session)))
+        return await self.stub.Residency(pb.ResidencyRequest(session=session_to_wire(session), local=local))
 
     # ---- loading
 

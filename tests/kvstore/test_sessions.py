@@ -164,3 +164,21 @@ async def test_residency_tells_every_tier(make_stack):
             assert list(tiers[tier].layer_chunks) == [3] * SHAPE.layers
             assert tiers[tier].bytes == 3 * SHAPE.chunk_bytes
         assert not (await worker.residency(session("nobody"))).known
+
+
+async def test_a_quick_look_at_a_session_asks_no_blob_tier(make_stack):
+    stack = make_stack()
+    chunks = make_chunks(SHAPE, 3)
+    for node in (0, 1):
+        stack.start(node)
+    async with FakeWorker(stack.address(0), [SHAPE]) as worker, FakeWorker(stack.address(1), [SHAPE]) as other:
+        await worker.save(session("s"), SHAPE, chunks)
+        worker.turn(make_manifest(session("s"), SHAPE, list(chunks)))
+        await worker.flush()
+        quick = await worker.residency(session("s"), local=True)
+        assert {t.tier: list(t.layer_chunks) for t in quick.tiers if t.tier != "hbm"} == {
+            t: [3] * SHAPE.layers for t in ("dram", "ssd", "blob")
+        }
+        assert not (await other.residency(session("s"), local=True)).known
+        asked = await other.residency(session("s"))
+        assert {t.tier: t.tokens for t in asked.tiers if t.tokens} == {"blob": 3 * SHAPE.chunk_tokens}

@@ -29,14 +29,15 @@ from scheduler.workflows import Workflows, path_of
 class FakeNode:
     """A worker's and a store's streams to the scheduler."""
 
-    def __init__(self, stub: Any, name: str) -> None:
+    def __init__(self, stub: Any, name: str, store_address: str = "") -> None:
         self.name, self.commands = name, asyncio.Queue[scheduler_pb2.StoreCommand]()
         self.worker: asyncio.Queue[Any] = asyncio.Queue()
         self.store: asyncio.Queue[Any] = asyncio.Queue()
         model = scheduler_pb2.ModelInfo(name="m", shape=common_pb2.KvShape(fingerprint=b"f", layers=2, chunk_tokens=64, dtype="float32"))
         hello = scheduler_pb2.WorkerHello(node=name, address=f"{name}:1", models=[model], instance="1")
         self.worker.put_nowait(scheduler_pb2.WorkerReport(hello=hello))
-        self.store.put_nowait(scheduler_pb2.StoreReport(hello=scheduler_pb2.StoreHello(node=name, address=f"{name}:2", instance="1")))
+        store = scheduler_pb2.StoreHello(node=name, address=store_address or f"{name}:2", instance="1")
+        self.store.put_nowait(scheduler_pb2.StoreReport(hello=store))
         self._worker_call = stub.WorkerReports(_drain(self.worker))
         self._store_call = stub.StoreReports(_drain(self.store))
         self._reader = asyncio.ensure_future(self._read())

@@ -1,0 +1,34 @@
+"""`GET /v1/sessions/{id}/events`: where a session's cache is, told again at each change; what the playground draws. For server keys."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from contracts.ids import SessionKey, check_session_id
+from gateway import sse
+from gateway.intake import server_caller_of
+from gateway.parts import PARTS
+
+#: A stream ends after this time; who still watches asks again.
+LIFE_S = 900.0
+#: Of the pause before a browser asks again, in milliseconds.
+_RETRY = b"retry: 1000\n\n"
+_BEAT = b": still here\n\n"
+
+
+async def follow(request: web.Request) -> web.StreamResponse:
+    """A stream of residencies, at most five a second. A session that nobody knows yet has `known: false`."""
+    caller, parts = server_caller_of(request), request.app[PARTS]
+    session = SessionKey(caller.tenant, check_session_id(request.match_info["session_id"], "session_id"))
+    ends_s = parts.clock.now() + LIFE_S
+    async with parts.watches.pictures(session) as pictures:
+        response = web.StreamResponse(headers=sse.HEADERS)
+        await response.prepare(request)
+        await response.write(_RETRY)
+        async for picture in pictures:
+            await response.write(_BEAT if picture is None else sse.event(picture.body(session.session_id)))
+            if parts.draining or parts.clock.now() >= ends_s:
+                break
+        await pictures.aclose()
+    await response.write_eof()
+    return response

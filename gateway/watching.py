@@ -1,0 +1,127 @@
+"""Sessions that somebody watches: each is looked at by one task, however many watch it, and by none once the last has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from contracts.convert import session_to_wire
+from contracts.errors import RateLimited, RequestError
+from contracts.ids import SessionKey
+from contracts.v1 import scheduler_pb2 as pb
+from gateway.core.watching import Pace, Picture, Tier, joined
+from gateway.fleet import Fleet
+from runtime import telemetry
+from runtime.clock import Clock
+
+log = telemetry.logger("gateway.watching")
+#: Streams at a time, of this process and of one tenant.
+MAX_STREAMS, MAX_TENANT_STREAMS = 256, 32
+#: Without news, something is said this often, so that a watcher who has gone is noticed, in seconds.
+BEAT_S = 10.0
+#: After a look that failed.
+_PAUSE_S = 1.0
+
+
+class _Watched:
+    """One session: its picture, and an event that is set (and replaced) at each change."""
+
+    def __init__(self) -> None:
+        self.picture: Picture | None = None
+        self.changed = asyncio.Event()
+        self.watchers = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class Watches:
+    """Who watches what. Invariant: a session has a task as long as it has watchers."""
+
+    def __init__(self, fleet: Fleet, clock: Clock) -> None:
+        self._fleet, self._clock = fleet, clock
+        self._watched: dict[SessionKey, _Watched] = {}
+        self._streams: Counter[str] = Counter()
+
+    @property
+    def sessions(self) -> int:
+        """How many are looked at."""
+        return len(self._watched)
+
+    @contextlib.asynccontextmanager
+    async def pictures(self, session: SessionKey) -> AsyncGenerator[AsyncGenerator[Picture | None]]:
+        """The session's pictures as they change, the newest only, beginning with the first; None: nothing new for a while.
+
+        Raises RateLimited when too many watch.
+        """
+        if self._streams.total() >= MAX_STREAMS or self._streams[session.tenant] >= MAX_TENANT_STREAMS:
+            raise RateLimited(f"too many sessions are watched; at most {MAX_TENANT_STREAMS} streams at a time", code="too_many_streams")
+        watched = self._watched.get(session)
+        if watched is None:
+            watched = self._watched[session] = _Watched()
+            watched.task = asyncio.create_task(self._look_on(session, watched))
+        watched.watchers += 1
+        self._streams[session.tenant] += 1
+        try:
+            yield self._changes(watched)
+        finally:
+            watched.watchers -= 1
+            self._streams[session.tenant] -= 1
+            if not watched.watchers:
+                del self._watched[session]
+                assert watched.task is not None
+                watched.task.cancel()
+
+    async def _changes(self, watched: _Watched) -> AsyncGenerator[Picture | None]:
+        shown: Picture | None = None
+        while True:
+            changed = watched.changed
+            if watched.picture is not None and watched.picture != shown:
+                shown = watched.picture
+                yield shown
+                continue
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await changed.wait()
+            except TimeoutError:
+                yield None
+
+    async def _look_on(self, session: SessionKey, watched: _Watched) -> None:
+        pace, before, silent = Pace(), Picture(), False
+        while True:
+            thorough = pace.thorough(self._clock.now())
+            try:
+                seen = joined(before, await self._look(session, thorough), thorough=thorough)
+            except RequestError as e:
+                if not silent:
+                    log.info("a watched session is not seen", session=str(session), reason=e.message)
+                silent = True
+                await self._clock.sleep(_PAUSE_S)
+                continue
+            silent, now = False, self._clock.now()
+            pace.looked(now, before, seen, thorough=thorough)
+            if watched.picture is None or seen != before:
+                watched.picture = before = seen
+                changed, watched.changed = watched.changed, asyncio.Event()
+                changed.set()
+            await self._clock.sleep(pace.rest_s(now))
+
+    async def _look(self, session: SessionKey, thorough: bool) -> Picture:
+        wanted = pb.GetSessionRequest(session=session_to_wire(session), local=not thorough)
+        return picture_from_wire(await self._fleet.call("GetSession", wanted, session=session))
+
+
+def picture_from_wire(reply: Any) -> Picture:
+    """The domain value of a `SessionInfo`: the blob tier, of which several nodes may tell, is what the best of them knows."""
+    nodes = {n.node: {t.tier: Tier(tuple(t.layer_chunks), t.tokens, t.bytes) for t in n.tiers} for n in reply.nodes}
+    blobs = [tiers.pop("blob") for tiers in nodes.values() if "blob" in tiers]
+    said = reply.summary
+    return Picture(
+        known=reply.known,
+        model=said.model,
+        tokens=said.tokens,
+        hint_node=said.node,
+        nodes=nodes,
+        blob=max(blobs, key=lambda t: t.size_bytes, default=None),
+    )
