@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from contracts.convert import session_to_wire
-from contracts.errors import RateLimited, RequestError
+from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
+from gateway.allowance import Limited
 from gateway.core.watching import Pace, Picture, Tier, joined
 from gateway.fleet import Fleet
 from runtime import telemetry
@@ -24,6 +25,8 @@ MAX_STREAMS, MAX_TENANT_STREAMS = 256, 32
 BEAT_S = 10.0
 #: After a look that failed.
 _PAUSE_S = 1.0
+#: When to try again where too many watch.
+_RETRY_S = 10.0
 
 
 class _Watched:
@@ -53,10 +56,12 @@ class Watches:
     async def pictures(self, session: SessionKey) -> AsyncGenerator[AsyncGenerator[Picture | None]]:
         """The session's pictures as they change, the newest only, beginning with the first; None: nothing new for a while.
 
-        Raises RateLimited when too many watch.
+        Raises Limited when too many watch.
         """
         if self._streams.total() >= MAX_STREAMS or self._streams[session.tenant] >= MAX_TENANT_STREAMS:
-            raise RateLimited(f"too many sessions are watched; at most {MAX_TENANT_STREAMS} streams at a time", code="too_many_streams")
+            raise Limited(
+                f"too many sessions are watched; at most {MAX_TENANT_STREAMS} streams at a time", _RETRY_S, code="too_many_streams"
+            )
         watched = self._watched.get(session)
         if watched is None:
             watched = self._watched[session] = _Watched()

@@ -104,8 +104,9 @@ async def test_streams_are_limited_in_number_and_those_that_end_make_room(s: Sta
     async with contextlib.AsyncExitStack() as open_streams:
         for _ in range(watching.MAX_TENANT_STREAMS):
             await open_streams.enter_async_context(watched(s))
-        status, body = await s.get("/v1/sessions/chat-1/events")
-        assert (status, body["error"]["code"]) == (429, "too_many_streams")
+        async with s.http.get(s.url + "/v1/sessions/chat-1/events") as refused:
+            assert (refused.status, (await refused.json())["error"]["code"]) == (429, "too_many_streams")
+            assert int(refused.headers["Retry-After"]) > 0
     parts = s.gateway.parts
     assert parts is not None
     await until(lambda: parts.watches.sessions == 0)
