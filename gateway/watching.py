@@ -12,7 +12,6 @@ from contracts.convert import session_to_wire
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
-from gateway.allowance import Limited
 from gateway.core.watching import Pace, Picture, Tier, joined
 from gateway.fleet import Fleet
 from runtime import telemetry
@@ -25,8 +24,6 @@ MAX_STREAMS, MAX_TENANT_STREAMS = 256, 32
 BEAT_S = 10.0
 #: After a look that failed.
 _PAUSE_S = 1.0
-#: When to try again where too many watch.
-_RETRY_S = 10.0
 
 
 class _Watched:
@@ -52,16 +49,16 @@ class Watches:
         """How many are looked at."""
         return len(self._watched)
 
+    def is_full(self, tenant: str) -> bool:
+        """No further stream of this tenant may begin."""
+        return self._streams.total() >= MAX_STREAMS or self._streams[tenant] >= MAX_TENANT_STREAMS
+
     @contextlib.asynccontextmanager
     async def pictures(self, session: SessionKey) -> AsyncGenerator[AsyncGenerator[Picture | None]]:
         """The session's pictures as they change, the newest only, beginning with the first; None: nothing new for a while.
 
-        Raises Limited when too many watch.
+        Not to be called when it `is_full`.
         """
-        if self._streams.total() >= MAX_STREAMS or self._streams[session.tenant] >= MAX_TENANT_STREAMS:
-            raise Limited(
-                f"too many sessions are watched; at most {MAX_TENANT_STREAMS} streams at a time", _RETRY_S, code="too_many_streams"
-            )
         watched = self._watched.get(session)
         if watched is None:
             watched = self._watched[session] = _Watched()

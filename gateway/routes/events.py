@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from contracts.ids import SessionKey, check_session_id
-from gateway import sse
+from gateway import sse, watching
+from gateway.allowance import Limited
 from gateway.intake import server_caller_of
 from gateway.parts import PARTS
 
@@ -13,6 +14,8 @@ from gateway.parts import PARTS
 LIFE_S = 900.0
 #: Of the pause before a browser asks again, in milliseconds.
 _RETRY = b"retry: 1000\n\n"
+#: When to try again where too many watch.
+_RETRY_S = 10.0
 _BEAT = b": still here\n\n"
 
 
@@ -21,6 +24,9 @@ async def follow(request: web.Request) -> web.StreamResponse:
     caller, parts = server_caller_of(request), request.app[PARTS]
     session = SessionKey(caller.tenant, check_session_id(request.match_info["session_id"], "session_id"))
     ends_s = parts.clock.now() + LIFE_S
+    if parts.watches.is_full(caller.tenant):
+        most = watching.MAX_TENANT_STREAMS
+        raise Limited(f"too many sessions are watched; at most {most} streams at a time", _RETRY_S, code="too_many_streams")
     async with parts.watches.pictures(session) as pictures:
         response = web.StreamResponse(headers=sse.HEADERS)
         await response.prepare(request)
