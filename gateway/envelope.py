@@ -59,17 +59,18 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         response = web.json_response(body, status=500)
     finally:
         release_body(request)
+    if request.app[PARTS].draining and not response.prepared:
+        response.force_close()
     metrics.REQUESTS.labels(route_name(request), str(response.status)).inc()
     return response
 
 
 async def dress(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of every answer, before they are sent."""
-    parts = request.app[PARTS]
+    section = request.app[PARTS].config.gateway
+    response.headers["Server"] = "upbeat"  # and not which versions of what it is made of
     response.headers.update(rate_headers(request))
-    response.headers.update(cors_headers(request.path, request.headers.get("Origin"), parts.config.gateway.cors_origins))
-    if parts.draining:
-        response.force_close()
+    response.headers.update(cors_headers(request.path, request.headers.get("Origin"), section.cors_origins))
 
 
 def route_name(request: web.Request) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -56,11 +57,14 @@ class Siblings:
     async def _ask(self, number: int) -> bytes:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(self._name(number))
-                try:
-                    return await reader.read()
-                finally:
-                    writer.close()
+                # libuv cannot connect to an abstract name by itself.
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+                    asking.setblocking(False)
+                    loop, text = asyncio.get_running_loop(), bytearray()
+                    await loop.sock_connect(asking, self._name(number))
+                    while piece := await loop.sock_recv(asking, 1 << 16):
+                        text += piece
+                    return bytes(text)
         return b""
 
     def _name(self, number: int) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -206,3 +208,33 @@ def test_embeddings_are_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="embeddings") as caught:
         client.embeddings.create(model=client.model, input="x")  # type: ignore[attr-defined]
     assert caught.value.code == "unsupported_operation"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_leaves_nothing_running(client: openai.OpenAI, stream: bool) -> None:
+    def running() -> int:
+        nodes = httpx.get(f"{client.base_url}fleet", timeout=10).json()["nodes"]
+        return int(nodes[0]["running"]) + int(nodes[0]["waiting"])
+
+    def until(wanted: bool) -> None:
+        end = time.monotonic() + 30
+        while (running() > 0) is not wanted:
+            assert time.monotonic() < end, "it still runs" if not wanted else "it never ran"
+            time.sleep(0.02)
+
+    until(False)
+    # Longer than any of this takes: were it not cancelled, it would still run.
+    body = {"model": client.model, "messages": ASKED, "max_tokens": 15000, "ignore_eos": True, "n": 4, "stream": stream}  # type: ignore[attr-defined]
+    with httpx.Client(timeout=60) as http:
+        if stream:
+            with http.stream("POST", f"{client.base_url}chat/completions", json=body) as r:
+                assert r.status_code == 200 and next(r.iter_lines())
+                until(True)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(f"{client.base_url}chat/completions", json=body, timeout=1.0)
+    until(False)
+    tokens = [
+        line for line in httpx.get(f"{str(client.base_url)[:-4]}/metrics").text.splitlines() if line.startswith("upbeat_gateway_active")
+    ]
+    assert tokens and float(tokens[0].split()[1]) == 0

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from gateway_fakes import MODEL, Stack, events, stack, until
+from gateway_fakes import MODEL, Stack, events, free_port, stack, until
 
-from runtime.config import Config, dump_config
+from runtime.config import Config, changed, dump_config
 
 
-async def started(config: Config, folder: Path) -> asyncio.subprocess.Process:
+async def started(config: Config, folder: Path, number: int = 0) -> asyncio.subprocess.Process:
     file = folder / "config.yaml"
     file.write_text(dump_config(config))
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "--config", str(file), stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
-    )
+    command = [sys.executable, "-m", "gateway", "--config", str(file), "--number", str(number)]
+    return await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2])
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.communicate()
 
 
 @pytest.fixture
@@ -27,17 +34,17 @@ async def s() -> Any:
         yield running
 
 
+async def serving(s: Stack) -> bool:
+    try:
+        return await s.is_ready()
+    except OSError:
+        return False
+
+
 async def test_a_stop_lets_the_running_stream_end_and_exits_cleanly(s: Stack, tmp_path: Path) -> None:
     await s.gateway.stop()  # its port is the process's now
     process = await started(s.config, tmp_path)
-
-    async def serving() -> bool:
-        try:
-            return await s.is_ready()
-        except OSError:
-            return False
-
-    await until(serving, 30)
+    await until(lambda: serving(s), 30)
     s.workers[0].token_s = 0.02
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 40}
     async with s.http.post(f"{s.url}/v1/chat/completions", json=body) as r:
@@ -52,3 +59,89 @@ async def test_a_taken_port_stops_the_start_with_one_line(s: Stack, tmp_path: Pa
     _, errors = await process.communicate()
     assert process.returncode == 1
     assert str(s.config.gateway.port).encode() in errors and b"Traceback" not in errors
+
+
+async def test_a_stop_waits_for_streams_no_longer_than_it_was_told(s: Stack, tmp_path: Path) -> None:
+    await s.gateway.stop()
+    process = await started(changed(s.config, {"gateway": {"drain_s": 1.5}}), tmp_path)
+    try:
+        await until(lambda: serving(s), 30)
+        s.workers[0].token_s = 0.02
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 100_000}
+        async with s.http.post(f"{s.url}/v1/chat/completions", json=body) as r:
+            async for _ in r.content:
+                break
+            process.terminate()
+
+            async def draining() -> bool:
+                async with s.http.get(f"{s.url}/ready") as ready:
+                    return ready.status == 503 and "draining" in await ready.text() and ready.headers["Connection"] == "close"
+
+            await until(draining)
+            async with s.http.post(f"{s.url}/v1/chat/completions", json=body) as refused:
+                assert refused.status == 503 and refused.headers["Retry-After"] == "1"
+            async with asyncio.timeout(20):
+                assert await process.wait() == 0
+        await until(lambda: len(s.workers[0].cancelled) == 1 or not s.workers[0].submitted)
+    finally:
+        await ended(process)
+
+
+async def test_processes_share_the_port_and_each_answers_for_the_metrics_of_all(s: Stack, tmp_path: Path) -> None:
+    await s.gateway.stop()
+    limits = {"requests_per_min": 40}
+    config = changed(s.config, {"gateway": {"processes": 2, "limits": limits}})
+    processes = [await started(config, tmp_path, number) for number in range(2)]
+    try:
+        await until(lambda: serving(s), 30)
+
+        async def seen() -> set[str]:
+            async with aiohttp.ClientSession() as http, http.get(f"{s.url}/metrics") as r:
+                return set(re.findall(r'process="(\d)"', await r.text()))
+
+        async def both() -> bool:
+            return await seen() == {"0", "1"}
+
+        await until(both, 30)
+
+        async def ask() -> aiohttp.ClientResponse:
+            async with aiohttp.ClientSession() as http:  # a new connection, so that either may get it
+                body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+                async with http.post(f"{s.url}/v1/chat/completions", json=body) as r:
+                    await r.read()
+                    return r
+
+        answers = [await ask() for _ in range(24)]
+        assert {r.headers["x-ratelimit-limit-requests"] for r in answers} == {"20"}, "each has its share"
+        async with s.http.get(f"{s.url}/metrics") as r:
+            text = await r.text()
+        served = dict(re.findall(r'upbeat_gateway_requests_total\{process="(\d)",route="/v1/chat/completions",status="200"\} (\S+)', text))
+        assert set(served) == {"0", "1"} and sum(map(float, served.values())) == sum(r.status == 200 for r in answers)
+        processes[0].kill()
+        await processes[0].wait()
+
+        async def alone() -> bool:
+            try:
+                return await seen() == {"1"}
+            except OSError:
+                return False
+
+        await until(alone, 10)
+        assert (await ask()).status in (200, 429)
+    finally:
+        for process in processes:
+            await ended(process)
+
+
+async def test_a_process_whose_number_is_taken_or_too_large_does_not_start(s: Stack, tmp_path: Path) -> None:
+    process = await started(s.config, tmp_path, 1)
+    _, errors = await process.communicate()
+    assert process.returncode == 2 and b"gateway.processes" in errors
+    config = changed(s.config, {"gateway": {"processes": 2, "port": free_port()}})
+    processes = [await started(config, tmp_path, 0) for _ in range(2)]
+    try:
+        done, _ = await asyncio.wait([asyncio.create_task(p.wait()) for p in processes], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [1]
+    finally:
+        for process in processes:
+            await ended(process)

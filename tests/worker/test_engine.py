@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -174,6 +175,23 @@ def test_cancellation_frees_every_page(house: House) -> None:
     assert {r.finish for r in house.wait(*requests)} == {"cancelled"}
     house.purge()
     assert house.pool.free == house.pool.total
+
+
+def test_a_cancelled_request_is_in_no_step_after_the_one_that_runs(model: Path) -> None:
+    house = House(model, step_ms=30)
+    request = house.submit(random_prompt(random.Random(3), 20), 500)
+    while house.computed.tokens < 25:
+        time.sleep(0.005)
+    house.cancel(request)
+    begun = house.computed.tokens
+    (result,) = house.wait(request)
+    assert result.finish == "cancelled"
+    # One step may have been past taking events when the cancellation came, and not yet counted.
+    assert house.computed.tokens <= begun + 1
+    after = house.computed.tokens
+    other = house.submit(random_prompt(random.Random(4), 8), 2)
+    house.wait(other)
+    assert house.computed.tokens <= after + 8 + 2, "nothing of it is computed beside others either"
 
 
 def test_more_sequences_than_fit_are_preempted_and_finish_right(model: Path, cold: Cold) -> None:
