@@ -20,6 +20,9 @@ from scheduler.core.erasures import Word
 log = telemetry.logger("scheduler.reports")
 #: Workers are told of another time between reports when it has changed by so much of itself.
 _NOTABLE = 0.2
+#: Stores that join within this time are made known to the others together, in seconds, and so much more of it for each store: each of a
+#: thousand telling every other would be a million messages.
+_INTRODUCE_S, _INTRODUCE_STORE_S = 0.02, 5e-4
 #: Told to a stream's writer: nothing more comes.
 _END = None
 
@@ -33,6 +36,7 @@ class Reports:
         self._workers: dict[str, asyncio.Queue[Any]] = {}
         self._store_streams, self._worker_streams = Attached(), Attached()
         self._report_every_s = 0.0
+        self._unknown: set[str] = set()  #: stores that the others have not been told of
         self.erasure_heard = asyncio.Condition()
         self.joined: Callable[[], object] = lambda: None
 
@@ -130,7 +134,7 @@ class Reports:
                     control.store_joined(hello.node, hello.address)
                     log.info("store joined", node=hello.node, address=hello.address)
                     self.joined()
-                    self._tell_peers(hello.node)
+                    self._introduce(hello.node)
                     for session in control.erasures.owed_by(hello.node):
                         self.command(hello.node, scheduler_pb2.StoreCommand(erase=session_to_wire(session)))
                 elif stream is None or not attached.counts(stream):
@@ -162,12 +166,25 @@ class Reports:
             self._control.erasures.heard(name, session_from_wire(e.session), word)
             self.erasure_heard.notify_all()
 
-    def _tell_peers(self, joined: str) -> None:
-        """Tell the store that joined of all others, and the others of it."""
-        addresses = {n.name: n.store_address for n in self._control.fleet.nodes.values() if n.store_here}
+    def _introduce(self, joined: str) -> None:
+        """Tell the store that joined of all others, and soon the others of it."""
+        here = {n.name: n.store_address for n in self._control.fleet.nodes.values() if n.store_here}
+        self.command(joined, _peers(here))
+        if not self._unknown:
+            delay_s = _INTRODUCE_S + _INTRODUCE_STORE_S * len(self._stores)
+            asyncio.get_running_loop().call_later(delay_s, self._tell_of_unknown)
+        self._unknown.add(joined)
+
+    def _tell_of_unknown(self) -> None:
+        nodes, unknown = self._control.fleet.nodes, sorted(self._unknown)
+        self._unknown.clear()
+        told = _peers({name: nodes[name].store_address for name in unknown if nodes[name].store_here})
         for name in self._stores:
-            told = addresses if name == joined else {joined: addresses[joined]}
-            self.command(name, scheduler_pb2.StoreCommand(peers=scheduler_pb2.FleetPeers(addresses=told)))
+            self.command(name, told)
+
+
+def _peers(addresses: dict[str, str]) -> scheduler_pb2.StoreCommand:
+    return scheduler_pb2.StoreCommand(peers=scheduler_pb2.FleetPeers(addresses=addresses))
 
 
 def _held_from_wire(h: scheduler_pb2.Held) -> HeldReport:

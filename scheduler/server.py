@@ -83,7 +83,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def gathering(self) -> bool:
         """It does not know its fleet yet."""
-        return self._gathering.lasts(self.clock.now(), self.control.fleet.serving)
+        return self._gathering.lasts(self.clock.now(), self.control.fleet)
 
     # ---- placement and hints -----------------------------------------------------------------------------------
     async def Place(self, request_iterator: AsyncIterator[scheduler_pb2.PlaceRequests], context: Any) -> AsyncIterator[Any]:

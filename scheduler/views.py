@@ -24,6 +24,8 @@ from scheduler.reports import Reports
 log = telemetry.logger("scheduler.views")
 #: How often watchers hear of changes at most, in seconds.
 WATCH_EVERY_S, WATCH_NODE_S = 0.1, 1e-3
+#: Nodes that are drawn at a time: turns are placed in between.
+_DRAWN_AT_A_TIME = 16
 RESIDENCY_TIMEOUT_S = 1.5
 #: How long an erasure waits for every node to confirm.
 ERASE_S = 10.0
@@ -35,6 +37,7 @@ class Views:
     def __init__(self, config: Config, control: Control, reports: Reports, clock: Clock, gathering: Callable[[], bool]) -> None:
         self._config, self._control, self._reports, self._clock, self._gathering = config, control, reports, clock, gathering
         self._drawn: tuple[tuple[int, bool], scheduler_pb2.Fleet] | None = None
+        self._drawing = asyncio.Lock()
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def close(self) -> None:
@@ -47,20 +50,24 @@ class Views:
         """The fleet now and at each change; of a large one less often, as it takes its time to draw."""
         seen: scheduler_pb2.Fleet | None = None
         while True:
-            fleet = self.fleet()
+            fleet = await self.fleet()
             if fleet is not seen:
                 seen = fleet
                 yield fleet
             await asyncio.sleep(max(WATCH_EVERY_S, len(fleet.nodes) * WATCH_NODE_S))
 
-    def fleet(self) -> scheduler_pb2.Fleet:
+    async def fleet(self) -> scheduler_pb2.Fleet:
         """The fleet now: the same message for all who ask until something changes."""
-        version = (self._control.fleet.version, self._gathering())
-        if self._drawn is None or self._drawn[0] != version:
-            nodes = [self._node(n) for n in sorted(self._control.fleet.nodes.values(), key=lambda n: n.name)]
-            fleet = scheduler_pb2.Fleet(nodes=nodes, expected_nodes=self._config.nodes.count, gathering=version[1])
-            self._drawn = version, fleet
-        return self._drawn[1]
+        async with self._drawing:
+            version = (self._control.fleet.version, self._gathering())
+            if self._drawn is None or self._drawn[0] != version:
+                fleet = scheduler_pb2.Fleet(expected_nodes=self._config.nodes.count, gathering=version[1])
+                for n, node in enumerate(sorted(self._control.fleet.nodes.values(), key=lambda node: node.name), 1):
+                    fleet.nodes.append(self._node(node))
+                    if not n % _DRAWN_AT_A_TIME:
+                        await asyncio.sleep(0)
+                self._drawn = version, fleet
+            return self._drawn[1]
 
     def _node(self, n: Node) -> scheduler_pb2.FleetNode:
         return scheduler_pb2.FleetNode(

@@ -49,6 +49,8 @@ class Columns:
         self.link_bytes_per_s: Floats = np.ones(size)
         self.ssd_bytes_per_s: Floats = np.ones(size)
         self.blob_bytes_per_s: Floats = np.ones(size)
+        #: Classes of urgency of which there has been any work, ascending: the other rows are zero.
+        self.classes: tuple[int, ...] = ()
         #: Of the name: decides between equals.
         self.hashes: Hashes = np.zeros(size, np.uint64)
         #: By model: which nodes serve it.
@@ -100,9 +102,15 @@ class Columns:
         self.reported_s[:, row] = 0.0
         self.young_count[:, row] = 0.0
         for urgency, value in seconds.items():
+            self._note(urgency)
             self.reported_s[urgency, row] = value
         for urgency, count in young.items():
+            self._note(urgency)
             self.young_count[urgency, row] = count
+
+    def _note(self, urgency: int) -> None:
+        if urgency not in self.classes:
+            self.classes = tuple(sorted((*self.classes, urgency)))
 
     def suspect(self, now: float) -> Flags:
         """Nodes that get work only if there is no other: not heard of for a while, or back for too short a time."""
@@ -112,10 +120,12 @@ class Columns:
 
     def young(self, name: str, urgency: int, count: int) -> None:
         """So many more requests were placed there."""
+        self._note(urgency)
         self.young_count[urgency, self.rows[name]] += count
 
     def expect(self, name: str, urgency: int, requests: float) -> None:
         """So many more requests of a class, or fewer, are promised there by hints."""
+        self._note(urgency)
         at = (urgency, self.rows[name])
         self.expected[at] = max(float(self.expected[at]) + requests, 0.0)
 
@@ -128,3 +138,5 @@ class Columns:
         """Raise AssertionError when rows and names disagree."""
         assert set(self.names) == set(names) and self.rows == {name: row for row, name in enumerate(self.names)}
         assert (self.young_count >= 0).all() and (self.expected >= 0).all()
+        unused = [i for i in range(CLASSES) if i not in self.classes]
+        assert not any(by_class[unused].any() for by_class in (self.reported_s, self.young_count, self.expected))

@@ -6,6 +6,8 @@ the next one has, so that those who ask are told to go elsewhere meanwhile: to a
 
 from __future__ import annotations
 
+from scheduler.core.fleet import Fleet
+
 #: No longer than this, in seconds: then whoever is here is the fleet.
 GATHER_S = 2.0
 
@@ -16,7 +18,7 @@ class Gathering:
     def __init__(self, began_s: float, expected: int) -> None:
         self._began_s, self._expected, self._over = began_s, expected, False
 
-    def lasts(self, now: float, serving: int) -> bool:
+    def lasts(self, now: float, fleet: Fleet) -> bool:
         """It is not over yet."""
-        self._over = self._over or serving >= self._expected or now - self._began_s > GATHER_S
+        self._over = self._over or now - self._began_s > GATHER_S or fleet.serving >= self._expected
         return not self._over

@@ -35,7 +35,7 @@ def place(snapshot: Snapshot, turn: Turn, policy: Policy, seed: int) -> Choice:
     """
     rows = eligible(snapshot, turn)
     terms = policy(snapshot, turn, rows, seed)
-    total = np.round(np.sum(list(terms.values()), axis=0) / _EQUAL)
+    total = np.round(sum(terms.values()) / _EQUAL)
     total[np.isnan(total)] = np.inf  # a policy may know nothing of some nodes
     near = np.flatnonzero(total <= np.partition(total, EXPLAINED)[EXPLAINED]) if len(rows) > EXPLAINED else np.arange(len(rows))
     drawn = spread(snapshot, rows[near], seed)

@@ -34,14 +34,16 @@ class Cached:
 class Snapshot:
     """All nodes, a row each. Read-only; valid for as long as one likes.
 
-    work_s: outstanding work by class of urgency (rows of the array), what was placed since the last report included.
-    expected: requests that hints promise, by class too. request_s: the work of a typical request. decisions: turns placed so far.
+    work_s: outstanding work by class of urgency, what was placed since the last report included; `classes` says which class each row of
+    the array is, ascending; there is none of the others. expected: requests that hints promise, by class too. request_s: the work of a
+    typical request. decisions: turns placed so far.
     """
 
     names: tuple[str, ...]
     serving: Flags
     suspect: Flags
     models: Mapping[str, Flags]
+    classes: tuple[int, ...]
     work_s: Floats
     expected: Floats
     pages_total: Floats
@@ -81,13 +83,15 @@ class Turn:
 def take(fleet: Fleet, session: Session | None, model: str, now: float, decisions: int = 0) -> Snapshot:
     """The picture for one session and the model that is to answer, at time `now`."""
     c, n = fleet.columns, fleet.columns.count
+    classes = list(c.classes)
     return Snapshot(
         names=c.names,
         serving=c.serving[:n].copy(),
         suspect=c.suspect(now),
         models={model: serves[:n].copy() for model, serves in c.models.items()},
-        work_s=c.reported_s[:, :n] + c.young_count[:, :n] * fleet.request_s,
-        expected=c.expected[:, :n].copy(),
+        classes=c.classes,
+        work_s=c.reported_s[classes, :n] + c.young_count[classes, :n] * fleet.request_s,
+        expected=c.expected[classes, :n],
         pages_total=c.pages_total[:n].copy(),
         pages_free=c.pages_free[:n].copy(),
         prefill_token_s=c.prefill_token_s[:n].copy(),

@@ -25,7 +25,7 @@ MOVING = 3.0
 def work_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     """Outstanding work that is computed before the turn or beside it (SYMPHONY, section 3.3); a little of what is less urgent (3.6). Of a
     hint: what will be left of it when the request comes, and `HIDDEN` of all of it."""
-    found = _felt(snapshot.work_s, turn, rows)
+    found = _felt(snapshot, snapshot.work_s, turn, rows)
     if not turn.advised:
         return found
     return HIDDEN * found + np.maximum(found - min(turn.lead_s, LEAD_S), 0.0)
@@ -34,13 +34,12 @@ def work_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
 def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     """Work that hints promise, each weighted with the chance that it comes; a little of what is less urgent. A turn that is here now meets
     `MEANWHILE` of it only, else it would leave an idle node for a busy one of which less is expected."""
-    return _felt(snapshot.expected, turn, rows) * (snapshot.request_s * (1.0 if turn.advised else MEANWHILE))
+    return _felt(snapshot, snapshot.expected, turn, rows) * (snapshot.request_s * (1.0 if turn.advised else MEANWHILE))
 
 
-def _felt(by_class: Floats, turn: Turn, rows: Rows) -> Floats:
-    before = by_class[: turn.urgency + 1].sum(axis=0)
-    after = by_class[turn.urgency + 1 :].sum(axis=0)
-    found: Floats = (before + LESS_URGENT * after)[rows]
+def _felt(snapshot: Snapshot, by_class: Floats, turn: Turn, rows: Rows) -> Floats:
+    weights = [1.0 if urgency <= turn.urgency else LESS_URGENT for urgency in snapshot.classes]
+    found: Floats = np.dot(weights, by_class)[rows]
     return found
 
 

@@ -59,6 +59,14 @@ level_fleets = st.builds(fleet, st.integers(0, 1 << 30), st.integers(2, 12), lev
 turns = st.builds(Turn, st.just("m"), advised=st.booleans(), lead_s=st.floats(0, 2), urgency=st.integers(0, CLASSES - 1))
 
 
+def busier(view: Snapshot, row: int, urgency: int, seconds: float) -> Snapshot:
+    """So much more work of one class on one node."""
+    work, expected = (np.zeros((CLASSES, len(view.names))) for _ in range(2))
+    work[list(view.classes)], expected[list(view.classes)] = view.work_s, view.expected
+    work[urgency, row] += seconds
+    return replace(view, classes=tuple(range(CLASSES)), work_s=work, expected=expected)
+
+
 @given(fleets, turns, st.sampled_from(sorted(POLICIES)), st.integers(0, (1 << 64) - 1))
 @settings(max_examples=150, deadline=None)
 def test_a_decision_depends_on_snapshot_turn_and_seed_and_changes_nothing(view: Snapshot, turn: Turn, policy: str, seed: int) -> None:
@@ -76,9 +84,7 @@ def test_a_decision_depends_on_snapshot_turn_and_seed_and_changes_nothing(view: 
 def test_a_node_is_not_chosen_for_having_more_to_do(view: Snapshot, turn: Turn, policy: str, data: st.DataObject) -> None:
     chosen = choose(view, turn, policy)
     row = data.draw(st.integers(0, len(view.names) - 1))
-    work = view.work_s.copy()
-    work[data.draw(st.integers(0, CLASSES - 1)), row] += data.draw(st.floats(0.001, 10))
-    after = choose(replace(view, work_s=work), turn, policy)
+    after = choose(busier(view, row, data.draw(st.integers(0, CLASSES - 1)), data.draw(st.floats(0.001, 10))), turn, policy)
     assert view.names[row] == chosen or after != view.names[row]
 
 
@@ -88,9 +94,8 @@ def test_more_to_do_never_makes_the_chosen_node_more_attractive(view: Snapshot, 
     chosen = place(view, turn, POLICIES["balanced"], 5)
     row = view.row(chosen.node)
     assert row is not None
-    work = view.work_s.copy()
-    work[data.draw(st.integers(0, CLASSES - 1)), row] += data.draw(st.floats(0.001, 10))
-    after = place(replace(view, work_s=work), turn, POLICIES["balanced"], 5)
+    view = busier(view, row, data.draw(st.integers(0, CLASSES - 1)), data.draw(st.floats(0.001, 10)))
+    after = place(view, turn, POLICIES["balanced"], 5)
     again = dict(after.scores).get(chosen.node)
     assert again is None or sum(again.values()) > sum(chosen.scores[0][1].values())
 

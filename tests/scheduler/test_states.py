@@ -117,11 +117,12 @@ def test_hints_do_not_follow_a_flapping_node_back_and_forth() -> None:
 
 
 def test_a_scheduler_gathers_until_its_nodes_are_there_or_the_time_is_up() -> None:
+    both, one, none = House(2).fleet, House(1).fleet, House(0).fleet
     gathering = Gathering(10.0, expected=2)
-    assert gathering.lasts(10.5, serving=1)
-    assert not gathering.lasts(11.0, serving=2) and not gathering.lasts(11.1, serving=0), "it is over once"
+    assert gathering.lasts(10.5, one)
+    assert not gathering.lasts(11.0, both) and not gathering.lasts(11.1, none), "it is over once"
     late = Gathering(10.0, expected=2)
-    assert late.lasts(10.0 + GATHER_S, serving=0) and not late.lasts(10.1 + GATHER_S, serving=0)
+    assert late.lasts(10.0 + GATHER_S, none) and not late.lasts(10.1 + GATHER_S, none)
 
 
 def test_workers_are_asked_to_report_less_often_in_a_large_fleet() -> None:

@@ -109,3 +109,16 @@ async def test_workers_are_told_how_often_to_report(world: World) -> None:
         assert command.report_every_s == pytest.approx(0.1)
         break
     call.cancel()
+
+
+async def test_stores_that_join_together_hear_of_each_other_in_a_few_words(world: World) -> None:
+    joined = [FakeNode(world.stub, f"node-{n}") for n in range(2, 30)]
+    everybody = {node.name for node in (*world.nodes, *joined)}
+    for node in (*world.nodes, *joined):
+        known, words = set[str](), 0
+        while known != everybody:
+            known |= set((await node.command("peers")).addresses)
+            words += 1
+        assert words <= len(joined) / 2, "not one for each that joins"
+    for node in joined:
+        node.die()
