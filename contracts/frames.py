@@ -1,13 +1,14 @@
 """The token stream's msgpack frames: one a message, and from the worker one an engine step.
 
-To the worker: `{"submit": {...GenerateRequest}}`, `{"cancel": request_id}`.
+To the worker: `{"submit": {...GenerateRequest}}`, `{"cancel": request_id}`, or a list of such; what has its default value is left out.
 From the worker: `{"accepted": [...], "outputs": [...], "failed": [...]}`, each a list of field lists in declaration
 order. Lengths are bounded before anything is built (`MAX_FRAME_BYTES`).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import msgpack
@@ -29,9 +30,29 @@ class StepFrame:
         return bool(self.accepted or self.outputs or self.failed)
 
 
+def _defaults(kind: type[Any]) -> list[tuple[str, Any]]:
+    """The fields and what is left out; `...` where a field is always there."""
+    made = []
+    for f in fields(kind):
+        factory: Callable[[], Any] | Any = f.default_factory
+        made.append((f.name, factory() if factory is not MISSING else f.default if f.default is not MISSING else ...))
+    return made
+
+
+_REQUEST, _SAMPLING, _TOOL_USE = _defaults(GenerateRequest), _defaults(Sampling), _defaults(ToolUse)
+
+
+def _changed(value: Any, defaults: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: given for name, default in defaults if (given := getattr(value, name)) != default or default is ...}
+
+
 def encode_submit(request: GenerateRequest) -> bytes:
     """The frame that starts a request."""
-    return _pack({"submit": asdict(request)})
+    submit = _changed(request, _REQUEST)
+    submit["sampling"] = _changed(request.sampling, _SAMPLING)
+    if request.tool_use is not None:
+        submit["tool_use"] = _changed(request.tool_use, _TOOL_USE)
+    return _pack({"submit": submit})
 
 
 def encode_cancel(request_id: str) -> bytes:
@@ -39,16 +60,29 @@ def encode_cancel(request_id: str) -> bytes:
     return _pack({"cancel": request_id})
 
 
-def decode_to_worker(frame: bytes) -> GenerateRequest | str:
-    """A request to start, or the id of one to cancel. Raises ValueError on anything else."""
+def together(commands: Sequence[bytes]) -> bytes:
+    """One frame of several: at most 15."""
+    return commands[0] if len(commands) == 1 else bytes((0x90 | len(commands),)) + b"".join(commands)
+
+
+#: Of a frame to the worker.
+MOST_COMMANDS = 15
+
+
+def decode_to_worker(frame: bytes) -> list[GenerateRequest | str]:
+    """Requests to start and ids of requests to cancel, in order. Raises ValueError on anything else."""
     data = _unpack(frame)
-    if isinstance(data.get("cancel"), str):
+    return [_command(one) for one in data] if isinstance(data, list) and data else [_command(data)]
+
+
+def _command(data: Any) -> GenerateRequest | str:
+    if isinstance(data, dict) and isinstance(data.get("cancel"), str):
         return str(data["cancel"])
-    if isinstance(data.get("submit"), dict):
-        fields = data["submit"]
-        sampling = Sampling(**fields.pop("sampling"))
-        use = fields.pop("tool_use", None)
-        return GenerateRequest(sampling=sampling, tool_use=None if use is None else ToolUse(**use), **fields)
+    if isinstance(data, dict) and isinstance(data.get("submit"), dict):
+        submit = data["submit"]
+        sampling = Sampling(**submit.pop("sampling"))
+        use = submit.pop("tool_use", None)
+        return GenerateRequest(sampling=sampling, tool_use=None if use is None else ToolUse(**use), **submit)
     raise ValueError("a frame to a worker holds submit or cancel")
 
 
@@ -66,6 +100,8 @@ def encode_step(frame: StepFrame) -> bytes:
 def decode_step(frame: bytes) -> StepFrame:
     """The inverse of `encode_step`."""
     data = _unpack(frame)
+    if not isinstance(data, dict):
+        raise ValueError("a step's frame is a msgpack map")
     return StepFrame(
         accepted=[Accepted(*a) for a in data["accepted"]],
         outputs=[_from_output(*fields) for fields in data["outputs"]],
@@ -98,10 +134,7 @@ def _pack(data: dict[str, Any]) -> bytes:
     return packed
 
 
-def _unpack(frame: bytes) -> dict[str, Any]:
+def _unpack(frame: bytes) -> Any:
     if len(frame) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    data = msgpack.unpackb(frame, raw=False, strict_map_key=False)
-    if not isinstance(data, dict):
-        raise ValueError("a frame is a msgpack map")
-    return data
+    return msgpack.unpackb(frame, raw=False, strict_map_key=False)

@@ -32,7 +32,7 @@ log = telemetry.logger("gateway.generate")
 class Job:
     """What one choice is. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
 
-    pin: the node that must run it, or empty. prefer: the node for the first attempt, or empty. group, choice, json_schema, tool_use and
+    pin: the node that must run it, or empty. group, choice, json_schema, tool_use and
     expected_tokens: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
     """
 
@@ -45,7 +45,6 @@ class Job:
     prompt_tokens: list[int] | None = None
     priority: int = 0
     pin: str = ""
-    prefer: str = ""
     json_schema: str | None = None
     tool_use: ToolUse | None = None
     group: str = ""
@@ -72,9 +71,10 @@ class Generator:
         self.fleet, self.workers, self.clock, self.patience = fleet, workers, clock, patience
         self.ended = Ended()
 
-    async def begin(self, job: Job) -> Generation:
-        """A generation that a worker has accepted. Raises RequestError when none will; leaves nothing behind then."""
-        generation = Generation(self, job)
+    async def begin(self, job: Job, prefer: str = "") -> Generation:
+        """A generation that a worker has accepted. prefer: the node for the first attempt, or empty. Raises RequestError when none will;
+        leaves nothing behind then."""
+        generation = Generation(self, job, prefer)
         try:
             await generation.attempt()
         except BaseException:
@@ -86,8 +86,8 @@ class Generator:
 class Generation:
     """An accepted choice. `outputs` is consumed once; `cancel` must be called when it is not consumed to its end."""
 
-    def __init__(self, shared: Generator, job: Job) -> None:
-        self._shared, self._job = shared, job
+    def __init__(self, shared: Generator, job: Job, prefer: str = "") -> None:
+        self._shared, self._job, self._prefer = shared, job, prefer
         self._attempts = Attempts(shared.patience, job.pin)
         self._flight: Flight | None = None
         self._begun = 0
@@ -120,19 +120,26 @@ class Generation:
                 return
             await self._failed(event)
 
-    async def outputs(self) -> AsyncGenerator[Output]:
-        """What is new, until and including the Output with a finish reason. Raises RequestError when it cannot go on."""
+    async def outputs(self) -> AsyncGenerator[list[Output]]:
+        """What is new, all that waits together, until and including the Output with a finish reason. Raises RequestError when it cannot
+        go on."""
         with metrics.ACTIVE.track_inprogress():
             try:
                 while True:
                     assert self._flight is not None
-                    event = await self._flight.next()
-                    if isinstance(event, Output) and event.finish_reason != "cancelled":
-                        yield self._note(event)
-                        if event.finish_reason is not None:
+                    outputs: list[Output] = []
+                    broken: Accepted | Failed | WorkerLost | Output | None = None
+                    for event in await self._flight.take():
+                        if not isinstance(event, Output) or event.finish_reason == "cancelled":
+                            broken = event
+                            break
+                        outputs.append(self._note(event))
+                    if outputs:
+                        yield outputs
+                        if outputs[-1].finish_reason is not None:
                             return
-                    else:
-                        await self._failed(event)
+                    if broken is not None:
+                        await self._failed(broken)
                         await self.attempt()
             finally:
                 self.cancel()
@@ -150,7 +157,7 @@ class Generation:
     # ---- one attempt -------------------------------------------------------------------------------------------
     async def _place(self) -> Route:
         job, fleet = self._job, self._shared.fleet
-        prefer = job.prefer if not self._begun and not self._attempts.avoid else ""
+        prefer = self._prefer if not self._begun and not self._attempts.avoid else ""
         while True:
             try:
                 hop = self._hop and replace(self._hop, ended=self._shared.ended.take(job.session.tenant, self._hop))
@@ -178,12 +185,12 @@ class Generation:
             tenant=job.session.tenant,
             session_id=job.session.session_id,
             model=job.model,
-            sampling=replace(job.sampling),
+            sampling=job.sampling,
             messages=job.messages,
             prompt=job.prompt,
             prompt_tokens=job.prompt_tokens,
             priority=job.priority,
-            resume_tokens=list(self.progress.tokens),
+            resume_tokens=self.progress.tokens,
             source_nodes=list(route.source_nodes),
             json_schema=job.json_schema,
             tool_use=job.tool_use,

@@ -84,14 +84,12 @@ async def read_json(request: web.Request, limit_bytes: int | None = None) -> Any
     body = bytearray()
     request[_HELD] = 0
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for piece in request.content.iter_any():
-                check_length(len(body) + len(piece), limit)
-                if not parts.bodies.take(len(piece)):
-                    raise _no_room()
-                request[_HELD] += len(piece)
-                metrics.BODY_BYTES.inc(len(piece))
-                body += piece
+        if request.content.is_eof():  # it came with its headers, and there is nothing to wait for
+            body += _held(request, request.content.read_nowait(), 0, limit)
+        else:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for piece in request.content.iter_any():
+                    body += _held(request, piece, len(body), limit)
     except RequestError:
         raise
     except TimeoutError:
@@ -99,6 +97,16 @@ async def read_json(request: web.Request, limit_bytes: int | None = None) -> Any
     except (web.RequestPayloadError, ValueError) as e:
         raise InvalidRequest(f"the body could not be read: {e}", code="invalid_body") from None
     return parse_json(bytes(body))
+
+
+def _held(request: web.Request, piece: bytes, before: int, limit: int) -> bytes:
+    """`piece`, which is counted; `before`: bytes of the body that came earlier. Raises BodyTooLarge or Unavailable."""
+    check_length(before + len(piece), limit)
+    if not request.app[PARTS].bodies.take(len(piece)):
+        raise _no_room()
+    request[_HELD] += len(piece)
+    metrics.BODY_BYTES.inc(len(piece))
+    return piece
 
 
 def release_body(request: web.Request) -> None:

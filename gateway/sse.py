@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from contracts.errors import RequestError
@@ -16,9 +17,25 @@ HEADERS = {
 DONE = b"data: [DONE]\n\n"
 
 
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+#: Stands for a text in `TextEvents`; no other part of a chunk holds it.
+_TEXT = "\0text\0"
+
+
 def event(body: Any) -> bytes:
     """One event holding `body` as JSON on one line."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + _ENCODE(body).encode("utf-8", "replace") + b"\n\n"
+
+
+class TextEvents:
+    """Events that differ in one text only, so that what is around it is encoded once. body_of: the body for a text."""
+
+    def __init__(self, body_of: Callable[[str], Any]) -> None:
+        self._before, self._after = event(body_of(_TEXT)).split(_ENCODE(_TEXT).encode())
+
+    def event(self, text: str) -> bytes:
+        """As `event(body_of(text))`."""
+        return self._before + _ENCODE(text).encode("utf-8", "replace") + self._after
 
 
 def failure(error: RequestError) -> bytes:

@@ -41,7 +41,9 @@ class Flight:
 
     def __init__(self, stream: WorkerStream, request_id: str) -> None:
         self.stream, self.request_id = stream, request_id
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: list[Event] = []
+        #: Set while somebody waits for an event; there is one reader.
+        self._waiting: asyncio.Future[None] | None = None
         #: No event comes after those already queued.
         self.ended = False
 
@@ -52,12 +54,27 @@ class Flight:
 
     async def next(self) -> Event:
         """The next event, in the worker's order."""
-        return await self._events.get()
+        await self._some()
+        return self._events.pop(0)
+
+    async def take(self) -> list[Event]:
+        """All that have come since, in the worker's order; waits for the first."""
+        await self._some()
+        events, self._events = self._events, []
+        return events
+
+    async def _some(self) -> None:
+        while not self._events:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
 
     def deliver(self, event: Event) -> None:
         """Queue an event; never blocks the stream."""
         self.ended = isinstance(event, Failed | WorkerLost) or (isinstance(event, Output) and event.finish_reason is not None)
-        self._events.put_nowait(event)
+        self._events.append(event)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
     def cancel(self) -> None:
         """End it in the worker, at once, unless it has ended. Safe to call twice."""
@@ -130,14 +147,15 @@ class WorkerStream:
                 failures += 1
 
     def _dispatch(self, step: frames.StepFrame) -> None:
-        events: list[Accepted | Output | Failed] = [*step.accepted, *step.outputs, *step.failed]
-        for event in events:
-            flight = self.flights.get(event.request_id)
-            if flight is None:
-                continue  # cancelled a moment ago
-            flight.deliver(event)
-            if flight.ended:
-                del self.flights[event.request_id]
+        flights = self.flights
+        for events in (step.accepted, step.outputs, step.failed):
+            for event in events:
+                flight = flights.get(event.request_id)
+                if flight is None:
+                    continue  # cancelled a moment ago
+                flight.deliver(event)
+                if flight.ended:
+                    del flights[event.request_id]
 
     def _lose(self) -> None:
         if self._up.is_set():
@@ -152,7 +170,11 @@ async def _write(call: Any, outbox: asyncio.Queue[bytes]) -> None:
     # The reading side sees the same end of the stream, and says why.
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while True:
-            await call.write(worker_pb2.Frame(payload=await outbox.get()))
+            # What waits together travels together.
+            commands = [await outbox.get()]
+            while len(commands) < frames.MOST_COMMANDS and not outbox.empty():
+                commands.append(outbox.get_nowait())
+            await call.write(worker_pb2.Frame(payload=frames.together(commands)))
 
 
 class Workers:

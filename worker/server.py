@@ -72,16 +72,17 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
     async def _read(self, frames: AsyncIterator[worker_pb2.Frame], stream: _Stream) -> None:
         async for frame in frames:
             try:
-                message = decode_to_worker(frame.payload)
+                commands = decode_to_worker(frame.payload)
             except (ValueError, TypeError, KeyError) as e:
                 log.error("bad frame", error=str(e))
                 continue
-            if isinstance(message, str):
-                stream.requests.discard(message)
-                self.engine.inbox.put(Cancel(message))
-            else:
-                stream.requests.add(message.request_id)
-                asyncio.ensure_future(self._submit(message, stream))  # noqa: RUF006 - it answers through the stream
+            for command in commands:
+                if isinstance(command, str):
+                    stream.requests.discard(command)
+                    self.engine.inbox.put(Cancel(command))
+                else:
+                    stream.requests.add(command.request_id)
+                    asyncio.ensure_future(self._submit(command, stream))  # noqa: RUF006 - it answers through the stream
 
     async def _submit(self, request: GenerateRequest, stream: _Stream) -> None:
         try:

@@ -1,7 +1,7 @@
 """What answers at once: a worker over gRPC that a real scheduler knows as a node, and the same answers as an OpenAI server over HTTP.
 
-How an answer comes is in its request: an even `max_tokens` in one piece, an odd one a token a frame; `top_k` of `HELD` never, of `TOGETHER` in
-steps with all others that asked so, as soon as the file of their number is there.
+How an answer comes is in its request: `max_tokens` of `STREAMED` a token a frame, else in one piece; `top_k` of `HELD` never, of `TOGETHER`
+in steps with all others that asked so, as soon as all of them are there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     async def _read(self, commands: Any, out: asyncio.Queue[frames.StepFrame], batch: list[str]) -> None:
         stepping: asyncio.Task[None] | None = None
         async for frame in commands:
-            for command in [frames.decode_to_worker(frame.payload)]:
+            for command in frames.decode_to_worker(frame.payload):
                 if not isinstance(command, GenerateRequest):
                     self._ended(command)
                     continue
@@ -180,7 +180,8 @@ async def serve(given: argparse.Namespace) -> None:
     async with rpc.channel(given.scheduler) as channel:
         stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
         await asyncio.gather(
-            _drain(stub.WorkerReports(worker.reports(), wait_for_ready=True)), _drain(stub.StoreReports(worker.store(), wait_for_ready=True))
+            _drain(stub.WorkerReports(worker.reports(), wait_for_ready=True)),
+            _drain(stub.StoreReports(worker.store(), wait_for_ready=True)),
         )
 
 

@@ -34,8 +34,7 @@ async def serve(port: int, backend: str) -> None:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
-        while True:
-            await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ _END = b"0\r\n\r\n"
 
 @dataclass(slots=True)
 class Answer:
-    """Seconds from sending: to the first byte of the body (of a stream: its first token) and to the end; status; events; the body's first bytes."""
+    """Seconds from sending to the first byte of the body (of a stream: its first event), and to the end; what came."""
 
     first_s: float
     total_s: float

@@ -42,7 +42,7 @@ CASES = [Case(size, stream) for size in SIZES for stream in (False, True)]
 
 @dataclass
 class Subject:
-    """Something to ask. port: where it listens. process: whose core is watched. advised: each turn has its hint; named: sessions are named."""
+    """Something to ask. process: whose core is watched. named: sessions are named; advised: and each turn has its hint."""
 
     name: str
     port: int
@@ -99,7 +99,7 @@ async def latencies(subjects: list[Subject], rounds: int) -> list[dict[str, Any]
 
 
 async def rates(processes: Processes, subjects: list[Subject], seconds: float, repetitions: int) -> list[dict[str, Any]]:
-    """Of each case, by subject: requests a second to 32 connections, and requests a second of its own core; medians of repetitions in turn."""
+    """Of each case, by subject: requests a second to 32 connections, and a second of its own core; medians, subjects in turn."""
     found = []
     for case in CASES:
         seen: dict[str, list[tuple[float, float]]] = {}

@@ -34,6 +34,7 @@ from runtime import telemetry
 
 log = telemetry.logger("gateway.answer")
 MAX_WHY_CHARS = 1024
+_PROMPT_TOKENS, _CACHED_TOKENS, _COMPLETION_TOKENS = (metrics.TOKENS.labels(kind) for kind in ("prompt", "cached", "completion"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class _Run:
             await _together([self._begin(index, node) for index in later if (index % self.n == 0) is firsts])
 
     async def _begin(self, index: int, prefer: str) -> None:
-        self.generations[index] = await self.parts.generator.begin(replace(self._job(index), prefer=prefer))
+        self.generations[index] = await self.parts.generator.begin(self._job(index), prefer)
 
     def end(self) -> None:
         """Leave nothing running, and remember how the conversations ended."""
@@ -141,7 +142,8 @@ class _Run:
         prompt, number = self.prompts[index // self.n], index % self.n
         job = prompt.job
         assert job.sampling.seed is not None
-        sampling = replace(job.sampling, seed=choice_seed(job.sampling.seed & SEED_MASK, number))
+        seed = choice_seed(job.sampling.seed & SEED_MASK, number)
+        sampling = job.sampling if seed == job.sampling.seed else replace(job.sampling, seed=seed)
         group = f"{job.request_id}-{index - number}" if self.n > 1 else ""
         hop = None if index else job.hop
         return replace(job, request_id=f"{job.request_id}-{index}", sampling=sampling, group=group, choice=number, hop=hop)
@@ -179,31 +181,44 @@ class _Run:
 
     async def _stream_choices(self, response: web.StreamResponse) -> None:
         async def send(index: int) -> None:
-            async for output in self._outputs(index):
-                if output.text or output.logprobs or output.tool_calls:
-                    delta = self.shape.delta(index, output.text, output.logprobs, output.tool_calls or ())
-                    await response.write(sse.event(delta))
-            closing = self.shape.closing(index, self.choices[index].ended_by)
-            await response.write(sse.event(closing if index else closing | self._results()))
+            plain = sse.TextEvents(lambda text: self.shape.delta(index, text, None))
+            async for outputs in self._outputs(index):
+                events = []
+                for o in outputs:
+                    if o.logprobs or o.tool_calls:
+                        events.append(sse.event(self.shape.delta(index, o.text, o.logprobs, o.tool_calls or ())))
+                    elif o.text:
+                        events.append(plain.event(o.text))
+                if outputs[-1].finish_reason is not None:
+                    closing = self.shape.closing(index, self.choices[index].ended_by)
+                    events.append(sse.event(closing if index else closing | self._results()))
+                if events:
+                    await response.write(b"".join(events))
 
         await _together([send(choice.index) for choice in self.choices])
 
-    async def _outputs(self, index: int) -> AsyncGenerator[Output]:
+    async def _outputs(self, index: int) -> AsyncGenerator[list[Output]]:
+        """What choice `index` gains, all that waits together."""
         choice, clock = self.choices[index], self.parts.clock
         last_s = self.arrived_s
-        async with contextlib.aclosing(self.generations[index].outputs()) as outputs:
-            async for output in outputs:
-                if output.tokens:
+        async with contextlib.aclosing(self.generations[index].outputs()) as batches:
+            async for outputs in batches:
+                tokens = 0
+                for output in outputs:
+                    tokens += len(output.tokens)
+                    choice.text.append(output.text)
+                    if output.tool_calls:
+                        choice.called(output.tool_calls)
+                    if output.logprobs:
+                        choice.logprobs += output.logprobs
+                    choice.finish_reason = output.finish_reason or choice.finish_reason
+                if tokens:
+                    choice.completion_tokens += tokens
                     last_s = clock.now()
                     if index not in self._first_s:
                         self._first_s[index] = last_s
                         metrics.TTFT.labels(self.route).observe(last_s - self.arrived_s)
-                choice.text.append(output.text)
-                choice.called(output.tool_calls or ())
-                choice.logprobs += output.logprobs or []
-                choice.completion_tokens += len(output.tokens)
-                choice.finish_reason = output.finish_reason or choice.finish_reason
-                yield output
+                yield outputs
         if choice.completion_tokens > 1:
             metrics.TPOT.labels(self.route).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
 
@@ -237,9 +252,9 @@ class _Run:
             ttft_s=round(min(self._first_s.values(), default=self.arrived_s) - self.arrived_s, 4),
             total_s=round(self.parts.clock.now() - self.arrived_s, 4),
         )
-        metrics.TOKENS.labels("prompt").inc(usage.prompt_tokens)
-        metrics.TOKENS.labels("cached").inc(usage.cached_tokens)
-        metrics.TOKENS.labels("completion").inc(usage.completion_tokens)
+        _PROMPT_TOKENS.inc(usage.prompt_tokens)
+        _CACHED_TOKENS.inc(usage.cached_tokens)
+        _COMPLETION_TOKENS.inc(usage.completion_tokens)
 
     def _headers(self) -> dict[str, str]:
         progress = self.generations[0].progress
@@ -249,7 +264,8 @@ class _Run:
             "X-Request-Id": self.prompts[0].job.request_id,
         }
         if caller_of(self.request).server:  # the scores tell of other tenants' load
-            headers["X-Upbeat-Why"] = "".join(c if " " <= c <= "~" else " " for c in progress.why)[:MAX_WHY_CHARS]
+            why = progress.why[:MAX_WHY_CHARS]
+            headers["X-Upbeat-Why"] = why if why.isascii() and why.isprintable() else "".join(c if " " <= c <= "~" else " " for c in why)
         return headers
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contracts.advisory import Advisory, parse_advisories, parse_advisory
 from contracts.convert import advisory_from_wire, advisory_to_wire, layers_from_bitmap, layers_to_bitmap
 from contracts.errors import InvalidRequest, NotFound, from_wire, to_wire
-from contracts.frames import StepFrame, decode_step, decode_to_worker, encode_cancel, encode_step, encode_submit
+from contracts.frames import MOST_COMMANDS, StepFrame, decode_step, decode_to_worker, encode_cancel, encode_step, encode_submit, together
 from contracts.ids import check_session_id
 from contracts.kv import KvShape, chunk_keys, fingerprint, leading, tenant_salt
 from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob, ToolCallDelta, ToolUse
@@ -107,10 +107,14 @@ def test_layer_bitmaps_survive_the_wire(layers: set[int], count: int) -> None:
 def test_frames_come_back_as_they_went() -> None:
     sampling = Sampling(temperature=0.5, stop=["x"], logit_bias={5: -1.0}, seed=7)
     request = GenerateRequest("r", "t", "s", "m", sampling, messages=[{"role": "user", "content": "hé"}], resume_tokens=[1, 2])
-    assert decode_to_worker(encode_submit(request)) == request
+    assert decode_to_worker(encode_submit(request)) == [request]
     called = GenerateRequest("r", "t", "s", "m", sampling, messages=[], tool_use=ToolUse("[]", "required", "f", False), group="g", choice=2)
-    assert decode_to_worker(encode_submit(called)) == called
-    assert decode_to_worker(encode_cancel("r")) == "r"
+    assert decode_to_worker(encode_submit(called)) == [called]
+    assert decode_to_worker(encode_cancel("r")) == ["r"]
+    several = [encode_submit(request), encode_cancel("r"), encode_submit(called)]
+    assert decode_to_worker(together(several)) == [request, "r", called]
+    assert decode_to_worker(together(several[:1])) == [request]
+    assert len(decode_to_worker(together([encode_cancel("r")] * MOST_COMMANDS))) == MOST_COMMANDS
     step = StepFrame(
         [Accepted("a", 5)],
         [
@@ -122,7 +126,7 @@ def test_frames_come_back_as_they_went() -> None:
     assert decode_step(encode_step(step)) == step and not StepFrame() and step
 
 
-@pytest.mark.parametrize("bad", [b"\x80", b"\x90", b"\xc1", b"\x81\xa6submit\x01"])
+@pytest.mark.parametrize("bad", [b"\x80", b"\x90", b"\x92\x81\xa6cancel\xa1r\x01", b"\xc1", b"\x81\xa6submit\x01"])
 def test_a_bad_frame_is_a_value_error(bad: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         decode_to_worker(bad)

@@ -121,16 +121,16 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
 
         async def read() -> None:
             async for frame in request_iterator:
-                command = frames.decode_to_worker(frame.payload)
-                if isinstance(command, GenerateRequest):
-                    self.submitted.append(command)
-                    self.seen_submit.set()
-                    running[command.request_id] = asyncio.create_task(self._generate(command, out))
-                else:
-                    self.cancelled.append(command)
-                    self.seen_cancel.set()
-                    if command in running:
-                        running[command].cancel()
+                for command in frames.decode_to_worker(frame.payload):
+                    if isinstance(command, GenerateRequest):
+                        self.submitted.append(command)
+                        self.seen_submit.set()
+                        running[command.request_id] = asyncio.create_task(self._generate(command, out))
+                    else:
+                        self.cancelled.append(command)
+                        self.seen_cancel.set()
+                        if command in running:
+                            running[command].cancel()
 
         reader = asyncio.create_task(read())
         try:
