@@ -6,11 +6,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SERVICES := gateway,kvstore,worker,loadtest
 PYTEST := $(BIN)/python -m pytest
+# python-sdk/ is tested against agent frameworks, which pin much: in environments of their own.
+SDK := .cache/sdk
+SDK_CREWAI := .cache/sdk-crewai
+SDK_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 # Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite node-client web lint types arrows proto format clean venv
+.PHONY: help up test test-slow faults soak gpu azurite node-client web lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -38,8 +42,9 @@ $(VENV)/.tests: $(VENV)/.serves
 	@$(PIP) --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
 	@touch $@
 
-test: $(VENV)/.tests node-client ## all tests that take seconds
+test: $(VENV)/.tests $(SDK)/.tests node-client ## all tests that take seconds (with ARGS: only those of tests/ that they select)
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(ARGS)
+	$(if $(ARGS),,$(sdk_pytest))
 
 test-slow: $(VENV)/.tests ## tests that take minutes
 	$(call marked,slow)
@@ -53,6 +58,28 @@ soak: $(VENV)/.tests ## long runs under load
 gpu: $(VENV)/.tests ## tests on a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: torch sees no CUDA device on this machine"; exit 1; }
 	$(call marked,gpu)
+
+sdk_pytest = cd python-sdk && ../$(SDK)/bin/python -m pytest
+
+sdk-venv: $(SDK)/.tests ## the environment in which python-sdk is tested
+
+sdk-test: $(SDK)/.tests ## python-sdk's tests alone
+	$(sdk_pytest) $(ARGS)
+
+sdk-frameworks: $(SDK_CREWAI)/.tests ## python-sdk's hooks in CrewAI, which needs an environment of 1 GB for itself
+	cd python-sdk && ../$(SDK_CREWAI)/bin/python -m pytest tests/test_crewai.py $(ARGS)
+
+$(SDK)/.tests: python-sdk/pyproject.toml python-sdk/constraints.txt
+	@echo "making $(SDK): the agent frameworks that python-sdk is tested against"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(SDK_PIP) --constraint python-sdk/constraints.txt --editable './python-sdk[tests]'
+	@touch $@
+
+$(SDK_CREWAI)/.tests: python-sdk/pyproject.toml python-sdk/constraints-crewai.txt
+	@echo "making $(SDK_CREWAI): CrewAI and all that it brings"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(SDK_PIP) --constraint python-sdk/constraints-crewai.txt --editable './python-sdk[tests-crewai]'
+	@touch $@
 
 # A target that selects nothing must not pass.
 define marked

@@ -11,6 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("contracts", "runtime", "gateway", "scheduler", "kvstore", "worker", "cli", "loadtest")
+#: Everything that is kept small and safe: the services, and what others install.
+SOURCES = (*PACKAGES, "python-sdk/src/upbeat")
+#: What a hook of the SDK may import beside Python and the SDK itself: its framework.
+FRAMEWORKS = {"openai_agents": "agents", "langgraph": "langchain_core", "crewai": "crewai", "agent_framework": "agent_framework"}
 EFFECTS = {"asyncio", "time", "random", "os", "grpc", "aiohttp", "torch", "socket", "subprocess", "threading", "secrets", "runtime"}
 CORES = sorted(path for package in PACKAGES for path in ROOT.glob(f"{package}/core/**/*.py"))
 
@@ -47,14 +51,14 @@ def test_a_core_module_reaches_nothing_that_waits_stamps_draws_or_computes_on_de
             assert first == "contracts" or name.startswith(f"{package}.core"), f"{path} imports {name}; a core knows contracts and itself"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", SOURCES)
 def test_files_stay_small_enough_to_read(package: str) -> None:
     for path in sorted(ROOT.glob(f"{package}/**/*.py")):
         if "v1" not in path.parts:
             assert len(path.read_text().splitlines()) <= 400, f"{path} is over 400 lines; split it by decision"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", SOURCES)
 def test_no_code_unpickles_or_evaluates(package: str) -> None:
     for path in sorted(ROOT.glob(f"{package}/**/*.py")):
         if "v1" in path.parts:
@@ -64,3 +68,11 @@ def test_no_code_unpickles_or_evaluates(package: str) -> None:
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 assert called not in {"eval", "exec", "torch.load"}, f"{path}:{node.lineno} calls {called}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("python-sdk/src/upbeat/*.py")), ids=lambda path: path.stem)
+def test_the_sdk_needs_nothing_but_python_and_a_hook_nothing_but_its_framework(path: Path) -> None:
+    allowed = {*sys.stdlib_module_names, "upbeat"} | ({FRAMEWORKS[path.stem]} if path.stem in FRAMEWORKS else set())
+    assert {name.partition(".")[0] for name in imports(path)} <= allowed
+    if path.stem not in FRAMEWORKS:
+        assert not imports(path) & {f"upbeat.{hook}" for hook in FRAMEWORKS}, "hooks are imported by who wants them"

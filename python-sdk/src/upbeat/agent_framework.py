@@ -1,0 +1,133 @@
+"""Microsoft Agent Framework: middleware that hints, and that names each request's agent.
+
+As soon as an agent begins, those that may follow it are advised; as soon as a tool starts, its agent is. Which agents may follow which, the
+built workflow says. The run is what `upbeat.in_run` (or `run`, below) says, else the session of the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from upbeat.client import HintClient
+from upbeat.names import Hop, name_of
+from upbeat.speaking import begin, current_hop, current_run, end, speaker_of
+from upbeat.workflow import Workflow
+
+try:
+    from agent_framework import AgentMiddleware, FunctionMiddleware
+except ImportError as e:
+    raise ImportError("upbeat.agent_framework needs Microsoft's Agent Framework: pip install agent-framework") from e
+
+CallNext = Callable[[], Awaitable[None]]
+
+
+def followers_of(workflow: Any) -> dict[str, tuple[str, ...]]:
+    """Which executors of a built workflow may follow which; those of agents are called as their agents."""
+    found: dict[str, list[str]] = {}
+    for group in workflow.edge_groups:
+        for edge in group.edges:
+            found.setdefault(edge.source_id, []).append(edge.target_id)
+    return {name: tuple(dict.fromkeys(targets)) for name, targets in found.items()}
+
+
+class UpbeatMiddleware:
+    """`Agent(client=..., name="writer", middleware=UpbeatMiddleware(client, "team").all)`: one object for all agents of a workflow.
+
+    follows: which agents may follow which, where no workflow says so (`knows`).
+    """
+
+    def __init__(
+        self,
+        client: HintClient,
+        workflow: str,
+        *,
+        follows: dict[str, list[str]] | None = None,
+        priority: int = 0,
+        model_id: str | None = None,
+    ) -> None:
+        self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
+        self._followers: dict[str, tuple[str, ...]] = {name: tuple(names) for name, names in (follows or {}).items()}
+        self._agents: set[str] = set()
+        #: For an agent's `middleware`.
+        self.all: list[Any] = [_AroundAgent(self), _AroundTool(self)]
+
+    def knows(self, workflow: Any) -> Any:
+        """Learn from a built workflow who may follow whom. Gives the workflow back."""
+        self._followers.update(followers_of(workflow))
+        self._agents |= {name for name, executor in workflow.executors.items() if getattr(executor, "agent", None) is not None}
+        return workflow
+
+    def run(self, run: str) -> AbstractContextManager[str]:
+        """Everything inside is this run; at its end, hints that did not come true are withdrawn."""
+        return self.workflow.run(run)
+
+    def may_follow(self, agent: str) -> tuple[str, ...]:
+        """The agents that may be next after this one, looking through executors that are none."""
+        found: dict[str, None] = {}
+        seen, waiting = set[str](), list(self._followers.get(agent, ()))
+        while waiting:
+            name = waiting.pop(0)
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in self._agents or name not in self._followers:
+                found[name] = None
+            else:
+                waiting += self._followers[name]
+        return tuple(found if not self._agents else [name for name in found if name in self._agents])
+
+    def hop_of(self, context: Any) -> Hop | None:
+        """The hop of an agent's call; None when nothing says which run it belongs to."""
+        run = current_run() or getattr(context.session, "session_id", None)
+        if run is None:
+            self.workflow.client.invalid("run", "without a session nothing names the run: use upbeat.in_run(...)")
+            return None
+        return self.workflow.hop(_name(context.agent), run)
+
+
+class _AroundAgent(AgentMiddleware):
+    """Names the requests of an agent, and advises who may follow it."""
+
+    def __init__(self, of: UpbeatMiddleware) -> None:
+        self._of = of
+
+    async def process(self, context: Any, call_next: CallNext) -> None:
+        hop = self._of.hop_of(context)
+        if hop is None:
+            await call_next()
+            return
+        # Without a named run the sessions of other agents are not known.
+        self._of.workflow.asks(hop, self._of.may_follow(_name(context.agent)) if current_run() is not None else ())
+        token = begin(speaker_of(hop))
+        if context.stream:  # the request leaves later, when somebody reads the stream
+            context.stream_cleanup_hooks.append(_nobody_speaks)
+            await call_next()
+            return
+        try:
+            await call_next()
+        finally:
+            end(token)
+
+
+class _AroundTool(FunctionMiddleware):
+    """A tool's result will be told to its agent's model."""
+
+    def __init__(self, of: UpbeatMiddleware) -> None:
+        self._of = of
+
+    async def process(self, context: Any, call_next: CallNext) -> None:
+        hop = current_hop()
+        if hop is not None:
+            self._of.workflow.asks_after(hop, name_of(str(context.function.name)))
+        await call_next()
+
+
+def _nobody_speaks() -> None:
+    begin(None)
+
+
+def _name(agent: Any) -> str:
+    """An agent as workflows call it."""
+    return str(getattr(agent, "name", None) or agent.id)
