@@ -17,7 +17,7 @@ ARGS ?=
 .PHONY: help up test test-slow faults soak gpu azurite node-client web lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 up: $(VENV)/.serves ## serve on http://127.0.0.1:8080 until Ctrl-C (flags in ARGS)
 	@exec $(BIN)/upbeat up $(ARGS)

@@ -7,9 +7,6 @@ import sys
 from typing import Annotated, Any, TypedDict
 
 import pytest
-
-pytest.importorskip("langgraph")
-
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI

@@ -6,16 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool, set_tracing_disabled
+from agents.tracing import set_trace_processors, trace
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from scripted_server import Reply, ScriptedServer, serving
 
-agents = pytest.importorskip("agents")
-
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool, set_tracing_disabled  # noqa: E402
-from agents.tracing import set_trace_processors, trace  # noqa: E402
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient  # noqa: E402
-from scripted_server import Reply, ScriptedServer, serving  # noqa: E402
-
-import upbeat  # noqa: E402
-from upbeat.openai_agents import UpbeatRunHooks, UpbeatTracingProcessor  # noqa: E402
+import upbeat
+from upbeat.openai_agents import UpbeatRunHooks, UpbeatTracingProcessor
 
 
 @pytest.fixture(autouse=True)
