@@ -61,8 +61,14 @@ export const attach = (target: Target, { session, token, url = "", focus, model 
   const present = (id: string) => {
     if (id != credentialOf || !credential) {
       credentialOf = id;
-      credential = (async () => (typeof token == "function" ? token(id) : token))();
-      credential.catch(() => (credential = undefined));
+      const asked = (credential = (async () => (typeof token == "function" ? await token(id) : token))());
+      (async () => {
+        try {
+          await asked;
+        } catch {
+          credential = undefined;
+        }
+      })();
     }
     return credential;
   };
@@ -76,14 +82,15 @@ export const attach = (target: Target, { session, token, url = "", focus, model 
       body = JSON.stringify({ session_id: id, token: await shown, ...(withdraw ? {} : { ttl_s: 6, model_id: model }) });
       // An unfinished request would end with the page.
       if (withdraw && !("keepalive" in Request.prototype)) throw 0;
-      // Text is sent as text/plain: no preflight. No referrer: the page's address may hold a draft.
+      // Text is sent as text/plain: no preflight. No referrer: the page's address may hold a draft. No prototype: nothing that a page adds to all.
       const { ok, status, headers } = await fetch(address, {
+        __proto__: null,
         method: "POST",
         body,
         keepalive: true,
         credentials: "omit",
         referrerPolicy: "no-referrer",
-      });
+      } as RequestInit);
       if (withdraw) return;
       if (ok) return (failed = 0);
       if (status == 401 && typeof token == "function") {
@@ -118,16 +125,17 @@ export const attach = (target: Target, { session, token, url = "", focus, model 
     send(id);
   };
 
-  const stop = new AbortController();
+  let stop: AbortController;
   const on = (from: EventTarget | undefined, types: string, act: (event: any) => unknown) =>
     types.split(" ").map((type) => from?.addEventListener(type, quietly(act), { capture: true, passive: true, signal: stop.signal }));
 
   const detach = quietly(() => {
-    stop.abort();
     leave();
+    stop.abort();
   });
 
   quietly(() => {
+    stop = new AbortController();
     on(window, "beforeinput input compositionstart paste focusin", (event) => {
       const watched = typeof target == "function" ? target() : target;
       if (watched && event.composedPath().some((node: any) => node == watched || (typeof watched == "string" && node.matches?.(watched))))
