@@ -10,6 +10,8 @@ PYTEST := $(BIN)/python -m pytest
 SDK := .cache/sdk
 SDK_CREWAI := .cache/sdk-crewai
 SDK_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
+# What builds the web SDK, and what drives Chromium in its tests.
+WEB_TOOLS := web-sdk/node_modules/.package-lock.json
 # Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
 ARGS ?=
 
@@ -42,7 +44,7 @@ $(VENV)/.tests: $(VENV)/.serves
 	@$(PIP) --no-deps lmcache || echo "LMCache has no build for this machine: the tests of its codecs are skipped"
 	@touch $@
 
-test: $(VENV)/.tests $(SDK)/.tests node-client ## all tests that take seconds (with ARGS: only those of tests/ that they select)
+test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(ARGS)
 	$(if $(ARGS),,$(sdk_pytest))
 
@@ -96,12 +98,12 @@ $(NODE_CLIENT): tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix tests/clients && touch $@ || echo "the Node client could not be installed: its tests are skipped"; \
 	else echo "npm is not installed: the tests of the Node client are skipped"; fi
 
-web: web-sdk/node_modules/.installed ## build web-sdk/dist (Node 20 and npm)
+web: $(WEB_TOOLS) ## build web-sdk/dist (needs Node 20 and npm)
 	node web-sdk/build.mjs
 
-web-sdk/node_modules/.installed: web-sdk/package-lock.json
-	npm ci --prefix web-sdk --no-fund --no-audit
-	@touch $@
+$(WEB_TOOLS): web-sdk/package-lock.json
+	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix web-sdk && touch $@ || echo "the web SDK's tools could not be installed: its tests are skipped"; \
+	else echo "npm is not installed: the web SDK's tests are skipped"; fi
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .

@@ -81,7 +81,7 @@ def _token_secrets(config: Config) -> list[str]:
         return [config.gateway.token_secret]
     if config.gateway.api_keys:
         return [configured_digest(k.key).hex() for k in config.gateway.api_keys]
-    if (config.data / "secret").exists():
+    if (config.data / "secret").exists() or config.gateway.processes > 1:
         return [cluster_secret(config.data).hex()]
     return [secrets.token_hex(32)]
 
