@@ -92,6 +92,23 @@ async def test_what_follows_can_be_said_where_no_workflow_is_built() -> None:
         await client.close()
 
 
+async def test_requests_that_follow_a_run_are_not_its_agents() -> None:
+    for stream in (False, True):
+        with serving(Reply("Hi."), Reply("Mine.")) as server:
+            client = upbeat.AsyncAdvisoryClient(server.url)
+            clerk = agent(server, UpbeatMiddleware(client, "desk"), "clerk")
+            session = clerk.create_session(session_id="chat-1")
+            if stream:
+                async for _ in clerk.run("?", session=session, stream=True):
+                    pass
+            else:
+                await clerk.run("?", session=session)
+            plain = Agent(client=clerk.client, name="plain")
+            await plain.run("?")
+            assert [r.session for r in server.requests()] == ["chat-1:clerk", None]
+            await client.close()
+
+
 async def test_an_agent_without_a_session_or_a_run_works_without_hints() -> None:
     with serving(Reply("Fine.")) as server:
         client = upbeat.AsyncAdvisoryClient(server.url)

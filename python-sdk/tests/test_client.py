@@ -267,6 +267,11 @@ def test_a_turn_is_announced_and_withdrawn_only_when_no_request_was_made(server:
     assert ("advise", "asked") in server.order() and ("advise", "fine") in server.order()
 
 
+def test_a_turn_with_an_id_that_is_none_spoils_no_request(server: ScriptedServer) -> None:
+    with AdvisoryClient(server.url) as client, client.session("not legal") as turn:
+        assert turn.headers() == {} and upbeat.current_session() is None and client.counters.invalid == 1
+
+
 async def test_the_asynchronous_client_does_the_same_without_holding_the_loop_up(server: ScriptedServer) -> None:
     async with AsyncAdvisoryClient(server.url) as client:
         client.advise("a")
@@ -323,6 +328,20 @@ assert client.counters.sent == 2
 """
     run_script(script, server.url)
     assert server.order() == [("advise", "parent"), ("advise", "child"), ("advise", "parent-again")]
+
+
+def test_a_fork_while_a_hook_is_at_work_leaves_the_child_free() -> None:
+    script = """
+import upbeat
+team = upbeat.Workflow(upbeat.AdvisoryClient(URL), "team")
+with team.lock, team.client._sender._changed:
+    child = os.fork()
+    if not child:
+        team.asks(team.hop("a", "r"), ["b"])
+        os._exit(0 if team.client.counters.waiting else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    run_script(script, "http://127.0.0.1:9")
 
 
 def test_the_package_needs_nothing_but_python() -> None:

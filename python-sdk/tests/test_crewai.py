@@ -92,6 +92,16 @@ def test_without_a_named_run_it_is_the_crews(listeners: list[UpbeatListener]) ->
         assert server.wait_hint(f"{made.id}:Critic") and client.counters.invalid == 0
 
 
+def test_requests_that_follow_a_crew_are_not_its_agents(listeners: list[UpbeatListener]) -> None:
+    with serving(Reply("A clock."), Reply("Mine.")) as server, upbeat.AdvisoryClient(server.url) as client:
+        listeners.append(UpbeatListener(client, "team"))
+        writer = agent(server, "Writer")
+        with upbeat.in_run("job9"):
+            crew(writer, task(writer, "Design.")).kickoff()
+            writer.llm.call("?")
+        assert [r.session for r in server.requests()] == ["job9:Writer", None]
+
+
 def test_what_was_removed_hears_nothing() -> None:
     with serving(Reply("A clock."), Reply("Good.")) as server, upbeat.AdvisoryClient(server.url) as client:
         UpbeatListener(client, "team").remove()

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from typing import Annotated, Any, TypedDict
 
+import openai
 import pytest
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import tool
@@ -24,8 +25,6 @@ class State(TypedDict):
 
 
 def model(server: ScriptedServer) -> ChatOpenAI:
-    import openai
-
     return ChatOpenAI(
         model="m",
         base_url=f"{server.url}/v1",
@@ -34,6 +33,14 @@ def model(server: ScriptedServer) -> ChatOpenAI:
         http_client=openai.DefaultHttpxClient(event_hooks=upbeat.event_hooks()),
         http_async_client=openai.DefaultAsyncHttpxClient(event_hooks=upbeat.async_event_hooks()),
     )
+
+
+@pytest.fixture
+def server_and_plain() -> Any:
+    """A server, and a client of the openai package for it."""
+    with serving(Reply("One."), Reply("Two.")) as server:
+        http = openai.DefaultHttpxClient(event_hooks=upbeat.event_hooks())
+        yield server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http)
 
 
 def team(server: ScriptedServer) -> Any:
@@ -172,3 +179,20 @@ def test_a_node_that_fails_withdraws_what_it_announced() -> None:
         assert client.flush()
         assert server.order()[-1] == ("invalidate", "t4:second")
         assert upbeat.current_session() is None
+
+
+def test_a_node_may_ask_by_any_client_and_what_follows_the_graph_is_not_its(server_and_plain: Any) -> None:
+    server, plain = server_and_plain
+    with upbeat.AdvisoryClient(server.url) as client:
+
+        def ask(state: State) -> dict[str, Any]:
+            answer = plain.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+            return {"messages": [answer.choices[0].message.content]}
+
+        made = StateGraph(State)
+        made.add_node("clerk", ask)
+        made.add_edge(START, "clerk")
+        graph = made.compile()
+        graph.invoke({"messages": []}, config(UpbeatCallbackHandler(client, graph, "team"), "t5"))
+        plain.chat.completions.create(model="m", messages=[{"role": "user", "content": "Mine."}])
+        assert [r.session for r in server.requests()] == ["t5:clerk", None]

@@ -130,6 +130,34 @@ async def test_without_a_trace_or_a_run_nothing_is_sent_and_nothing_breaks(caplo
         await client.close()
 
 
+async def test_requests_that_follow_a_run_are_not_its_agents() -> None:
+    with serving(Reply("Hi."), Reply("Mine."), Reply("Hi."), Reply("Mine.")) as server:
+        client = upbeat.AsyncAdvisoryClient(server.url)
+        asks = model(server)
+        hooks = UpbeatRunHooks(client, "desk", run="job1")
+        clerk = Agent(name="clerk", model=asks)
+        await Runner.run(clerk, "?", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request))
+        await asks._client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+        set_trace_processors([UpbeatTracingProcessor(client, "desk")])
+        with trace("help", group_id="chat-1"):
+            await Runner.run(clerk, "?")
+            await asks._client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+        assert [r.session for r in server.requests()] == ["job1:clerk", None, "chat-1:clerk", None]
+        await client.close()
+
+
+async def test_an_agent_that_runs_as_a_tool_does_not_speak_in_its_callers_session() -> None:
+    with serving(Reply(calls=(("ask_expert", {"input": "why"}),)), Reply("Because."), Reply("It is so.")) as server:
+        client = upbeat.AsyncAdvisoryClient(server.url)
+        hooks = UpbeatRunHooks(client, "desk", run="job2")
+        expert = Agent(name="expert", model=model(server)).as_tool("ask_expert", "Asks an expert.")
+        clerk = Agent(name="clerk", model=model(server), tools=[expert])
+        await Runner.run(clerk, "?", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request))
+        first, inner, last = [r.session for r in server.requests()]
+        assert (first, last) == ("job2:clerk", "job2:clerk") and inner in (None, "job2:expert")
+        await client.close()
+
+
 async def test_headers_set_by_hand_on_an_agent_stay() -> None:
     with serving(Reply("Hi.")) as server:
         client = upbeat.AsyncAdvisoryClient(server.url)

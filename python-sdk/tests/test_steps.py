@@ -113,6 +113,30 @@ def test_what_a_wrapped_function_raises_is_its_own() -> None:
         breaks()
 
 
+async def test_a_step_that_gives_items_lasts_until_the_last_one() -> None:
+    recorder, clock = Recorder(), Clock()
+    step = Step(recorder, "a", True, {}, clock)
+
+    @step
+    def pages() -> Iterator[int]:
+        for page in range(3):
+            clock.now_s += 2.0
+            yield page
+
+    @step
+    async def streamed() -> Any:
+        for page in range(3):
+            clock.now_s += 2.0
+            yield page
+
+    assert list(pages()) == [0, 1, 2]
+    assert [page async for page in streamed()] == [0, 1, 2]
+    assert next(iter(pages())) == 0
+    assert recorder.given == [("advise", "a", None), ("advise", "a", 6.0), ("advise", "a", 6.0)], (
+        "a reader who stops early withdraws nothing"
+    )
+
+
 def test_one_step_may_be_entered_many_times_at_once() -> None:
     recorder = Recorder()
     step = upbeat.retriever(recorder, "a")

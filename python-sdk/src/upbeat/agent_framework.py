@@ -12,7 +12,7 @@ from typing import Any
 
 from upbeat.client import HintClient
 from upbeat.names import Hop, name_of
-from upbeat.speaking import begin, current_hop, current_run, end, speaker_of
+from upbeat.speaking import begin, current_hop, current_run
 from upbeat.workflow import Workflow
 
 try:
@@ -100,15 +100,19 @@ class _AroundAgent(AgentMiddleware):
             return
         # Without a named run the sessions of other agents are not known.
         self._of.workflow.asks(hop, self._of.may_follow(_name(context.agent)) if current_run() is not None else ())
-        token = begin(speaker_of(hop))
+        speaker = begin(hop)
+
+        def over() -> None:
+            speaker.over = True
+
         if context.stream:  # the request leaves later, when somebody reads the stream
-            context.stream_cleanup_hooks.append(_nobody_speaks)
+            context.stream_cleanup_hooks.append(over)
             await call_next()
             return
         try:
             await call_next()
         finally:
-            end(token)
+            over()
 
 
 class _AroundTool(FunctionMiddleware):
@@ -122,10 +126,6 @@ class _AroundTool(FunctionMiddleware):
         if hop is not None:
             self._of.workflow.asks_after(hop, name_of(str(context.function.name)))
         await call_next()
-
-
-def _nobody_speaks() -> None:
-    begin(None)
 
 
 def _name(agent: Any) -> str:

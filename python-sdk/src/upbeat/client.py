@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from upbeat.hints import DEFAULT_TTL_S, Advisory, BadHint, Invalidation
-from upbeat.names import Hop
+from upbeat.names import Hop, is_name
 from upbeat.sender import Counters, Sender
-from upbeat.speaking import Speaker, begin, end
+from upbeat.speaking import Speaker, enter, leave
 from upbeat.transport import HttpTransport, Transport
 
 
@@ -117,7 +117,7 @@ class Turn:
     def headers(self) -> dict[str, str]:
         """What the request must carry. Reading it says that the request is being made."""
         self._requested = True
-        return {"X-Session-Id": self.session_id}
+        return self._headers()
 
     def requested(self) -> None:
         """The request was made."""
@@ -125,15 +125,19 @@ class Turn:
 
     def __enter__(self) -> Turn:
         self._client.advise(self.session_id, **self._hint)
-        if isinstance(self.session_id, str):
-            self._token = begin(Speaker(self.session_id, {"X-Session-Id": self.session_id}, self.requested))
+        if headers := self._headers():
+            self._token = enter(Speaker(self.session_id, headers, self.requested))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._token is not None:
-            end(self._token)
+            leave(self._token)
         if kind is not None and not self._requested:
             self._client.invalidate(self.session_id)
+
+    def _headers(self) -> dict[str, str]:
+        """None for an id that the server would refuse the whole request for."""
+        return {"X-Session-Id": self.session_id} if is_name(self.session_id) else {}
 
     async def __aenter__(self) -> Turn:
         return self.__enter__()

@@ -7,12 +7,11 @@ says, else the crew's id.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from upbeat.client import HintClient
 from upbeat.names import Hop
-from upbeat.speaking import begin, current_run, name_request, speaker_of
+from upbeat.speaking import Speaker, begin, current_run, name_request
 from upbeat.workflow import Workflow
 
 try:
@@ -23,7 +22,12 @@ try:
         CrewKickoffFailedEvent,
         ToolUsageStartedEvent,
     )
-    from crewai.hooks import register_before_llm_call_hook, unregister_before_llm_call_hook
+    from crewai.hooks import (
+        register_after_llm_call_hook,
+        register_before_llm_call_hook,
+        unregister_after_llm_call_hook,
+        unregister_before_llm_call_hook,
+    )
     from crewai.llms.hooks.base import BaseInterceptor
 except ImportError as e:
     raise ImportError("upbeat.crewai needs CrewAI 1: pip install crewai") from e
@@ -39,12 +43,14 @@ class UpbeatListener(BaseEventListener):
 
     def __init__(self, client: HintClient, workflow: str, *, priority: int = 0, model_id: str | None = None) -> None:
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
-        self._lock = threading.Lock()
         #: By an agent's id: its hop in the crew in which it was last seen.
         self._hops: dict[str, Hop] = {}
+        #: Whose request is being made or answered, by the agent's id.
+        self._speakers: dict[str, Speaker] = {}
         self._handlers: list[tuple[Any, Any]] = []
         super().__init__()
         register_before_llm_call_hook(self._model_is_asked)
+        register_after_llm_call_hook(self._model_has_answered)
 
     def setup_listeners(self, crewai_event_bus: Any) -> None:
         for event, handler in (
@@ -63,6 +69,7 @@ class UpbeatListener(BaseEventListener):
             self._bus.off(event, handler)
         self._handlers.clear()
         unregister_before_llm_call_hook(self._model_is_asked)
+        unregister_after_llm_call_hook(self._model_has_answered)
 
     def _agent_begins(self, source: Any, event: Any) -> None:
         crew = getattr(event.agent, "crew", None)
@@ -71,7 +78,7 @@ class UpbeatListener(BaseEventListener):
 
     def _tool_starts(self, source: Any, event: Any) -> None:
         agent_id = event.agent_id or getattr(event.agent, "id", None)
-        with self._lock:
+        with self.workflow.lock:
             hop = self._hops.get(str(agent_id))
         if hop is not None:
             self.workflow.asks_after(hop, str(event.tool_name))
@@ -82,8 +89,20 @@ class UpbeatListener(BaseEventListener):
 
     def _model_is_asked(self, context: Any) -> None:
         """In the thread and just before the request: from here on it is this agent's."""
-        hop = self._hop(context.agent, context.crew or getattr(context.agent, "crew", None)) if context.agent is not None else None
-        begin(speaker_of(hop) if hop is not None else None)
+        if context.agent is None:
+            return
+        self._model_has_answered(context)
+        hop = self._hop(context.agent, context.crew or getattr(context.agent, "crew", None))
+        if hop is not None:
+            speaker = begin(hop)
+            with self.workflow.lock:
+                self._speakers[str(context.agent.id)] = speaker
+
+    def _model_has_answered(self, context: Any) -> None:
+        with self.workflow.lock:
+            speaker = self._speakers.pop(str(getattr(context.agent, "id", None)), None)
+        if speaker is not None:
+            speaker.over = True
 
     def _hop(self, agent: Any, crew: Any) -> Hop | None:
         run = _run_of(crew)
@@ -91,7 +110,7 @@ class UpbeatListener(BaseEventListener):
             self.workflow.client.invalid("run", "without a crew nothing names the run: use upbeat.in_run(...)")
             return None
         hop = self.workflow.hop(_role(agent), run)
-        with self._lock:
+        with self.workflow.lock:
             self._hops[str(agent.id)] = hop
             if len(self._hops) > MAX_AGENTS:
                 del self._hops[next(iter(self._hops))]

@@ -8,13 +8,12 @@ once that is known of them they are not advised. A subgraph is one agent: its no
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from upbeat.client import HintClient
-from upbeat.speaking import begin, current_run, speaker_of
+from upbeat.speaking import Speaker, begin, current_hop, current_run
 from upbeat.workflow import Workflow
 
 try:
@@ -22,6 +21,7 @@ try:
 except ImportError as e:
     raise ImportError("upbeat.langgraph needs LangGraph: pip install langgraph") from e
 
+T = TypeVar("T")
 _ENDS = ("__start__", "__end__")
 MAX_OPEN = 10_000
 
@@ -61,10 +61,11 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         self._followers = followers_of(graph)
         self._silent = set(silent)
         self._asked: set[str] = set()
-        self._lock = threading.Lock()
         #: Chains that run: the run of each, and the node that it is, where it is one.
         self._runs: dict[UUID, str] = {}
         self._nodes: dict[UUID, str] = {}
+        #: Whose request is being made or answered, by the node or call.
+        self._speakers: dict[UUID, Speaker] = {}
 
     def may_follow(self, node: str) -> tuple[str, ...]:
         """The nodes that may be the next to ask a model after this one."""
@@ -87,7 +88,7 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
             return
         self._remember(self._nodes, run_id, node)
         hop = self.workflow.hop(node, run)
-        begin(speaker_of(hop))
+        self._remember(self._speakers, run_id, begin(hop))
         self.workflow.asks(hop, self.may_follow(node))
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
@@ -111,11 +112,18 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
             self._asked.add(node)
             self._silent.discard(node)
             hop = self.workflow.hop(node, run)
-            begin(speaker_of(hop))
+            if current_hop() != hop:
+                self._remember(self._speakers, run_id, begin(hop))
             self.workflow.asks(hop)
 
     #: A completion model's call says the same.
     on_llm_start = on_chat_model_start
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._over(run_id)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._over(run_id)
 
     def on_tool_start(
         self,
@@ -165,18 +173,23 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         return self._runs.get(parent_run_id) if parent_run_id is not None else None
 
     def _ended(self, run_id: UUID, parent_run_id: UUID | None, failed: bool) -> None:
-        with self._lock:
+        with self.workflow.lock:
             node = self._nodes.pop(run_id, None)
             run = self._runs.pop(run_id, None)
-        if node is not None:
-            begin(None)
-            if node not in self._asked and not failed:
-                self._silent.add(node)
+        self._over(run_id)
+        if node is not None and node not in self._asked and not failed:
+            self._silent.add(node)
         if run is not None and parent_run_id is None:
             self.workflow.ends(run)
 
-    def _remember(self, table: dict[UUID, str], key: UUID, value: str) -> None:
-        with self._lock:
+    def _over(self, run_id: UUID) -> None:
+        with self.workflow.lock:
+            speaker = self._speakers.pop(run_id, None)
+        if speaker is not None:
+            speaker.over = True
+
+    def _remember(self, table: dict[UUID, T], key: UUID, value: T) -> None:
+        with self.workflow.lock:
             table[key] = value
             if len(table) > MAX_OPEN:
                 del table[next(iter(table))]

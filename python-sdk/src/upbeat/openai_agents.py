@@ -6,12 +6,11 @@ run is what `upbeat.in_run` says, else the trace's group (a conversation), else 
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from upbeat.client import HintClient
 from upbeat.names import Hop
-from upbeat.speaking import begin, current_run, speaker_of
+from upbeat.speaking import Speaker, begin, current_run
 from upbeat.workflow import Workflow
 
 try:
@@ -36,6 +35,8 @@ class UpbeatRunHooks(RunHooks[Any]):
         super().__init__()
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
         self._run = run
+        #: Whose request is being made or answered.
+        self._speakers: dict[Hop, list[Speaker]] = {}
 
     def hop(self, agent_name: str) -> Hop | None:
         """This agent in the run that this code belongs to; None when nothing says which that is."""
@@ -48,12 +49,20 @@ class UpbeatRunHooks(RunHooks[Any]):
     def name_request(self, data: Any) -> Any:
         """`RunConfig(call_model_input_filter=hooks.name_request)`: its request carries the headers, by `upbeat.async_event_hooks`."""
         hop = self.hop(data.agent.name)
-        begin(speaker_of(hop) if hop is not None else None)
+        if hop is not None:
+            speaker = begin(hop)
+            with self.workflow.lock:
+                self._speakers.setdefault(hop, []).append(speaker)
         return data.model_data
 
     async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
         if (hop := self.hop(agent.name)) is not None:
             self.workflow.asks(hop, _may_follow(agent))
+
+    async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
+        # What follows in the same task, such as an agent that is run as a tool, is somebody else's.
+        if (hop := self.hop(agent.name)) is not None:
+            self._over(hop)
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         if (hop := self.hop(agent.name)) is not None:
@@ -67,6 +76,11 @@ class UpbeatRunHooks(RunHooks[Any]):
         if (hop := self.hop(agent.name)) is not None:
             self.workflow.ends(hop.run)
 
+    def _over(self, hop: Hop) -> None:
+        with self.workflow.lock:
+            for speaker in self._speakers.pop(hop, ()):
+                speaker.over = True
+
 
 class UpbeatTracingProcessor(TracingProcessor):
     """`add_trace_processor(UpbeatTracingProcessor(client, "team"))`: hints from spans alone, for runs whose code cannot be touched.
@@ -76,26 +90,27 @@ class UpbeatTracingProcessor(TracingProcessor):
 
     def __init__(self, client: HintClient, workflow: str, *, priority: int = 0, model_id: str | None = None) -> None:
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
-        self._lock = threading.Lock()
         #: Open spans of agents: span id to what it says, and open traces: trace id to run.
         self._agents: dict[str, Any] = {}
         self._parents: dict[str, str | None] = {}
         self._runs: dict[str, str] = {}
+        #: Whose request is being made or answered, by its span.
+        self._speakers: dict[str, Speaker] = {}
 
     def on_trace_start(self, trace: Any) -> None:
         run = current_run() or _trace_run(trace)
         if run is not None:
-            with self._lock:
+            with self.workflow.lock:
                 self._runs[trace.trace_id] = run
 
     def on_trace_end(self, trace: Any) -> None:
-        with self._lock:
+        with self.workflow.lock:
             run = self._runs.pop(trace.trace_id, None)
         if run is not None:
             self.workflow.ends(run)
 
     def on_span_start(self, span: Any) -> None:
-        with self._lock:
+        with self.workflow.lock:
             self._parents[span.span_id] = span.parent_id
             if span.span_data.type == "agent":
                 self._agents[span.span_id] = span.span_data
@@ -106,16 +121,21 @@ class UpbeatTracingProcessor(TracingProcessor):
         hop = self.workflow.hop(agent.name, run)
         kind = span.span_data.type
         if kind in ("generation", "response"):
-            begin(speaker_of(hop))
+            speaker = begin(hop)
+            with self.workflow.lock:
+                self._speakers[span.span_id] = speaker
             self.workflow.asks(hop, agent.handoffs or ())
         elif kind == "function":
             self.workflow.asks_after(hop, str(span.span_data.name))
 
     def on_span_end(self, span: Any) -> None:
-        with self._lock:
+        with self.workflow.lock:
             self._parents.pop(span.span_id, None)
             self._agents.pop(span.span_id, None)
+            speaker = self._speakers.pop(span.span_id, None)
             run = self._runs.get(span.trace_id)
+        if speaker is not None:
+            speaker.over = True
         to_agent = getattr(span.span_data, "to_agent", None) if span.span_data.type == "handoff" else None
         if to_agent and run is not None:
             self.workflow.follows(self.workflow.hop(to_agent, run), str(span.span_data.from_agent))

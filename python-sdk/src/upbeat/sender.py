@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import random
 import threading
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from upbeat.backoff import Backoff
+from upbeat.forking import renew_in_children
 from upbeat.hints import Advisory, Invalidation
 from upbeat.outbox import Batch, Outbox
 from upbeat.transport import Answer, Transport, Verdict
@@ -59,6 +59,7 @@ class Sender:
         self._invalid = 0
         self._said: set[str] = set()
         self.begin_anew()
+        renew_in_children(self)
         _senders.add(self)
 
     def begin_anew(self) -> None:
@@ -187,17 +188,10 @@ def _post(transport: Transport, batch: Batch, now_s: float) -> Answer:
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 
-def _in_the_child() -> None:
-    for sender in list(_senders):
-        sender.begin_anew()
-
-
 def _at_exit() -> None:
     until_s = time.monotonic() + max((sender.exit_timeout_s for sender in list(_senders)), default=0.0)
     for sender in list(_senders):
         sender.close(min(sender.exit_timeout_s, max(0.0, until_s - time.monotonic())))
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_the_child)
 atexit.register(_at_exit)

@@ -15,29 +15,40 @@ from typing import Any
 from upbeat.names import Hop, name_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class Speaker:
-    """A session that is about to ask. on_request: told when a request of it leaves through `event_hooks`. hop: its place in a workflow."""
+    """A session that is about to ask. on_request: told when a request of it leaves through `event_hooks`. hop: its place in a workflow.
+
+    over: it will ask no more. Frameworks say that a call ended in another task than the one in which it began, where no context
+    variable can be put back; so whoever still has this speaker must see it here.
+    """
 
     session_id: str
     headers: dict[str, str] = field(default_factory=dict)
     on_request: Callable[[], None] | None = None
     hop: Hop | None = None
+    over: bool = False
 
 
 _speaker: ContextVar[Speaker | None] = ContextVar("upbeat_speaker", default=None)
 _run: ContextVar[str | None] = ContextVar("upbeat_run", default=None)
 
 
+def current_speaker() -> Speaker | None:
+    """Who speaks here, or None."""
+    speaker = _speaker.get()
+    return speaker if speaker is not None and not speaker.over else None
+
+
 def current_session() -> str | None:
     """The session on whose behalf this code runs, or None."""
-    speaker = _speaker.get()
+    speaker = current_speaker()
     return speaker.session_id if speaker is not None else None
 
 
 def current_hop() -> Hop | None:
     """The hop on whose behalf this code runs, or None."""
-    speaker = _speaker.get()
+    speaker = current_speaker()
     return speaker.hop if speaker is not None else None
 
 
@@ -60,11 +71,22 @@ def in_run(run: str) -> Iterator[str]:
 @contextmanager
 def speaking(speaker: Speaker) -> Iterator[Speaker]:
     """Requests inside are this speaker's."""
-    token = begin(speaker)
+    token = enter(speaker)
     try:
         yield speaker
     finally:
-        end(token)
+        leave(token)
+
+
+def enter(speaker: Speaker) -> Token[Speaker | None]:
+    """As `speaking`, for blocks that are classes: `leave` takes the token."""
+    return _speaker.set(speaker)
+
+
+def leave(token: Token[Speaker | None]) -> None:
+    """Undo `enter`. A token of another context (an `async` block that was left by another task) is only forgotten."""
+    with suppress(ValueError):
+        _speaker.reset(token)
 
 
 @contextmanager
@@ -79,20 +101,18 @@ def speaker_of(hop: Hop) -> Speaker:
     return Speaker(hop.session_id, hop.headers, hop=hop)
 
 
-def begin(speaker: Speaker | None) -> Token[Speaker | None]:
-    """Requests from here on are this speaker's (nobody's when None). For callbacks that have no block; `end` takes the token."""
-    return _speaker.set(speaker)
-
-
-def end(token: Token[Speaker | None]) -> None:
-    """Undo `begin`. A token of another context (a framework ended the call elsewhere) is only forgotten."""
-    with suppress(ValueError):
-        _speaker.reset(token)
+def begin(hop: Hop) -> Speaker:
+    """Requests from here on are this hop's, until its speaker is `over`. For callbacks, which have no block."""
+    speaker = current_speaker()
+    if speaker is None or speaker.hop != hop:
+        speaker = speaker_of(hop)
+        _speaker.set(speaker)
+    return speaker
 
 
 def name_request(request: Any) -> None:
     """Put the speaker's headers on an httpx request; what the caller set himself stays."""
-    speaker = _speaker.get()
+    speaker = current_speaker()
     if speaker is None:
         return
     for name, value in speaker.headers.items():

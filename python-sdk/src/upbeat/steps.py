@@ -39,7 +39,7 @@ class Step:
         self._entered: ContextVar[tuple[_Call, ...]] = ContextVar("upbeat_step", default=())
 
     def __call__(self, function: F) -> F:
-        """Hint whenever `function` is called. session may be a function of the same arguments."""
+        """Hint whenever `function` is called (a generator: when its first item is asked for)."""
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
@@ -48,6 +48,25 @@ class Step:
                     return await function(*args, **kwargs)
 
             return awaited  # type: ignore[return-value]
+
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def streamed(*args: Any, **kwargs: Any) -> Any:
+                with _Call(self, args, kwargs):
+                    async for item in function(*args, **kwargs):
+                        yield item
+
+            return streamed  # type: ignore[return-value]
+
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def generated(*args: Any, **kwargs: Any) -> Any:
+                with _Call(self, args, kwargs):
+                    return (yield from function(*args, **kwargs))
+
+            return generated  # type: ignore[return-value]
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +116,7 @@ class _Call:
         step = self._step
         if kind is None:
             step._pace.note((), step._clock() - self._since_s)
-        elif step._withdraw and self._session_id is not None:
+        elif step._withdraw and self._session_id is not None and not issubclass(kind, GeneratorExit):
             step._client.invalidate(self._session_id)
 
 
@@ -105,7 +124,7 @@ def retriever(client: HintClient, session: SessionOf = None, *, model_id: str | 
     """A step whose result a request is made of. An error that leaves it withdraws the hint.
 
     session: the id, a function of the step's arguments that gives it, or None for the session of the block around (`client.session`,
-    a framework's hook).
+    `speaking_as`, a node of LangGraph).
     """
     return Step(client, session, True, {"model_id": model_id, "priority": priority})
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from upbeat.client import HintClient
+from upbeat.forking import renew_in_children
 from upbeat.names import Hop, name_of
 from upbeat.pace import Pace
 from upbeat.speaking import in_run
@@ -41,7 +42,12 @@ class Workflow:
         self._priority, self._model_id, self._clock = priority, model_id, clock
         self._runs: dict[str, _Run] = {}
         self._pace = Pace()
-        self._lock = threading.Lock()
+        self.begin_anew()
+        renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """A lock for this process. `lock` may guard small tables of the hooks too; nothing here is called with it held."""
+        self.lock = threading.Lock()
 
     def hop(self, agent: str, run: str) -> Hop:
         """This agent in this run."""
@@ -59,7 +65,7 @@ class Workflow:
     def asks(self, hop: Hop, may_follow: Iterable[str] = ()) -> None:
         """This agent's request is being made; these agents may ask when it is done."""
         now = self._clock()
-        with self._lock:
+        with self.lock:
             came_true = self._of(hop.run).open.pop(hop.session_id, None)
             if came_true is not None:
                 self._pace.note(came_true[0], now - came_true[1])
@@ -76,13 +82,13 @@ class Workflow:
 
     def ends(self, run: str) -> None:
         """Nothing more comes of this run: hints that did not come true are withdrawn."""
-        with self._lock:
+        with self.lock:
             left = self._runs.pop(name_of(run), None)
         for session_id in left.open if left is not None else ():
             self.client.invalidate(session_id)
 
     def _hint(self, hop: Hop, after: tuple[str, ...], now: float) -> None:
-        with self._lock:
+        with self.lock:
             expected_s = self._pace.expected_s(after)
             self._of(hop.run).open[hop.session_id] = (after, now)
         self.client.advise(hop.session_id, model_id=self._model_id, expected_arrival=expected_s, priority=self._priority)
