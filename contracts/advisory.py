@@ -46,9 +46,8 @@ def parse_advisory(data: Any, where: str = "") -> Advisory:
     dot = f"{where}." if where else ""
     for name in data:
         if name not in _FIELDS:
-            raise InvalidRequest(
-                f"unknown field {dot}{name}; known: {', '.join(sorted(_FIELDS))}", param=f"{dot}{name}", code="unknown_parameter"
-            )
+            shown = f"{dot}{str(name)[:80]}"
+            raise InvalidRequest(f"unknown field {shown}; known: {', '.join(sorted(_FIELDS))}", param=shown, code="unknown_parameter")
     if "session_id" not in data:
         raise InvalidRequest(f"{dot}session_id is required", param=f"{dot}session_id", code="missing_required_parameter")
     return Advisory(
@@ -67,7 +66,7 @@ def parse_advisories(data: Any) -> list[Advisory]:
         return [parse_advisory(data)]
     unknown = set(data) - {"advisories", "token"}
     if unknown:
-        name = sorted(unknown)[0]
+        name = sorted(unknown)[0][:80]
         raise InvalidRequest(f"unknown field {name} beside advisories", param=name, code="unknown_parameter")
     many = data["advisories"]
     if not isinstance(many, list) or not 1 <= len(many) <= MAX_ADVISORIES:
@@ -77,8 +76,8 @@ def parse_advisories(data: Any) -> list[Advisory]:
 
 def _optional_text(data: dict[str, Any], name: str, dot: str) -> str | None:
     value = data.get(name)
-    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256):
-        raise InvalidRequest(f"{dot}{name} must be a string of 1 to 256 characters or null", param=f"{dot}{name}")
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256 or not value.isprintable()):
+        raise InvalidRequest(f"{dot}{name} must be a string of 1 to 256 printable characters or null", param=f"{dot}{name}")
     return value
 
 

@@ -16,12 +16,12 @@ from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
 from gateway.core.limits import ByteBudget, HintLimits
 from gateway.core.retry import Patience
-from gateway.door import IDLE_S, Door
+from gateway.door import Door
 from gateway.envelope import dress, envelope
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
-from gateway.intake import expect_continue
+from gateway.intake import STRANGERS_SHARE, expect_continue
 from gateway.parts import PARTS, Parts
 from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
@@ -116,6 +116,7 @@ class Gateway:
             limits=HintLimits(section.max_advisories_per_s / section.processes),
             usage=usage_of(section),
             bodies=ByteBudget(section.body_memory_bytes // section.processes),
+            strangers=ByteBudget(section.body_memory_bytes // section.processes // STRANGERS_SHARE),
             siblings=siblings,
             callers=Callers(k.key for k in section.api_keys),
             max_active=-(-section.max_requests // section.processes),
@@ -137,7 +138,7 @@ class Gateway:
             auto_decompress=False,
             # A client that was told 413 may finish sending, for this long.
             lingering_time=5.0,
-            keepalive_timeout=IDLE_S,
+            keepalive_timeout=section.idle_s,
             tcp_keepalive=True,
             shutdown_timeout=0.5,
         )

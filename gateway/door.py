@@ -1,7 +1,7 @@
 """The listening socket. At most so many connections are let in; one more is told 503 and closed, before anything is kept for it.
 
-A connection on which nothing complete is said for `IDLE_S` is closed, whether it never says anything, sends its headers a byte at a time,
-or rests between two requests.
+A connection on which no request is completed for `gateway.idle_s` is closed by aiohttp, whether it never says anything, sends its headers a
+byte at a time, or rests between two requests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from aiohttp import web
 from contracts.errors import Unavailable
 from gateway import metrics
 
-#: Longer than the 60 s after which load balancers drop idle connections, so that it is they who do.
-IDLE_S = 75.0
 #: Files that are no connections of clients: streams to workers, schedulers, logs.
 _OTHER_FILES = 256
 _BODY = json.dumps(Unavailable("too many connections at the moment; try again", code="overloaded").envelope()).encode()

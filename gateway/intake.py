@@ -12,16 +12,19 @@ from contracts.errors import Forbidden, InvalidRequest, RequestError, Unavailabl
 from gateway import metrics
 from gateway.core.admission import Caller, bearer, check_length, parse_json
 from gateway.core.browser_tokens import Grant, is_browser_token
+from gateway.core.limits import ByteBudget
 from gateway.parts import PARTS, Parts
 
 #: Request header: run on this node. Response header: it ran there.
 NODE_HEADER = "X-Upbeat-Node"
 #: From the headers to the body's end.
 BODY_TIMEOUT_S = 60.0
-#: Of the routes whose credential may be in the body: what a stranger can make the gateway hold.
-SMALL_BODY_BYTES = 1 << 20
-#: Bytes of the body that are held for a request, until it has ended.
-_HELD = web.RequestKey("held body bytes", int)
+#: A hint's body, with a credential in a header, and without: that one is read before its sender is known.
+HINT_BODY_BYTES, STRANGERS_BODY_BYTES = 1 << 20, 64 << 10
+#: Of the bytes of bodies that are held at a time, the part that senders may take who are not known yet.
+STRANGERS_SHARE = 8
+#: What holds a request's body until it has ended, and how much of it.
+_HELD = web.RequestKey("held body bytes", tuple[ByteBudget, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +72,38 @@ def server_caller_of(request: web.Request) -> Caller:
     return caller
 
 
-async def read_json(request: web.Request, limit_bytes: int | None = None) -> Any:
-    """The decoded body, of at most `limit_bytes` and the configured limit. Raises BodyTooLarge at once by Content-Length, or when a chunked
-    body crosses the limit; Unavailable when the bodies of all requests together are too much; InvalidRequest for a compressed body and
-    for anything but JSON. What is held for the body counts until `release_body`."""
+async def read_hint(request: web.Request) -> Any:
+    """As `read_json`, for the routes whose credential may be in the body. One in a header is looked at first; without one, little is
+    read."""
+    parts = request.app[PARTS]
+    if parts.keys.open or bearer(request.headers.get("Authorization")) is not None:
+        hinter_of(request, None)
+        return await read_json(request, HINT_BODY_BYTES)
+    return await read_json(request, STRANGERS_BODY_BYTES, parts.strangers)
+
+
+async def read_json(request: web.Request, limit_bytes: int | None = None, budget: ByteBudget | None = None) -> Any:
+    """The decoded body, of at most `limit_bytes` and the configured limit; held in `budget`, else in all callers', until `release_body`.
+
+    Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses the limit; Unavailable when the bodies of all requests
+    together are too much; InvalidRequest for a compressed body and for anything but JSON."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
     parts = request.app[PARTS]
     limit = min(parts.config.gateway.max_body_bytes, limit_bytes or 1 << 62)
     check_length(request.content_length, limit)
-    if (request.content_length or 0) > parts.bodies.limit - parts.bodies.held:
+    budget = budget or parts.bodies
+    if (request.content_length or 0) > budget.limit - budget.held:
         raise _no_room()
     body = bytearray()
-    request[_HELD] = 0
     try:
         if request.content.is_eof():  # it came with its headers, and there is nothing to wait for
-            body += _held(request, request.content.read_nowait(), 0, limit)
+            body += _held(request, budget, request.content.read_nowait(), 0, limit)
         else:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for piece in request.content.iter_any():
-                    body += _held(request, piece, len(body), limit)
+                    body += _held(request, budget, piece, len(body), limit)
     except RequestError:
         raise
     except TimeoutError:
@@ -99,23 +113,24 @@ async def read_json(request: web.Request, limit_bytes: int | None = None) -> Any
     return parse_json(bytes(body))
 
 
-def _held(request: web.Request, piece: bytes, before: int, limit: int) -> bytes:
+def _held(request: web.Request, budget: ByteBudget, piece: bytes, before: int, limit: int) -> bytes:
     """`piece`, which is counted; `before`: bytes of the body that came earlier. Raises BodyTooLarge or Unavailable."""
     check_length(before + len(piece), limit)
-    if not request.app[PARTS].bodies.take(len(piece)):
+    if not budget.take(len(piece)):
         raise _no_room()
-    request[_HELD] += len(piece)
+    request[_HELD] = (budget, before + len(piece))
     metrics.BODY_BYTES.inc(len(piece))
     return piece
 
 
 def release_body(request: web.Request) -> None:
     """The request has ended, and what was made of its body."""
-    held = request.get(_HELD, 0)
-    if held:
-        request[_HELD] = 0
-        request.app[PARTS].bodies.give(held)
-        metrics.BODY_BYTES.dec(held)
+    held = request.get(_HELD)
+    if held is not None:
+        del request[_HELD]
+        budget, amount = held
+        budget.give(amount)
+        metrics.BODY_BYTES.dec(amount)
 
 
 def _no_room() -> Unavailable:

@@ -40,7 +40,9 @@ class Parts:
     sessions: Sessions
     limits: HintLimits
     usage: Usage
+    #: Bytes of request bodies: of callers, and of senders of hints who are not known before the body is read.
     bodies: ByteBudget
+    strangers: ByteBudget
     siblings: Siblings
     callers: Callers
     browser_tokens: BrowserTokens

@@ -72,6 +72,8 @@ class GatewaySection(BaseModel):
     max_requests: int = Field(default=4096, ge=1)
     #: Connections at a time; one more is answered with 503 and closed.
     max_connections: int = Field(default=10_000, ge=8)
+    #: A connection on which no request is completed for so long is closed, in seconds; longer than a load balancer keeps one idle (60 s).
+    idle_s: float = Field(default=75.0, ge=1, allow_inf_nan=False)
     #: How long running requests may take to end when the gateway is stopped, in seconds.
     drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
 

@@ -20,7 +20,7 @@ from contracts.ids import check_session_id
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.allowance import Limited
-from gateway.intake import SMALL_BODY_BYTES, Hinter, hinter_of, pinned_node, read_json
+from gateway.intake import Hinter, hinter_of, pinned_node, read_hint
 from gateway.parts import PARTS
 
 _INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
@@ -29,7 +29,7 @@ _INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
 async def advise(request: web.Request) -> web.Response:
     """One advisory or a batch."""
     parts = request.app[PARTS]
-    data = await read_json(request, SMALL_BODY_BYTES)
+    data = await read_hint(request)
     hinter = _hinter(request, data)
     caller = hinter.caller
     advisories = parse_advisories(data)
@@ -51,7 +51,7 @@ async def advise(request: web.Request) -> web.Response:
 async def invalidate(request: web.Request) -> web.Response:
     """A session, or one advisory, is not about to speak after all."""
     parts = request.app[PARTS]
-    data = await read_json(request, SMALL_BODY_BYTES)
+    data = await read_hint(request)
     hinter = _hinter(request, data)
     caller = hinter.caller
     if not isinstance(data, dict):
