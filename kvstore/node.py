@@ -387,16 +387,14 @@ class Node:
 
     async def manifest(self, session: SessionKey, *, local: bool = False) -> Manifest | None:
         """The session's manifest from memory, else (unless `local`) from the blob tier."""
-        known = self.store.index.manifests.get(session)
-        return known if known is not None or local else await self.blob.get_manifest(session)
+        return self.store.index.manifests.get(session) or (None if local else await self.blob.get_manifest(session))
 
     async def residency(self, manifest: Manifest, *, local: bool = False) -> Iterator[tuple[str, Residency]]:
         """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know (unless `local`)."""
         index = self.store.index
-        if local:
-            return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))
-        unknown = tuple(k for k in manifest.keys if (c := index.chunks.get(k)) is None or c.blob.name == "ABSENT")
-        asked = unknown if self.store.meter.admits(ev.Tier.BLOB_READ) else ()
-        found, failed = await self.probe_blob(asked, manifest.fingerprint, 1.0)
-        self.handle(ev.Probed(("", ""), asked, found, self.clock.now(), failed))
+        if not local:
+            unknown = tuple(k for k in manifest.keys if (c := index.chunks.get(k)) is None or c.blob.name == "ABSENT")
+            asked = unknown if self.store.meter.admits(ev.Tier.BLOB_READ) else ()
+            found, failed = await self.probe_blob(asked, manifest.fingerprint, 1.0)
+            self.handle(ev.Probed(("", ""), asked, found, self.clock.now(), failed))
         return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))
