@@ -98,7 +98,7 @@ $(NODE_CLIENT): tests/clients/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix tests/clients && touch $@ || echo "the Node client could not be installed: its tests are skipped"; \
 	else echo "npm is not installed: the tests of the Node client are skipped"; fi
 
-web: $(WEB_TOOLS) ## build web-sdk/dist (needs Node 20 and npm)
+web: $(WEB_TOOLS) ## build web-sdk/dist (needs Node 18 and npm)
 	node web-sdk/build.mjs
 
 $(WEB_TOOLS): web-sdk/package-lock.json

@@ -172,17 +172,17 @@ export class World {
     this.gateway.seen = this.gateway.seen.filter((one) => one.path != "/settled");
   }
 
-  /** So many keys, one every second; returns how many hints were seen. */
-  async keys(tab, count) {
+  /** Keys for so long, one every two seconds; returns how many hints were seen. */
+  async keys(tab, seconds) {
     await tab.evaluate(
-      async ([url, count]) => {
-        for (let i = 0; i < count; i++) {
+      async ([url, seconds]) => {
+        for (let at = 0; at < seconds; at += 2) {
           document.querySelector("#prompt").dispatchEvent(new InputEvent("input", { bubbles: true, composed: true, data: "zebra" }));
           for (let twice = 0; twice < 2; twice++) await fetch(url + "/settled", { mode: "no-cors" });
-          window.pass(1000);
+          window.pass(2000);
         }
       },
-      [this.gateway.url, count],
+      [this.gateway.url, seconds],
     );
     this.forget();
     return this.gateway.seen.length;

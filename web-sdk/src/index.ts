@@ -76,22 +76,26 @@ export const attach = (target: Target, { session, token, url = "", focus, model 
   const send: (id: string, withdraw?: boolean, again?: boolean) => Promise<void> = quietly(async (id, withdraw, again) => {
     const shown = present(id);
     const address = url + (withdraw ? "/v1/invalidate" : "/v1/advisory");
-    let body;
     let pause = 0;
     try {
-      body = JSON.stringify({ session_id: id, token: await shown, ...(withdraw ? {} : { ttl_s: 6, model_id: model }) });
-      // An unfinished request would end with the page.
-      if (withdraw && !("keepalive" in Request.prototype)) throw 0;
-      // Text is sent as text/plain: no preflight. No referrer: the page's address may hold a draft. No prototype: nothing that a page adds to all.
-      const { ok, status, headers } = await fetch(address, {
-        __proto__: null,
-        method: "POST",
-        body,
-        keepalive: true,
-        credentials: "omit",
-        referrerPolicy: "no-referrer",
-      } as RequestInit);
-      if (withdraw) return;
+      const body = JSON.stringify({ session_id: id, token: await shown, ...(withdraw ? {} : { ttl_s: 6, model_id: model }) });
+      let answer;
+      try {
+        // Without keepalive, a request ends with the page.
+        if (!withdraw || "keepalive" in Request.prototype)
+          // Text goes as text/plain: no preflight. No referrer: the page's address may hold a draft. No prototype: pages may add to it.
+          answer = fetch(address, {
+            __proto__: null,
+            method: "POST",
+            body,
+            keepalive: true,
+            credentials: "omit",
+            referrerPolicy: "no-referrer",
+          } as RequestInit);
+      } catch {}
+      // Whatever becomes of a request that the page does not outlive: it has been sent, and is not sent twice.
+      if (withdraw) return answer || navigator.sendBeacon(address, body);
+      const { ok, status, headers } = (await answer)!;
       if (ok) return (failed = 0);
       if (status == 401 && typeof token == "function") {
         if (shown == credential) credential = undefined;
@@ -99,7 +103,7 @@ export const attach = (target: Target, { session, token, url = "", focus, model 
       }
       pause = +headers.get("retry-after")! * 1e3 || 0;
     } catch {
-      if (withdraw) return body && navigator.sendBeacon(address, body);
+      if (withdraw) return;
     }
     counts = 0;
     next = now() + Math.max(pause, Math.min(4e3 * 2 ** ++failed, 3e5));
