@@ -38,7 +38,7 @@ def model(server: ScriptedServer) -> ChatOpenAI:
 @pytest.fixture
 def server_and_plain() -> Any:
     """A server, and a client of the openai package for it."""
-    with serving(Reply("One."), Reply("Two.")) as server:
+    with serving(*[Reply("Yes.")] * 3) as server:
         http = openai.DefaultHttpxClient(event_hooks=upbeat.event_hooks())
         yield server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http)
 
@@ -108,7 +108,7 @@ def test_a_node_that_asked_nobody_is_not_hinted_again() -> None:
 async def test_asynchronous_graphs_at_the_same_time_do_not_mix() -> None:
     if sys.version_info < (3, 11):
         pytest.skip("LangGraph passes no context to tasks there")
-    with serving(*[Reply("editor")] * 4, *[Reply("Done.")] * 4) as server:
+    with serving(*[Reply("editor")] * 8) as server:
         client = upbeat.AsyncAdvisoryClient(server.url)
         graph = team(server)
         handler = UpbeatCallbackHandler(client, graph, "team")
@@ -190,9 +190,14 @@ def test_a_node_may_ask_by_any_client_and_what_follows_the_graph_is_not_its(serv
             return {"messages": [answer.choices[0].message.content]}
 
         made = StateGraph(State)
+        made.add_node("first", lambda state: {"messages": []})
         made.add_node("clerk", ask)
-        made.add_edge(START, "clerk")
+        made.add_edge(START, "first")
+        made.add_edge("first", "clerk")
         graph = made.compile()
-        graph.invoke({"messages": []}, config(UpbeatCallbackHandler(client, graph, "team"), "t5"))
+        handler = UpbeatCallbackHandler(client, graph, "team")
+        for thread in ("t5", "t6"):
+            graph.invoke({"messages": []}, config(handler, thread))
         plain.chat.completions.create(model="m", messages=[{"role": "user", "content": "Mine."}])
-        assert [r.session for r in server.requests()] == ["t5:clerk", None]
+        assert [r.session for r in server.requests()] == ["t5:clerk", "t6:clerk", None]
+        assert server.wait_hint("t6:clerk"), "known to ask, though LangChain saw nothing of it"

@@ -6,13 +6,14 @@ built workflow says. The run is what `upbeat.in_run` (or `run`, below) says, els
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from upbeat.client import HintClient
 from upbeat.names import Hop, name_of
-from upbeat.speaking import begin, current_hop, current_run
+from upbeat.speaking import Speakers, current_hop, current_run
 from upbeat.workflow import Workflow
 
 try:
@@ -91,7 +92,7 @@ class _AroundAgent(AgentMiddleware):
     """Names the requests of an agent, and advises who may follow it."""
 
     def __init__(self, of: UpbeatMiddleware) -> None:
-        self._of = of
+        self._of, self._speakers = of, Speakers()
 
     async def process(self, context: Any, call_next: CallNext) -> None:
         hop = self._of.hop_of(context)
@@ -100,11 +101,9 @@ class _AroundAgent(AgentMiddleware):
             return
         # Without a named run the sessions of other agents are not known.
         self._of.workflow.asks(hop, self._of.may_follow(_name(context.agent)) if current_run() is not None else ())
-        speaker = begin(hop)
-
-        def over() -> None:
-            speaker.over = True
-
+        call = object()
+        over = functools.partial(self._speakers.over, call)
+        self._speakers.begin(call, hop)
         if context.stream:  # the request leaves later, when somebody reads the stream
             context.stream_cleanup_hooks.append(over)
             await call_next()

@@ -42,8 +42,8 @@ class HintClient:
         """
         url = _checked_url(base_url if base_url is not None else os.environ.get("UPBEAT_BASE_URL"))
         key = _checked_key(api_key if api_key is not None else os.environ.get("UPBEAT_API_KEY"))
-        if isinstance(queue_limit, bool) or not isinstance(queue_limit, int) or not 1 <= queue_limit <= 1_000_000:
-            raise ConfigurationError(f"queue_limit must be an integer from 1 to 1000000; got {queue_limit!r}")
+        if isinstance(queue_limit, bool) or not isinstance(queue_limit, int) or not 1 <= queue_limit <= 65_536:
+            raise ConfigurationError(f"queue_limit must be an integer from 1 to 65536; got {queue_limit!r}")
         _check_number("timeout_s", timeout_s, 0.05, 300.0)
         _check_number("exit_timeout_s", exit_timeout_s, 0.0, 60.0)
         self.base_url = url

@@ -11,7 +11,7 @@ from typing import Any
 
 from upbeat.client import HintClient
 from upbeat.names import Hop
-from upbeat.speaking import Speaker, begin, current_run, name_request
+from upbeat.speaking import Speakers, current_run, name_request
 from upbeat.workflow import Workflow
 
 try:
@@ -46,7 +46,7 @@ class UpbeatListener(BaseEventListener):
         #: By an agent's id: its hop in the crew in which it was last seen.
         self._hops: dict[str, Hop] = {}
         #: Whose request is being made or answered, by the agent's id.
-        self._speakers: dict[str, Speaker] = {}
+        self._speakers = Speakers()
         self._handlers: list[tuple[Any, Any]] = []
         super().__init__()
         register_before_llm_call_hook(self._model_is_asked)
@@ -94,15 +94,10 @@ class UpbeatListener(BaseEventListener):
         self._model_has_answered(context)
         hop = self._hop(context.agent, context.crew or getattr(context.agent, "crew", None))
         if hop is not None:
-            speaker = begin(hop)
-            with self.workflow.lock:
-                self._speakers[str(context.agent.id)] = speaker
+            self._speakers.begin(str(context.agent.id), hop)
 
     def _model_has_answered(self, context: Any) -> None:
-        with self.workflow.lock:
-            speaker = self._speakers.pop(str(getattr(context.agent, "id", None)), None)
-        if speaker is not None:
-            speaker.over = True
+        self._speakers.over(str(getattr(context.agent, "id", None)))
 
     def _hop(self, agent: Any, crew: Any) -> Hop | None:
         run = _run_of(crew)

@@ -8,12 +8,13 @@ once that is known of them they are not advised. A subgraph is one agent: its no
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from upbeat.client import HintClient
-from upbeat.speaking import Speaker, begin, current_hop, current_run
+from upbeat.speaking import Speakers, current_hop, current_run
 from upbeat.workflow import Workflow
 
 try:
@@ -21,7 +22,6 @@ try:
 except ImportError as e:
     raise ImportError("upbeat.langgraph needs LangGraph: pip install langgraph") from e
 
-T = TypeVar("T")
 _ENDS = ("__start__", "__end__")
 MAX_OPEN = 10_000
 
@@ -39,7 +39,8 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
     """`graph.invoke(input, config={"callbacks": [UpbeatCallbackHandler(client, graph, "team")]})`. It serves any number of runs at once.
 
     graph: the compiled graph. Every node is an agent of the workflow, named as the node, until it has run once without asking a
-    model. silent: nodes that are known never to ask one.
+    model. silent: nodes that are known never to ask one. asking: nodes that ask one unseen: neither through LangChain nor through a
+    client with `upbeat.event_hooks`.
     """
 
     #: In the caller's own context, so that its requests can be named; the work is a few microseconds.
@@ -53,6 +54,7 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         workflow: str,
         *,
         silent: Iterable[str] = (),
+        asking: Iterable[str] = (),
         priority: int = 0,
         model_id: str | None = None,
     ) -> None:
@@ -60,12 +62,13 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
         self._followers = followers_of(graph)
         self._silent = set(silent)
-        self._asked: set[str] = set()
+        #: Nodes that were seen to ask a model.
+        self._asked = set(asking)
         #: Chains that run: the run of each, and the node that it is, where it is one.
         self._runs: dict[UUID, str] = {}
         self._nodes: dict[UUID, str] = {}
         #: Whose request is being made or answered, by the node or call.
-        self._speakers: dict[UUID, Speaker] = {}
+        self._speakers = Speakers()
 
     def may_follow(self, node: str) -> tuple[str, ...]:
         """The nodes that may be the next to ask a model after this one."""
@@ -88,7 +91,7 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
             return
         self._remember(self._nodes, run_id, node)
         hop = self.workflow.hop(node, run)
-        self._remember(self._speakers, run_id, begin(hop))
+        self._speakers.begin(run_id, hop, functools.partial(self._seen_asking, node))
         self.workflow.asks(hop, self.may_follow(node))
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
@@ -109,21 +112,20 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
     ) -> None:
         node, run = self._node_of(metadata), self._run_of(metadata, parent_run_id)
         if node is not None and run is not None:
-            self._asked.add(node)
-            self._silent.discard(node)
+            self._seen_asking(node)
             hop = self.workflow.hop(node, run)
             if current_hop() != hop:
-                self._remember(self._speakers, run_id, begin(hop))
+                self._speakers.begin(run_id, hop)
             self.workflow.asks(hop)
 
     #: A completion model's call says the same.
     on_llm_start = on_chat_model_start
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._over(run_id)
+        self._speakers.over(run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._over(run_id)
+        self._speakers.over(run_id)
 
     def on_tool_start(
         self,
@@ -143,6 +145,10 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
 
     #: A query that enters retrieval will soon reach generation.
     on_retriever_start = on_tool_start
+
+    def _seen_asking(self, node: str) -> None:
+        self._asked.add(node)
+        self._silent.discard(node)
 
     def _next_to_ask(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Of these nodes, and those behind them where they may ask no model: the first that may."""
@@ -176,19 +182,13 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         with self.workflow.lock:
             node = self._nodes.pop(run_id, None)
             run = self._runs.pop(run_id, None)
-        self._over(run_id)
+        self._speakers.over(run_id)
         if node is not None and node not in self._asked and not failed:
             self._silent.add(node)
         if run is not None and parent_run_id is None:
             self.workflow.ends(run)
 
-    def _over(self, run_id: UUID) -> None:
-        with self.workflow.lock:
-            speaker = self._speakers.pop(run_id, None)
-        if speaker is not None:
-            speaker.over = True
-
-    def _remember(self, table: dict[UUID, T], key: UUID, value: T) -> None:
+    def _remember(self, table: dict[UUID, str], key: UUID, value: str) -> None:
         with self.workflow.lock:
             table[key] = value
             if len(table) > MAX_OPEN:

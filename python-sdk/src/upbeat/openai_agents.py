@@ -10,7 +10,7 @@ from typing import Any
 
 from upbeat.client import HintClient
 from upbeat.names import Hop
-from upbeat.speaking import Speaker, begin, current_run
+from upbeat.speaking import Speakers, current_run
 from upbeat.workflow import Workflow
 
 try:
@@ -36,7 +36,7 @@ class UpbeatRunHooks(RunHooks[Any]):
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
         self._run = run
         #: Whose request is being made or answered.
-        self._speakers: dict[Hop, list[Speaker]] = {}
+        self._speakers = Speakers()
 
     def hop(self, agent_name: str) -> Hop | None:
         """This agent in the run that this code belongs to; None when nothing says which that is."""
@@ -50,9 +50,7 @@ class UpbeatRunHooks(RunHooks[Any]):
         """`RunConfig(call_model_input_filter=hooks.name_request)`: its request carries the headers, by `upbeat.async_event_hooks`."""
         hop = self.hop(data.agent.name)
         if hop is not None:
-            speaker = begin(hop)
-            with self.workflow.lock:
-                self._speakers.setdefault(hop, []).append(speaker)
+            self._speakers.begin(hop, hop)
         return data.model_data
 
     async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
@@ -62,7 +60,7 @@ class UpbeatRunHooks(RunHooks[Any]):
     async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
         # What follows in the same task, such as an agent that is run as a tool, is somebody else's.
         if (hop := self.hop(agent.name)) is not None:
-            self._over(hop)
+            self._speakers.over(hop)
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         if (hop := self.hop(agent.name)) is not None:
@@ -75,11 +73,6 @@ class UpbeatRunHooks(RunHooks[Any]):
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
         if (hop := self.hop(agent.name)) is not None:
             self.workflow.ends(hop.run)
-
-    def _over(self, hop: Hop) -> None:
-        with self.workflow.lock:
-            for speaker in self._speakers.pop(hop, ()):
-                speaker.over = True
 
 
 class UpbeatTracingProcessor(TracingProcessor):
@@ -95,7 +88,7 @@ class UpbeatTracingProcessor(TracingProcessor):
         self._parents: dict[str, str | None] = {}
         self._runs: dict[str, str] = {}
         #: Whose request is being made or answered, by its span.
-        self._speakers: dict[str, Speaker] = {}
+        self._speakers = Speakers()
 
     def on_trace_start(self, trace: Any) -> None:
         run = current_run() or _trace_run(trace)
@@ -121,9 +114,7 @@ class UpbeatTracingProcessor(TracingProcessor):
         hop = self.workflow.hop(agent.name, run)
         kind = span.span_data.type
         if kind in ("generation", "response"):
-            speaker = begin(hop)
-            with self.workflow.lock:
-                self._speakers[span.span_id] = speaker
+            self._speakers.begin(span.span_id, hop)
             self.workflow.asks(hop, agent.handoffs or ())
         elif kind == "function":
             self.workflow.asks_after(hop, str(span.span_data.name))
@@ -132,10 +123,8 @@ class UpbeatTracingProcessor(TracingProcessor):
         with self.workflow.lock:
             self._parents.pop(span.span_id, None)
             self._agents.pop(span.span_id, None)
-            speaker = self._speakers.pop(span.span_id, None)
             run = self._runs.get(span.trace_id)
-        if speaker is not None:
-            speaker.over = True
+        self._speakers.over(span.span_id)
         to_agent = getattr(span.span_data, "to_agent", None) if span.span_data.type == "handoff" else None
         if to_agent and run is not None:
             self.workflow.follows(self.workflow.hop(to_agent, run), str(span.span_data.from_agent))

@@ -8,6 +8,7 @@ Invariant: every hint that was put is waiting, under way, or in exactly one of t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from upbeat.hints import MAX_BATCH, Advisory, Invalidation
@@ -36,7 +37,8 @@ class Outbox:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: dict[tuple[str, str], Waiting] = {}
+        #: Ordered, and its first is found at once however many went before it, which a plain dict does not promise.
+        self._waiting: OrderedDict[tuple[str, str], Waiting] = OrderedDict()
         self._under_way: Batch = []
         self.put_in = self.sent = self.dropped = self.failed = self.merged = 0
 
@@ -56,20 +58,19 @@ class Outbox:
         self._make_room()
 
     def take(self, now_s: float) -> Batch:
-        """What goes next, under way until `arrived`, `refused` or `give_back`; empty when nothing waits. Drops stale advisories."""
-        for item in list(self._waiting.values()):
-            if isinstance(item.hint, Advisory) and now_s - item.since_s > item.hint.lifetime_s:
-                del self._waiting[item.key]
-                self.dropped += 1
-        for item in self._waiting.values():
+        """What goes next, under way until `arrived`, `refused` or `give_back`; empty when nothing waits. Drops what is stale."""
+        while self._waiting and len(self._under_way) < MAX_BATCH:
+            item = next(iter(self._waiting.values()))
             alone = isinstance(item.hint, Invalidation)
-            if self._under_way and alone:
+            if alone and self._under_way:
                 break
-            self._under_way.append(item)
-            if alone or len(self._under_way) == MAX_BATCH:
-                break
-        for item in self._under_way:
             del self._waiting[item.key]
+            if isinstance(item.hint, Advisory) and now_s - item.since_s > item.hint.lifetime_s:
+                self.dropped += 1
+                continue
+            self._under_way.append(item)
+            if alone:
+                break
         return list(self._under_way)
 
     def arrived(self) -> None:
@@ -84,7 +85,7 @@ class Outbox:
 
     def give_back(self) -> None:
         """It did not arrive: it waits again, before everything else, unless something newer says more."""
-        again: dict[tuple[str, str], Waiting] = {}
+        again: OrderedDict[tuple[str, str], Waiting] = OrderedDict()
         for item in self._under_way:
             kind, name = item.key
             if item.key in self._waiting or (kind == "advise" and ("invalidate", name) in self._waiting):
@@ -98,7 +99,7 @@ class Outbox:
     def clear(self) -> None:
         """Nobody will send these any more."""
         self.dropped += len(self._waiting)
-        self._waiting = {}
+        self._waiting.clear()
 
     def drop(self) -> None:
         """A hint came that nobody will send."""
@@ -107,7 +108,7 @@ class Outbox:
 
     def _make_room(self) -> None:
         while len(self._waiting) > self._limit:
-            del self._waiting[next(iter(self._waiting))]
+            self._waiting.popitem(last=False)
             self.dropped += 1
 
     def validate(self) -> None:

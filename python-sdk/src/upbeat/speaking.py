@@ -6,7 +6,7 @@ client: all model libraries for OpenAI's API take one of httpx's kind, which is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ class Speaker:
     over: bool = False
 
 
+MAX_SPEAKERS = 10_000
 _speaker: ContextVar[Speaker | None] = ContextVar("upbeat_speaker", default=None)
 _run: ContextVar[str | None] = ContextVar("upbeat_run", default=None)
 
@@ -96,18 +97,32 @@ def speaking_as(hop: Hop) -> Iterator[Hop]:
         yield hop
 
 
+class Speakers:
+    """Who began to speak in callbacks, until another callback says that it is over. Bounded: the one that began first is over then.
+
+    Every step is one operation on a dict, so that no lock is needed.
+    """
+
+    def __init__(self) -> None:
+        self._speakers: dict[Hashable, Speaker] = {}
+
+    def begin(self, key: Hashable, hop: Hop, on_request: Callable[[], None] | None = None) -> None:
+        """Requests from here on are this hop's, until `over(key)`."""
+        speaker = self._speakers.setdefault(key, Speaker(hop.session_id, hop.headers, on_request, hop))
+        _speaker.set(speaker)
+        while len(self._speakers) > MAX_SPEAKERS:
+            self.over(next(iter(self._speakers)))
+
+    def over(self, key: Hashable) -> None:
+        """It asks no more."""
+        speaker = self._speakers.pop(key, None)
+        if speaker is not None:
+            speaker.over = True
+
+
 def speaker_of(hop: Hop) -> Speaker:
     """The speaker that a hop is."""
     return Speaker(hop.session_id, hop.headers, hop=hop)
-
-
-def begin(hop: Hop) -> Speaker:
-    """Requests from here on are this hop's, until its speaker is `over`. For callbacks, which have no block."""
-    speaker = current_speaker()
-    if speaker is None or speaker.hop != hop:
-        speaker = speaker_of(hop)
-        _speaker.set(speaker)
-    return speaker
 
 
 def name_request(request: Any) -> None:
