@@ -23,7 +23,7 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.intake import STRANGERS_SHARE, expect_continue
 from gateway.parts import PARTS, Parts
-from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, sessions, web_sdk, workflows
+from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, playground, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
 from gateway.watching import Watches
@@ -70,7 +70,8 @@ def build(parts: Parts) -> web.Application:
     get("/docs", ops.docs)
     get("/upbeat.js", web_sdk.show)
     get("/upbeat.mjs", web_sdk.show)
-    get("/", ops.first_page)
+    get("/", playground.page)
+    get("/playground/{name}", playground.part)
     return app
 
 

@@ -48,6 +48,21 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "float32",
     ),
+    # Little to compute, and a cache of 24 KiB a token.
+    "roomy": (
+        {
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "vocab_size": 2048,
+            "max_position_embeddings": 16_384,
+            "tie_word_embeddings": True,
+        },
+        "float32",
+    ),
     "131m": (
         {
             "hidden_size": 1024,

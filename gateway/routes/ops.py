@@ -116,28 +116,6 @@ async def docs(_request: web.Request) -> web.Response:
     )
 
 
-async def first_page(request: web.Request) -> web.Response:
-    """What this is, and what to type."""
-    parts = request.app[PARTS]
-    config = parts.config
-    base = f"http://{config.gateway.host}:{config.gateway.port}"
-    model = next(iter(sorted(parts.fleet.models)), config.served_model)
-    key = "" if parts.keys.open else " -H 'Authorization: Bearer YOUR_KEY'"
-    said = json.dumps({"model": model, "messages": [{"role": "user", "content": "My name is Ada. What is my name?"}]})
-    state = "ready" if not parts.not_ready() else "; ".join(parts.not_ready())
-    body = (
-        "<h1>Upbeat</h1><p>An OpenAI-compatible server for conversations. While a user types, one small request brings the "
-        "conversation's KV cache to the GPU that will answer; when the message comes, nothing is left to load.</p>"
-        f"<p>State: {html.escape(state)}. Model: <code>{html.escape(model)}</code></p>"
-        f"<pre>curl {base}/v1/chat/completions{key} \\\n  -H 'Content-Type: application/json' \\\n  -d '{html.escape(said)}'</pre>"
-        "<p>The user begins to type:</p>"
-        f'<pre>curl {base}/v1/advisory{key} -d \'{{"session_id": "my-chat"}}\'</pre>'
-        '<p><a href="/docs">API</a> · <a href="/openapi.json">OpenAPI</a> · <a href="/ready">readiness</a> · '
-        '<a href="/metrics">metrics</a> · <a href="/v1/models">models</a> · <a href="/v1/fleet">fleet</a></p>'
-    )
-    return _page("Upbeat", body)
-
-
 def _page(title: str, body: str) -> web.Response:
     text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style><body>{body}</body></html>'
     return web.Response(text=text, content_type="text/html")

@@ -94,6 +94,8 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
         self.seen_submit = asyncio.Event()
         self.token_s = 0.0
         self.tokens_by_default = 5
+        #: However many are asked for.
+        self.tokens_at_most = 1 << 20
         self.die_after: int | None = None
         self.refuse: RequestError | None = None
         self.cached_tokens = 3
@@ -151,7 +153,7 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
             out.put_nowait(frames.StepFrame(failed=[Failed(rid, to_wire(error))]))
             return
         out.put_nowait(frames.StepFrame(accepted=[Accepted(rid, len(text))]))
-        limit = request.sampling.max_tokens or self.tokens_by_default
+        limit = min(request.sampling.max_tokens or self.tokens_by_default, self.tokens_at_most)
         for position in range(len(request.resume_tokens), limit):
             if self.token_s:
                 await asyncio.sleep(self.token_s)

@@ -1,0 +1,58 @@
+// Calls to this server. The key, where one is needed, lives in sessionStorage: it ends with the tab and goes nowhere else.
+
+const STORED = "upbeat-key";
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(STORED) ?? "",
+  set: (value) => sessionStorage.setItem(STORED, value),
+  forget: () => sessionStorage.removeItem(STORED),
+};
+
+/** A response that is fine. Throws Refused with the server's own words, or TypeError when nobody answers. */
+export async function call(path, { method = "GET", body, headers = {}, signal } = {}) {
+  const sent = { ...headers };
+  if (key.get()) sent.Authorization = `Bearer ${key.get()}`;
+  if (body !== undefined) sent["Content-Type"] = "application/json";
+  const response = await fetch(path, { method, headers: sent, signal, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store" });
+  if (response.ok) return response;
+  const text = await response.text();
+  let said = text;
+  try {
+    said = JSON.parse(text).error.message;
+  } catch {
+    // Not this server's envelope: a proxy's page, perhaps.
+  }
+  throw new Refused(response.status, said.slice(0, 300) || `status ${response.status}`);
+}
+
+export const json = async (path, options) => (await call(path, options)).json();
+
+/** The data of a stream of server-sent events, each decoded; ends at [DONE] or with the stream. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += value;
+      let end;
+      while ((end = rest.indexOf("\n\n")) >= 0) {
+        const block = rest.slice(0, end);
+        rest = rest.slice(end + 2);
+        const data = block.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
+        if (data === "[DONE]") return;
+        if (data) yield JSON.parse(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,37 @@
+// Text that makes a conversation long, so that its cache is worth moving. The facts are of the kind that the bundled model was trained to recall.
+
+const NAMES = "Ada Boris Clara Daniel Elena Felix Grace Hugo Iris Jonas Kate Leo Maya Nora Oscar Petra Rosa Simon Tara Victor".split(" ");
+const PLACES = "Athens Berlin Dublin Geneva Helsinki Kyoto Lisbon Madrid Nairobi Oslo Prague Quito Rome Seoul Tokyo Vienna".split(" ");
+const LOCKS = "garage gate office locker safe cellar attic studio library vault".split(" ");
+const SUBJECTS = "rivers mountains trains bread coffee ships birds trees clouds stars maps bridges islands castles forests storms caves whales".split(" ");
+const REMARKS = [
+  "They are older than most people think.",
+  "There is a lot to learn about them, and it starts with looking closely.",
+  "They change slowly, but they never stay the same.",
+  "Some are small and some are very large.",
+  "They are best enjoyed with time and good company.",
+];
+
+/** Numbers from 0 to 1, the same for the same seed (a linear congruential generator). */
+function drawing(seed) {
+  let state = seed >>> 0;
+  return () => (state = (Math.imul(state, 1664525) + 1013904223) >>> 0) / 2 ** 32;
+}
+
+/** About `words` words, different for every seed from the first words on, ending with a question about a fact that was told. `number`: which story of
+ * its conversation it is, so that each tells of another lock. */
+export function story(seed, words, number = 0) {
+  const next = drawing(seed * 7919 + 17);
+  const pick = (list) => list[Math.floor(next() * list.length)];
+  const code = () => String(1000 + Math.floor(next() * 9000));
+  const lock = LOCKS[number % LOCKS.length];
+  const told = [`${pick(NAMES)} from ${pick(PLACES)} and ${pick(NAMES)} from ${pick(PLACES)} like ${pick(SUBJECTS)} and ${pick(SUBJECTS)}.`, `The code of the ${lock} is ${code()}.`, `My friend ${pick(NAMES)} lives in ${pick(PLACES)}.`];
+  let count = told.join(" ").split(" ").length;
+  while (count < words) {
+    const sentence = `Let us talk about ${pick(SUBJECTS)} in ${pick(PLACES)}. ${pick(REMARKS)} ${pick(REMARKS)}`;
+    told.push(sentence);
+    count += sentence.split(" ").length;
+  }
+  told.push(`What is the code of the ${lock}?`);
+  return told.join(" ");
+}

@@ -1,0 +1,310 @@
+// The playground in a real Chromium. `node playground.mjs SET` runs a set of scenarios and prints a line of JSON for each.
+// CHROMIUM: the program. URL: a gateway's. KEY: a server key of it, where it asks for one.
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const { chromium } = createRequire(join(here, "../../web-sdk/package.json"))("playwright-core");
+const { URL: url, KEY: key = "", CHROMIUM: program } = process.env;
+const LIMIT_MS = 60_000;
+
+const sets = { keyed: new Map(), fleet: new Map(), speed: new Map() };
+const keyed = (name, run) => sets.keyed.set(name, run);
+const fleet = (name, run) => sets.fleet.set(name, run);
+const speed = (name, run) => sets.speed.set(name, run);
+
+/** A tab with the page, and what it asked for, said and did wrong. */
+class Tab {
+  requests = [];
+  errors = [];
+
+  /** options: of a context of its own; without, tabs share one, which is sooner made. */
+  async open(browser, options) {
+    this.own = options && (await browser.newContext(options));
+    this.context = this.own ?? (browser.shared ??= await browser.newContext({ viewport: { width: 1280, height: 800 } }));
+    this.page = await this.context.newPage();
+    this.page.on("request", (request) => this.requests.push(request));
+    // A refused key is an answer that the page deals with.
+    this.page.on("console", (message) => message.type() === "error" && !/status of (401|400)/.test(message.text()) && this.errors.push(message.text()));
+    this.page.on("pageerror", (error) => this.errors.push(String(error)));
+    await this.page.goto(url);
+    return this;
+  }
+
+  async ready() {
+    await this.page.waitForSelector("#view-chat:not([hidden]), #key-form:not([hidden])");
+    if (await this.page.isVisible("#key-form")) await this.unlock(key);
+    await this.page.waitForSelector("#view-chat:not([hidden])");
+    return this.page;
+  }
+
+  async unlock(value) {
+    await this.page.fill("#key", value);
+    await this.page.keyboard.press("Enter");
+  }
+
+  to(path) {
+    return this.requests.filter((request) => new URL(request.url()).pathname === path);
+  }
+
+  /** The measured answers so far. */
+  async turns() {
+    return this.page.$$eval("#messages .assistant[data-ttft]", (all) => all.map((item) => ({ ...item.dataset })));
+  }
+
+  /** Runs `act`, which sends a turn; what was measured of it. */
+  async turn(act) {
+    const before = (await this.turns()).length;
+    await act(this.page);
+    await this.page.waitForFunction((n) => document.querySelectorAll("#messages .assistant[data-ttft]").length > n, before, { timeout: LIMIT_MS });
+    return (await this.turns()).at(-1);
+  }
+
+  /** Sends a turn that was typed, for a while. */
+  typed(text) {
+    return this.turn(async (page) => {
+      await page.locator("#prompt").pressSequentially(text, { delay: 30 });
+      await page.waitForFunction(() => /has everything in HBM/.test(document.querySelector("#hint-state").textContent), null, { timeout: LIMIT_MS });
+      await page.keyboard.press("Enter");
+    });
+  }
+
+  /** Sends a turn with hints switched off. */
+  async unannounced(text) {
+    await this.page.uncheck("#hints");
+    const measured = await this.turn(async (page) => {
+      await page.fill("#prompt", text);
+      await page.keyboard.press("Enter");
+    });
+    await this.page.check("#hints");
+    return measured;
+  }
+
+  /** Others speak until some of this session has left HBM. */
+  async crowded() {
+    const { page } = this;
+    for (let round = 0; round < 6; round++) {
+      await page.click("#others");
+      await page.waitForFunction(() => !document.querySelector("#others").disabled, null, { timeout: LIMIT_MS });
+      await page.waitForTimeout(600);
+      if (Number(await page.getAttribute("#picture .row[data-tier=hbm]", "data-share")) < 0.95) return;
+    }
+    assert.fail("the others took no room in HBM");
+  }
+
+  async close() {
+    await this.page.close();
+    await this.own?.close();
+    assert.deepEqual(this.errors, []);
+    const strangers = this.requests.map((request) => request.url()).filter((asked) => !asked.startsWith(url));
+    assert.deepEqual(strangers, [], "the page needs nothing from anywhere else");
+  }
+}
+
+// ---- a gateway with keys, in front of a toy fleet
+
+keyed("a key is asked for, a wrong one is told so, and the right one stays in this tab only", async (tab, browser) => {
+  const { page } = tab;
+  await page.waitForSelector("#key-form:not([hidden])");
+  assert.equal(await page.isVisible("#view-chat"), false);
+  await tab.unlock("a-wrong-key");
+  await page.waitForFunction(() => document.querySelector("#key-wrong").textContent.includes("try another"));
+  await tab.unlock(key);
+  await page.waitForSelector("#view-chat:not([hidden])");
+  const kept = await page.evaluate(() => [Object.values(localStorage), document.cookie, location.href, Object.values(sessionStorage)]);
+  assert.deepEqual(kept, [[], "", `${url}/`, [key]]);
+  assert.ok(!tab.requests.some((request) => request.url().includes(key)));
+  const other = await new Tab().open(browser);
+  await other.page.waitForSelector("#key-form:not([hidden])");
+  await other.close();
+});
+
+keyed("the first key that is typed hints, without a word of the text and with a token instead of the key; switched off, nothing does", async (tab) => {
+  const page = await tab.ready();
+  await page.locator("#prompt").pressSequentially("zebra");
+  await page.waitForFunction(() => document.querySelector("#picture").classList.contains("hinted"));
+  const [hint] = tab.to("/v1/advisory");
+  const body = JSON.parse(hint.postData());
+  assert.equal(body.session_id, await page.textContent("#session"));
+  assert.match(body.token, /^ek_/);
+  assert.ok(!hint.postData().includes("zebra") && !hint.headers().authorization);
+  assert.equal(tab.to("/v1/advisory").length, 1);
+  await page.uncheck("#hints");
+  await page.waitForFunction(() => !document.querySelector("#picture").classList.contains("hinted"));
+  assert.equal(tab.to("/v1/invalidate").length, 1);
+  await page.locator("#prompt").pressSequentially("zebra");
+  await page.waitForTimeout(200);
+  assert.equal(tab.to("/v1/advisory").length, 1);
+});
+
+keyed("the picture fills while a hint stands, tier by tier and layer by layer, and fades when it is withdrawn", async (tab) => {
+  const page = await tab.ready();
+  const shares = () => page.$$eval("#picture .row", (rows) => rows.map((row) => [row.querySelector("b").textContent, row.dataset.share]));
+  assert.deepEqual(await shares(), [["HBM", "0"], ["DRAM", "0"], ["SSD", "0"], ["blob", "0"], ["node-1", "0"]]);
+  await page.evaluate(() => {
+    const row = document.querySelector("#picture .row[data-tier=hbm]");
+    window.seen = [];
+    new MutationObserver(() => window.seen.push(Number(row.dataset.share))).observe(row, { attributeFilter: ["data-share"] });
+  });
+  await page.locator("#prompt").pressSequentially("ab");
+  await page.waitForSelector('#picture .row[data-tier=hbm][data-share="1.000"]');
+  const seen = await page.evaluate(() => window.seen);
+  assert.deepEqual([...seen].sort(), seen, "it only fills");
+  assert.deepEqual(await shares(), [["HBM", "1.000"], ["DRAM", "1.000"], ["SSD", "0.000"], ["blob", "1.000"], ["node-1", "0.500"]]);
+  assert.match(await page.getAttribute("#picture", "aria-label"), /HBM of node-0 100 %.*node-1 50 %/);
+  assert.match(await page.textContent("#hint-state"), /node-0 has everything in HBM/);
+  const opacity = () => page.$eval("#picture .row[data-tier=hbm] i", (cell) => getComputedStyle(cell).opacity);
+  assert.equal(await page.evaluate(() => document.querySelectorAll("#picture .row[data-tier=hbm] i").length), 4);
+  await page.waitForFunction(() => getComputedStyle(document.querySelector("#picture .row[data-tier=hbm] i")).opacity === "1");
+  await page.uncheck("#hints");
+  await page.waitForFunction(() => Number(getComputedStyle(document.querySelector("#picture .row[data-tier=hbm] i")).opacity) < 0.6);
+  assert.ok(Number(await opacity()) < 0.6);
+});
+
+keyed("Enter sends, Shift+Enter breaks the line, and an Enter that ends a composition sends nothing", async (tab) => {
+  const page = await tab.ready();
+  await page.locator("#prompt").pressSequentially("one");
+  await page.keyboard.press("Shift+Enter");
+  const cdp = await tab.context.newCDPSession(page);
+  await cdp.send("Input.imeSetComposition", { text: "に", selectionStart: 1, selectionEnd: 1 });
+  await page.$eval("#prompt", (box) => box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true, cancelable: true })));
+  await cdp.send("Input.insertText", { text: "日本" });
+  assert.equal(tab.to("/v1/chat/completions").length, 0);
+  const measured = await tab.turn(() => page.keyboard.press("Enter"));
+  assert.equal(tab.to("/v1/chat/completions")[0].postDataJSON().messages[0].content, "one\n日本");
+  assert.equal(await page.inputValue("#prompt"), "");
+  assert.deepEqual([measured.node, measured.cached], ["node-0", "3"]);
+  assert.equal(await page.textContent("#fact-node"), "node-0");
+  assert.match(await page.textContent("#messages .assistant .turn"), /node-0 · first token after .* cached · first turn/);
+});
+
+keyed("without the hint is measured and says of what; before that it says that it is not known", async (tab) => {
+  const page = await tab.ready();
+  await tab.turn(async () => page.locator("#prompt").pressSequentially("hello\n"));
+  assert.match(await page.textContent("#counterfactual"), /measured, not guessed/);
+  assert.equal(await page.textContent("#bar-without-text"), "–");
+  await tab.unannounced("and again");
+  assert.match(await page.textContent("#counterfactual"), /median of 1 turn of this chat/);
+  assert.match(await page.textContent("#bar-without-text"), /\d (ms|s)$/);
+});
+
+keyed("what the server refuses is said, and the conversation goes on", async (tab) => {
+  const page = await tab.ready();
+  await page.fill("#prompt", "x".repeat(3000));
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("#messages .failed");
+  assert.match(await page.textContent("#messages .failed"), /No answer: the prompt is too long/);
+  await tab.turn(async () => page.locator("#prompt").pressSequentially("short\n"));
+  assert.equal(tab.to("/v1/chat/completions").at(-1).postDataJSON().messages.length, 1, "what was refused is no part of it");
+});
+
+keyed("the views are chosen with the keyboard, and the fleet is shown", async (tab) => {
+  const page = await tab.ready();
+  await page.focus("#tab-chat");
+  await page.keyboard.press("ArrowRight");
+  await page.waitForFunction(() => document.querySelectorAll("#nodes tbody tr").length === 2);
+  assert.equal(await page.getAttribute("#tab-fleet", "aria-selected"), "true");
+  assert.equal(await page.isVisible("#view-chat"), false);
+  assert.match(await page.textContent("#fleet-state"), /2 of 2 nodes serve/);
+  assert.equal(await page.textContent("#sessions tbody td"), "chat-1");
+  await page.keyboard.press("ArrowLeft");
+  assert.equal(await page.isVisible("#view-chat"), true);
+});
+
+keyed("words can be read in the light and in the dark, everything has a name, and nothing overflows a phone", async (tab, browser) => {
+  for (const [colorScheme, viewport] of [["light", { width: 1280, height: 800 }], ["dark", { width: 360, height: 740 }]]) {
+    const other = await new Tab().open(browser, { colorScheme, viewport, reducedMotion: "reduce" });
+    const page = await other.ready();
+    await other.turn(async () => page.locator("#prompt").pressSequentially("hello\n"));
+    assert.deepEqual(await page.evaluate(poorlyReadable), [], colorScheme);
+    assert.deepEqual(await page.evaluate(nameless), []);
+    assert.equal(await page.evaluate(() => getComputedStyle(document.querySelector(".cell > i")).transitionDuration), "0s");
+    for (const view of ["chat", "fleet"]) {
+      await page.click(`#tab-${view}`);
+      assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${view} at ${viewport.width}`);
+    }
+    await other.close();
+  }
+});
+
+/** Texts whose contrast with what is behind them is below WCAG's 4.5. */
+function poorlyReadable() {
+  const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = numbers(colour).slice(0, 3).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if ((numbers(colour)[3] ?? 1) > 0) return colour;
+    }
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.checkVisibility() || element.disabled) continue;
+    const [a, b] = [light(getComputedStyle(element).color), light(behind(element))].sort((x, y) => y - x);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < 4.5) poor.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${contrast.toFixed(2)}`);
+  }
+  return poor;
+}
+
+/** Controls and regions that a screen reader could not name. */
+function nameless() {
+  const name = (e) => e.getAttribute("aria-label") || e.labels?.[0]?.textContent || e.textContent || document.getElementById(e.getAttribute("aria-labelledby"))?.textContent;
+  return [...document.querySelectorAll("button, input, textarea, section, [role=img], [role=tabpanel]")].filter((e) => !name(e)?.trim()).map((e) => e.outerHTML.slice(0, 80));
+}
+
+// ---- a whole stack with little memory
+
+fleet("others take a session's last layers out of HBM, and typing brings them back before the turn is sent", async (tab) => {
+  const page = await tab.ready();
+  for (let i = 0; i < 2; i++) await tab.turn(() => page.click("#story"));
+  await tab.crowded();
+  const before = Number(await page.getAttribute("#picture .row[data-tier=hbm]", "data-share"));
+  const layers = await page.$$eval("#picture .row[data-tier=hbm] i", (cells) => cells.map((cell) => new DOMMatrix(cell.style.transform).d));
+  assert.deepEqual([...layers].sort((a, b) => b - a), layers, "the last layers left first");
+  const typed = await tab.typed("What is the code?");
+  assert.ok(before < 0.95, `before typing, ${before} of it was in HBM`);
+  assert.deepEqual([typed.hinted, typed.ready], ["true", "1"]);
+  assert.ok(Number(typed.cached) >= Number(typed.prompt) - 128, "and the turn used it");
+  assert.match(await page.textContent("#bar-with-text"), /\d (ms|s)$/);
+});
+
+const PAIRS = 5;
+
+speed("typing makes the next turn's first token come sooner than not typing", async (tab) => {
+  const page = await tab.ready();
+  for (let i = 0; i < 4; i++) await tab.turn(() => page.click("#story"));
+  const cold = [], typed = [];
+  for (let pair = 0; pair < PAIRS; pair++) {
+    await tab.crowded();
+    cold.push(Number((await tab.unannounced("What is the code?")).ttft));
+    await tab.crowded();
+    typed.push(Number((await tab.typed("What is the code?")).ttft));
+  }
+  const middle = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
+  console.log(JSON.stringify({ measured: { typed, cold } }));
+  assert.ok(middle(typed) < middle(cold), `typed ${typed}; not typed ${cold}`);
+  const shown = [await page.textContent("#bar-with-text"), await page.textContent("#bar-without-text")];
+  assert.ok(shown.every((text) => /\d (ms|s)$/.test(text)), shown.join());
+});
+
+const browser = await chromium.launch({ executablePath: program, args: ["--no-sandbox", "--disable-dev-shm-usage"] });
+for (const [name, run] of sets[process.argv[2]]) {
+  let error = null;
+  const began = performance.now();
+  try {
+    const tab = await new Tab().open(browser);
+    await run(tab, browser);
+    await tab.close();
+  } catch (e) {
+    error = String(e.stack ?? e);
+  }
+  console.log(JSON.stringify({ name, error, ms: Math.round(performance.now() - began) }));
+}
+await browser.close();

@@ -1,0 +1,142 @@
+"""The playground in a real Chromium: playground.mjs has the scenarios. Before a toy fleet with keys, and before whole stacks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_needs import need
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
+
+from gateway_fakes import MODEL, Stack, stack  # noqa: E402
+
+from contracts.v1 import scheduler_pb2 as pb  # noqa: E402
+from loadtest.stack import Stack as WholeStack  # noqa: E402
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SCENARIOS = (HERE / "playground.mjs").read_text()
+KEY = "key-of-the-operator"
+#: A session of two thousand tokens fits into HBM once, and those of others push it out.
+LITTLE = {"hbm_gib": 0.03, "dram_gib": 0.012}
+LIMIT_S = 240
+
+
+def named(kind: str) -> list[str]:
+    """The scenarios of a set."""
+    return re.findall(rf'^{kind}\("(.*)", async', SCENARIOS, re.MULTILINE)
+
+
+async def run(kind: str, url: str, key: str = "") -> dict[str, Any]:
+    """Runs a set; the error of each scenario by name, None where it has none."""
+    node = need(shutil.which("node"), "node")
+    chromium = need(next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None), "Chromium")
+    need((ROOT / "web-sdk" / "node_modules" / "playwright-core").exists(), "web-sdk/node_modules (npm ci --prefix web-sdk)")
+    process = await asyncio.create_subprocess_exec(
+        node,
+        str(HERE / "playground.mjs"),
+        kind,
+        env={**os.environ, "URL": url, "KEY": key, "CHROMIUM": chromium},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=1 << 20,
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    lines = [json.loads(line) if line.startswith("{") else {"said": line} for line in output.decode().splitlines()]
+    found = {line["name"]: line["error"] for line in lines if "name" in line}
+    return {name: found.get(name, f"did not run: {output.decode()[-2000:]}") for name in named(kind)}
+
+
+class Brought(dict[str, pb.SessionInfo]):
+    """Sessions of a toy scheduler: a hint brings a layer into HBM with each look; it stands until it is withdrawn."""
+
+    def __init__(self, s: Stack) -> None:
+        super().__init__()
+        self._scheduler = s.scheduler
+        self._looks: dict[str, int] = {}
+
+    def get(self, session_id: str, default: Any = None) -> Any:
+        hinted = any(a.session.session_id == session_id for a in self._scheduler.advised)
+        if not hinted:
+            return default
+        withdrawn = any(i.session.session_id == session_id for i in self._scheduler.invalidated)
+        layers = self._looks[session_id] = min(4, self._looks.get(session_id, 0) + 1)
+        tiers = {"hbm": [2] * layers + [0] * (4 - layers), "dram": [2] * 4, "blob": [2] * 4}
+        nodes = [
+            pb.NodeResidency(node="node-0", tiers=[{"tier": t, "layer_chunks": c, "tokens": 0, "bytes": sum(c)} for t, c in tiers.items()]),
+            pb.NodeResidency(node="node-1", tiers=[{"tier": "ssd", "layer_chunks": [1] * 4, "tokens": 64, "bytes": 4}]),
+        ]
+        summary = pb.SessionSummary(session={"session_id": session_id}, model=MODEL, tokens=128, node="" if withdrawn else "node-0")
+        return pb.SessionInfo(summary=summary, known=True, nodes=nodes)
+
+
+@pytest.fixture(scope="module")
+async def keyed() -> AsyncIterator[dict[str, Any]]:
+    async with stack(api_keys=[{"key": KEY}]) as s:
+        s.scheduler.residencies = Brought(s)
+        for worker in s.workers:
+            worker.tokens_at_most = 5
+        yield await run("keyed", s.url, KEY)
+
+
+@pytest.mark.parametrize("name", named("keyed"))
+async def test_the_page_with_a_toy_fleet(keyed: dict[str, Any], name: str) -> None:
+    assert keyed[name] is None, keyed[name]
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", named("fleet"))
+async def test_the_page_with_a_whole_stack(name: str, tmp_path: Path) -> None:
+    with WholeStack(nodes=1, directory=tmp_path, **LITTLE) as whole:
+        found = await run("fleet", whole.url)
+    assert found[name] is None, found[name]
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+@pytest.mark.parametrize("name", named("speed"))
+async def test_the_page_with_a_slow_disk(name: str, tmp_path: Path) -> None:
+    """Each read of the SSD takes 150 ms longer, so that bringing this small model's cache takes time as a large one's does."""
+    slow_disk = {"kv": {"failpoints": {"ssd.after_read": "delay:150"}}}
+    with WholeStack(nodes=2, directory=tmp_path, settings=slow_disk, **LITTLE) as whole:
+        found = await run("speed", whole.url)
+    assert found[name] is None, found[name]
+
+
+@pytest.mark.parametrize("path", ["/", "/playground/playground.js", "/playground/playground.css", "/playground/icon.svg"])
+async def test_files_are_served_with_a_policy_that_allows_nothing_foreign(path: str) -> None:
+    async with stack(nodes=1, api_keys=[{"key": KEY}]) as s, s.http.get(s.url + path) as answer:
+        assert answer.status == 200
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        async with s.http.get(s.url + path, headers={"If-None-Match": answer.headers["ETag"]}) as again:
+            assert (again.status, await again.read()) == (304, b"")
+
+
+async def test_no_other_file_is_served() -> None:
+    async with stack(nodes=1) as s:
+        for name in ("nothing.js", "..%2fapp.py", "%2e%2e%2fapp.py", "../app.py", "playground.js%00", ""):
+            async with s.http.get(f"{s.url}/playground/{name}") as answer:
+                assert answer.status == 404, name
+
+
+def test_the_page_has_no_script_or_style_inside_and_names_no_other_host() -> None:
+    folder = ROOT / "gateway" / "playground"
+    page = (folder / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", page)
+    for file in folder.iterdir():
+        assert not [u for u in re.findall(r"https?://[^\s\"')]+", file.read_text()) if "w3.org" not in u], file.name
