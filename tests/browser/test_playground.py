@@ -1,64 +1,24 @@
-"""The playground in a real Chromium: playground.mjs has the scenarios. Before a toy fleet with keys, and before whole stacks."""
+"""The playground in a real Chromium: playground.mjs has the scenarios. Before a toy fleet with keys."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import re
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_needs import need
+from browser_needs import ROOT
+from playground_runs import named, run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
-from gateway_fakes import MODEL, Stack, stack  # noqa: E402
+from gateway_fakes import MODEL, Stack, stack
 
-from contracts.v1 import scheduler_pb2 as pb  # noqa: E402
-from loadtest.stack import Stack as WholeStack  # noqa: E402
+from contracts.v1 import scheduler_pb2 as pb
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-SCENARIOS = (HERE / "playground.mjs").read_text()
 KEY = "key-of-the-operator"
-#: A session of two thousand tokens fits into HBM once, and those of others push it out.
-LITTLE = {"hbm_gib": 0.03, "dram_gib": 0.012}
-LIMIT_S = 240
-
-
-def named(kind: str) -> list[str]:
-    """The scenarios of a set."""
-    return re.findall(rf'^{kind}\("(.*)", async', SCENARIOS, re.MULTILINE)
-
-
-async def run(kind: str, url: str, key: str = "") -> dict[str, Any]:
-    """Runs a set; the error of each scenario by name, None where it has none."""
-    node = need(shutil.which("node"), "node")
-    chromium = need(next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None), "Chromium")
-    need((ROOT / "web-sdk" / "node_modules" / "playwright-core").exists(), "web-sdk/node_modules (npm ci --prefix web-sdk)")
-    process = await asyncio.create_subprocess_exec(
-        node,
-        str(HERE / "playground.mjs"),
-        kind,
-        env={**os.environ, "URL": url, "KEY": key, "CHROMIUM": chromium},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        limit=1 << 20,
-    )
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    lines = [json.loads(line) if line.startswith("{") else {"said": line} for line in output.decode().splitlines()]
-    found = {line["name"]: line["error"] for line in lines if "name" in line}
-    return {name: found.get(name, f"did not run: {output.decode()[-2000:]}") for name in named(kind)}
 
 
 class Brought(dict[str, pb.SessionInfo]):
@@ -96,25 +56,6 @@ async def keyed() -> AsyncIterator[dict[str, Any]]:
 @pytest.mark.parametrize("name", named("keyed"))
 async def test_the_page_with_a_toy_fleet(keyed: dict[str, Any], name: str) -> None:
     assert keyed[name] is None, keyed[name]
-
-
-@pytest.mark.stack
-@pytest.mark.parametrize("name", named("fleet"))
-async def test_the_page_with_a_whole_stack(name: str, tmp_path: Path) -> None:
-    with WholeStack(nodes=1, directory=tmp_path, **LITTLE) as whole:
-        found = await run("fleet", whole.url)
-    assert found[name] is None, found[name]
-
-
-@pytest.mark.stack
-@pytest.mark.slow
-@pytest.mark.parametrize("name", named("speed"))
-async def test_the_page_with_a_slow_disk(name: str, tmp_path: Path) -> None:
-    """Each read of the SSD takes 150 ms longer, so that bringing this small model's cache takes time as a large one's does."""
-    slow_disk = {"kv": {"failpoints": {"ssd.after_read": "delay:150"}}}
-    with WholeStack(nodes=2, directory=tmp_path, settings=slow_disk, **LITTLE) as whole:
-        found = await run("speed", whole.url)
-    assert found[name] is None, found[name]
 
 
 @pytest.mark.parametrize("path", ["/", "/playground/playground.js", "/playground/playground.css", "/playground/icon.svg"])

@@ -1,0 +1,47 @@
+"""Runs sets of scenarios of playground.mjs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from browser_needs import ROOT, chromium, need
+
+HERE = Path(__file__).parent
+SCENARIOS = (HERE / "playground.mjs").read_text()
+LIMIT_S = 240
+
+
+def named(kind: str) -> list[str]:
+    """The scenarios of a set."""
+    return re.findall(rf'^{kind}\("(.*)", async', SCENARIOS, re.MULTILINE)
+
+
+async def run(kind: str, url: str, key: str = "") -> dict[str, Any]:
+    """Runs a set; the error of each scenario by name, None where it has none."""
+    node = need(shutil.which("node"), "node")
+    program = chromium()
+    need((ROOT / "web-sdk" / "node_modules" / "playwright-core").exists(), "web-sdk/node_modules (npm ci --prefix web-sdk)")
+    process = await asyncio.create_subprocess_exec(
+        node,
+        str(HERE / "playground.mjs"),
+        kind,
+        env={**os.environ, "URL": url, "KEY": key, "CHROMIUM": program},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=1 << 20,
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    lines = [json.loads(line) if line.startswith("{") else {"said": line} for line in output.decode().splitlines()]
+    found = {line["name"]: line["error"] for line in lines if "name" in line}
+    return {name: found.get(name, f"did not run: {output.decode()[-2000:]}") for name in named(kind)}
