@@ -51,7 +51,7 @@ def welcome(config: Config, took_s: float) -> str:
     nodes = f"{config.nodes.count} node" + ("s" if config.nodes.count > 1 else "")
     return (
         f"\nUpbeat serves {config.served_model} on {url} ({nodes}, ready in {took_s:.1f} s)\n\n"
-        f"  open   {url}/docs\n"
+        f"  open   {url}/   (the API: {url}/docs)\n"
         f"  logs   {config.run_dir}/logs\n"
         f"  try    curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}\n"
         f"  stop   Ctrl-C\n"
