@@ -25,7 +25,7 @@ export function story(seed, words, number = 0) {
   const pick = (list) => list[Math.floor(next() * list.length)];
   const code = () => String(1000 + Math.floor(next() * 9000));
   const lock = LOCKS[number % LOCKS.length];
-  const told = [`${pick(NAMES)} from ${pick(PLACES)} and ${pick(NAMES)} from ${pick(PLACES)} like ${pick(SUBJECTS)} and ${pick(SUBJECTS)}.`, `The code of the ${lock} is ${code()}.`, `My friend ${pick(NAMES)} lives in ${pick(PLACES)}.`];
+  const told = [`${pick(NAMES)} from ${pick(PLACES)} and ${pick(NAMES)} from ${pick(PLACES)} like ${pick(SUBJECTS)} and ${pick(SUBJECTS)}.`, `The code of the ${lock} is ${code()}.`];
   let count = told.join(" ").split(" ").length;
   while (count < words) {
     const sentence = `Let us talk about ${pick(SUBJECTS)} in ${pick(PLACES)}. ${pick(REMARKS)} ${pick(REMARKS)}`;
