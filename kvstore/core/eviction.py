@@ -14,8 +14,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Generator
+from functools import lru_cache
 
 from contracts.ids import SessionKey
+from contracts.kv import KvShape
 from kvstore.core.index import Chunk, Index
 from kvstore.core.ledger import SlotKind, slot_bytes
 from kvstore.core.prefetch import band_of, quarter
@@ -68,9 +70,15 @@ def dropped(key: VictimKey) -> bool:
     return key[0] == _SAVED and key[1] == Rank.DROPPED
 
 
+@lru_cache(maxsize=64)
+def kinds_of(shape: KvShape) -> tuple[SlotKind, ...]:
+    """By layer, the slots that hold such pieces."""
+    return tuple(SlotKind(shape.fingerprint, band_of(shape, layer), slot_bytes(shape.piece_bytes)) for layer in range(shape.layers))
+
+
 def kind_of(chunk: Chunk, layer: int) -> SlotKind:
     """The slots that hold such a piece."""
-    return SlotKind(chunk.shape.fingerprint, band_of(chunk.shape, layer), slot_bytes(chunk.shape.piece_bytes))
+    return kinds_of(chunk.shape)[layer]
 
 
 class Victims:

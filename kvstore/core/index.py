@@ -78,16 +78,22 @@ class Index:
             self.resident[chunk.key] = chunk
         old = chunk.states[layer]
         chunk.states[layer] = move(PIECE_MOVES, old, new)
-        chunk.ready += (new is PieceState.READY) - (old is PieceState.READY)
-        if new is PieceState.ABSENT or new in WITH_SLOT:
-            chunk.offsets[layer] = offset if new is not PieceState.ABSENT else -1
-        if new is PieceState.ABSENT and not any(chunk.states):
-            chunk.states, chunk.offsets, chunk.sums = NO_STATES, NO_NUMBERS, NO_NUMBERS
-            del self.resident[chunk.key]
-            self._perhaps_empty.add(chunk.key)
-        if PieceState.READY in (old, new):
-            self._touch(chunk.key)
-            self._stir_key(chunk.key)
+        if new in WITH_SLOT:
+            chunk.offsets[layer] = offset
+        elif new is PieceState.ABSENT:
+            chunk.offsets[layer] = -1
+            if not any(chunk.states):
+                chunk.states, chunk.offsets, chunk.sums = NO_STATES, NO_NUMBERS, NO_NUMBERS
+                del self.resident[chunk.key]
+                self._perhaps_empty.add(chunk.key)
+        if new is PieceState.READY:
+            chunk.ready += 1
+        elif old is PieceState.READY:
+            chunk.ready -= 1
+        else:
+            return
+        self._touch(chunk.key)
+        self._stir_key(chunk.key)
 
     def set_copy(self, chunk: Chunk, tier: str, new: CopyState, sums: tuple[int, ...] = (), encoded_bytes: int = 0) -> None:
         """Move the chunk's copy in "ssd" or "blob"; no move when it stands there already. Raises IllegalTransition.

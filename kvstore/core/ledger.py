@@ -189,23 +189,27 @@ class Ledger:
         there is no room."""
         if not self.has_room(Counter(kinds), granules):
             return None
-        return [self._take(kind, holder, granules) for kind, holder in zip(kinds, holders, strict=True)]
+        offsets: list[int] = []
+        slab: Slab | None = None
+        for kind, holder in zip(kinds, holders, strict=True):
+            if slab is None or slab.kind != kind or not slab.free:
+                self._shelve(slab)
+                shelf = self._shelves.setdefault(kind, _Shelf())
+                slab = shelf.fullest() or self._new_slab(kind, shelf, granules)
+            index = slab.free.pop()
+            slab.holders[index] = holder
+            slab.locked += 1
+            shelf.free -= 1
+            self.used_bytes += kind.size
+            offsets.append(slab.base + index * kind.size)
+        self._shelve(slab)
+        self._reserved.update(offsets)
+        return offsets
 
-    def _take(self, kind: SlotKind, holder: object, granules: int) -> int:
-        shelf = self._shelves.setdefault(kind, _Shelf())
-        slab = shelf.fullest()
-        if slab is None:
-            slab = self._new_slab(kind, shelf, granules)
-        index = slab.free.pop()
-        slab.holders[index] = holder
-        slab.locked += 1
-        shelf.free -= 1
-        if slab.free:
-            shelf.push(slab)
-        offset = slab.base + index * kind.size
-        self._reserved.add(offset)
-        self.used_bytes += kind.size
-        return offset
+    def _shelve(self, slab: Slab | None) -> None:
+        """Slots were taken of the slab; what it has free is found again."""
+        if slab is not None and slab.free:
+            self._shelves[slab.kind].push(slab)
 
     def _new_slab(self, kind: SlotKind, shelf: _Shelf, granules: int) -> Slab:
         first = self.granules.take(granules)

@@ -8,6 +8,8 @@ have a lower priority), is there first. By arrival before priority, urgency woul
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from contracts.kv import KvShape
 from kvstore.core.events import LoadKind, SourceKind
 
@@ -16,8 +18,8 @@ FetchRank = tuple[int, float, float, float, int, int]
 
 #: Reads of the SSD should be about this long where layers may be taken together.
 _SSD_READ_BYTES = 1 << 20
-#: So many bands at most, which is half of a chunk: the first layers are computed while the others come.
-_BANDS = 2
+#: Where somebody waits and pieces are small, this part of the layers is read first, and the others in as few reads as may be.
+_FIRST_PART = 6
 
 
 def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: int, position: int) -> FetchRank:
@@ -44,17 +46,23 @@ def band_of(shape: KvShape, layer: int) -> int:
 def reads(shape: KvShape, layers: list[int], source: SourceKind, kind: LoadKind) -> list[list[int]]:
     """`layers` (ascending) cut into reads, each without gaps: within one band, and shorter from the SSD.
 
-    Where pieces are small, what somebody waits for is read from the SSD two bands at a time: each read costs the store more than the
-    time by which its first layer would have come sooner.
+    Where pieces are small, what somebody waits for is read from the SSD in two reads, a short one and the rest: computing begins when the
+    first layers are there, and each further read would cost the store more than the time by which its first layer came sooner. Models
+    of a few layers are read in one.
     """
-    size = quarter(shape)
-    if source is SourceKind.SSD and kind in (LoadKind.DEMAND, LoadKind.PEER):
-        size *= max(1, min(_BANDS, _SSD_READ_BYTES // (size * shape.piece_bytes)))
-    most = size if source is SourceKind.BLOB else min(size, max(1, -(-_SSD_READ_BYTES // shape.piece_bytes)))
+    band, long = quarter(shape), max(1, _SSD_READ_BYTES // shape.piece_bytes)
+    if source is SourceKind.SSD and kind in (LoadKind.DEMAND, LoadKind.PEER) and long >= 2 * band:
+        first = shape.layers // _FIRST_PART
+        return _cut(layers, lambda layer: 0 if layer < first else 1 + (layer - first) // long)
+    most = band if source is SourceKind.BLOB else min(band, max(1, -(-_SSD_READ_BYTES // shape.piece_bytes)))
+    return _cut(layers, lambda layer: (layer // band, layer % band // most))
+
+
+def _cut(layers: list[int], part: Callable[[int], object]) -> list[list[int]]:
+    """Neighbours of one part together."""
     cut: list[list[int]] = []
     for layer in layers:
-        joins = cut and layer == cut[-1][-1] + 1 and layer // size == cut[-1][0] // size
-        if joins and layer % size // most == cut[-1][0] % size // most:
+        if cut and layer == cut[-1][-1] + 1 and part(layer) == part(cut[-1][0]):
             cut[-1].append(layer)
         else:
             cut.append([layer])

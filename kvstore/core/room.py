@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from kvstore.core.emptying import Emptying
-from kvstore.core.eviction import Below, VictimKey, Victims, kind_of, protected
+from kvstore.core.eviction import Below, VictimKey, Victims, kinds_of, protected
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Instruction
 from kvstore.core.ledger import Ledger, Slab, SlotKind
@@ -46,13 +46,16 @@ class Room:
 
     def reserve(self, pieces: Sequence[tuple[Chunk, int]], now: float, *, below: Below | None) -> list[int] | None:
         """A reserved slot for each (chunk, layer), all of one model, or None. `below`: evict only what stands below it; None: any."""
-        kinds = [kind_of(chunk, layer) for chunk, layer in pieces]
+        of_layer = kinds_of(pieces[0][0].shape)
+        kinds = [of_layer[layer] for _, layer in pieces]
         chunks = [chunk for chunk, _ in pieces]
         good, fewest = self._ledger.slab_granules(kinds[0].size)
         if not good:
             return None
+        if (slots := self._ledger.begin(kinds, chunks, good)) is not None:
+            return slots
         needs = Counter(kinds)
-        if not self._ledger.has_room(needs, good) and not self._evict_ahead(needs, good, now, below):
+        if not self._evict_ahead(needs, good, now, below):
             if fewest == good or not (self._ledger.has_room(needs, fewest) or self._evict(needs, fewest, now, below)):
                 return None
             self._out.append(Counted("slabs_with_waste"))

@@ -30,14 +30,16 @@ class Sources:
     def usable(self, load: Load, key: bytes) -> Chunk | None:
         """The chunk's record, unless it is of another shape or erased."""
         chunk = self._index.chunks.get(key)
-        return chunk if chunk is not None and chunk.shape == load.shape and not chunk.doomed else None
+        if chunk is None or chunk.doomed:
+            return None
+        return chunk if chunk.shape is load.shape or chunk.shape == load.shape else None
 
     def coming(self, load: Load, i: int) -> bool:
         """Whether the wanted pieces are in the arena or on their way."""
         key, layers = load.wants[i]
         chunk = self.usable(load, key)
         states = COMING if load.leading_only else _OWN
-        return chunk is not None and all(chunk.state(layer) in states for layer in layers)
+        return chunk is not None and (chunk.complete or all(chunk.state(layer) in states for layer in layers))
 
     def near(self, load: Load, i: int) -> bool:
         """Whether the wanted pieces are in the arena, on their way, or can be read from the own SSD."""
@@ -56,7 +58,7 @@ class Sources:
     def ready(self, load: Load, i: int) -> bool:
         """Whether every wanted piece can be read in the arena."""
         chunk = self.usable(load, load.wants[i][0])
-        return chunk is not None and all(chunk.state(layer) is PieceState.READY for layer in load.wants[i][1])
+        return chunk is not None and (chunk.complete or all(chunk.state(layer) is PieceState.READY for layer in load.wants[i][1]))
 
     def expected(self, load: Load, indices: Iterable[int]) -> tuple[SourceKind | None, ...]:
         """From where these chunks' pieces are expected, for whoever estimates how long that takes; None: they are here, or nearly."""

@@ -203,4 +203,4 @@ def test_a_prefetch_never_displaces_what_an_advisory_protects():
         step(store, ev.FetchDone(fetch.fetch, {}, 0.0))
     assert not of(do.Fetch, want(store, 1, KEYS[1:2], LoadKind.PREFETCH))
     reads = of(do.Fetch, want(store, 2, KEYS[1:2], LoadKind.DEMAND))
-    assert [[piece.layer for piece in fetch.pieces] for fetch in reads] == [[0, 1], [2, 3]]
+    assert [[piece.layer for piece in fetch.pieces] for fetch in reads] == [[0, 1, 2, 3]]

@@ -70,19 +70,21 @@ def test_reads_join_neighbouring_layers_but_not_across_a_gap_nor_what_is_only_hi
     assert reads(small, [1, 2, 3, 6], SourceKind.SSD, LoadKind.PREFETCH) == [[1], [2, 3], [6]]
 
 
-def test_what_somebody_waits_for_is_read_from_the_ssd_in_reads_of_half_a_chunk_or_a_mebibyte():
-    def lengths(piece_kib: int, kind: LoadKind) -> list[int]:
-        shape = KvShape(b"f" * 32, 8, 1, piece_kib, 64, "float32")
-        assert shape.piece_bytes == 2 * 4 * 64 * piece_kib
-        return [len(read) for read in reads(shape, list(range(8)), SourceKind.SSD, kind)]
+def test_what_somebody_waits_for_is_read_from_the_ssd_in_a_short_read_and_the_rest():
+    def lengths(piece_kib: int, kind: LoadKind, layers: int = 12) -> list[int]:
+        shape = KvShape(b"f" * 32, layers, 1, piece_kib, 64, "float32")
+        assert shape.piece_bytes == 512 * piece_kib
+        return [len(read) for read in reads(shape, list(range(layers)), SourceKind.SSD, kind)]
 
     for kind in (LoadKind.DEMAND, LoadKind.PEER):
-        assert lengths(32, kind) == [4, 4]  # 16 KiB a piece
-        assert lengths(512, kind) == [4, 4]
-        assert lengths(1024, kind) == lengths(1024, LoadKind.PREFETCH) == [2] * 4
-        assert lengths(2048, kind) == lengths(2048, LoadKind.PREFETCH) == [1] * 8
+        assert lengths(32, kind) == [2, 10]  # 16 KiB a piece
+        assert lengths(128, kind) == [2, 10]
+        assert lengths(256, kind) == [2, 8, 2]  # 1 MiB is the most that is read at once
+        assert lengths(512, kind) == lengths(512, LoadKind.PREFETCH) == [3] * 4, "two bands are more than that"
+        assert lengths(2048, kind) == lengths(2048, LoadKind.PREFETCH) == [1] * 12
+        assert lengths(32, kind, layers=4) == [4]
     small = KvShape(b"f" * 32, 8, 1, 8, 16, "float32")
-    assert reads(small, [1, 2, 3, 6], SourceKind.SSD, LoadKind.DEMAND) == [[1, 2, 3], [6]]
+    assert reads(small, [0, 1, 2, 3, 6], SourceKind.SSD, LoadKind.DEMAND) == [[0], [1, 2, 3], [6]]
 
 
 # ---- the whole, step by step
