@@ -47,7 +47,9 @@ def _reasons(d: dict[str, Any]) -> Iterator[str]:
         yield _WORTH[d["worth"]]
     if d["avoided_nodes"]:
         yield f"Nodes that were to be avoided: {d['avoided_nodes']}."
-    if d["pin_node"]:
+    if d.get("taken"):
+        yield f"The gateway sent it to {node} at once, as its hint had been told, so nothing else was weighed."
+    elif d["pin_node"]:
         yield f"{node} was asked for by name, so nothing else was weighed."
     elif len(scores) == 1:
         yield f"{node} was the only node to choose from."

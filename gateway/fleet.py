@@ -17,6 +17,7 @@ from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.workflow import Hop
 from gateway import metrics
+from gateway.core.promises import Promises
 from gateway.core.retry import Patience
 from gateway.core.routing import FleetView, LastNodes, Model, Node, Route, direct_route, following
 from gateway.schedulers import Scheduler, Schedulers, workflow_key
@@ -45,6 +46,7 @@ class Fleet:
         #: Every model seen; a model whose nodes are restarting is still known.
         self.models: dict[str, Model] = {}
         self._last_nodes = LastNodes()
+        self.promises = Promises()
 
     async def stop(self) -> None:
         """Close the channels."""
@@ -109,6 +111,12 @@ class Fleet:
         self, request_id: str, session: SessionKey, model: str, *, priority: int, pin: str, avoid: list[str], hop: Hop | None = None
     ) -> Route:
         """Where this attempt goes. Raises a RequestError: Unavailable when no node can take it now, else the caller's fault."""
+        if not pin and not avoid and hop is None and len(self.promises):
+            workers, now_s = self._workers, self._clock.now()
+            promised = self.promises.take(session, model, self.view, workers.in_flight, workers.connected, now_s)
+            if promised is not None:
+                metrics.PLACED.labels("hint").inc()
+                return promised
         wanted = pb.PlaceRequest(
             request_id=request_id,
             session=session_to_wire(session),
@@ -126,6 +134,18 @@ class Fleet:
                 metrics.PLACED.labels("scheduler" if scheduler is own else "standby").inc()
                 return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)
         return self._direct(session, model, pin, avoid)
+
+    def taken(self, request_id: str, session: SessionKey, model: str, priority: int, node: str) -> None:
+        """A turn went where it was promised: tell the scheduler, which counts it there."""
+        wire = session_to_wire(session)
+        told = pb.PlaceRequest(request_id=request_id, session=wire, model=model, priority=priority, pin_node=node, taken=True)
+        for scheduler in self.schedulers.of(session)[:1]:
+            scheduler.placing.tell(told)
+
+    def promised(self, session: SessionKey, placed: pb.Placement) -> None:
+        """What a scheduler has answered to the session's hint."""
+        route = Route(placed.node, placed.worker_address, tuple(placed.source_nodes), "its hint's node", promised=True)
+        self.promises.note(session, route if placed.node else None, self._clock.now())
 
     def served(self, session: SessionKey, node: str) -> None:
         """A node has accepted a request of the session."""

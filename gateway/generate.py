@@ -199,6 +199,8 @@ class Generation:
             expected_tokens=job.expected_tokens,
         )
         flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
+        if route.promised and isinstance(flight, Flight):
+            shared.fleet.taken(request.request_id, job.session, job.model, job.priority, route.node)
         self._begun += isinstance(flight, Flight)
         return flight
 

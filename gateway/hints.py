@@ -81,6 +81,8 @@ class Hints:
             for (scheduler, group), answer in zip(groups.values(), told, strict=True):
                 if answer is not None:
                     metrics.HINTS.labels("advisory", "told").inc(len(group))
+                    for advisory, placed in zip(group, answer.placements, strict=False):
+                        self._fleet.promised(session_from_wire(advisory.session), placed)
                 else:
                     silent.add(scheduler.address)
                     batch += group
@@ -88,6 +90,8 @@ class Hints:
     async def _withdraw(self, invalidation: pb.InvalidateRequest) -> None:
         """To the session's scheduler, then to the others until one knows the hint: it may have come while that one was away."""
         session = session_from_wire(invalidation.session) if invalidation.session.session_id else None
+        if session is not None:
+            self._fleet.promises.forget(session)
         told = False
         for scheduler in self._fleet.schedulers.of(session):
             answer = await self._tell(scheduler, "Invalidate", invalidation)

@@ -50,6 +50,12 @@ class Placing:
             stream.give_up("it let somebody wait for too long")
             raise
 
+    def tell(self, request: pb.PlaceRequest) -> None:
+        """As `ask`, but nobody waits for what it says."""
+        if self._stream is None or self._stream.ended:
+            self._stream = _Stream(self._stub)
+        self._stream.ask(request).add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+
     async def close(self) -> None:
         """End the stream; who still waits has a ConnectionError."""
         if self._stream is not None:

@@ -85,6 +85,7 @@ def decision_to_wire(d: Decision, now: float) -> scheduler_pb2.Decision:
         prefetched_s=d.prefetched_s if d.prefetched else 0.0,
         moves=d.moves,
         pin_node=d.pin,
+        taken=d.taken,
         avoided=d.avoided,
         source_nodes=d.sources,
         worth=d.worth,

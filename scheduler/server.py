@@ -19,7 +19,7 @@ from runtime.config import Config
 from runtime.service import Tasks
 from scheduler import metrics
 from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
-from scheduler.core.advisories import in_order
+from scheduler.core.advisories import Hint, in_order
 from scheduler.core.control import Ask, Control, Settings
 from scheduler.core.gathering import Gathering
 from scheduler.plugins import policy_named
@@ -96,7 +96,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             return scheduler_pb2.PlaceAnswer()
         avoid = frozenset(request.avoid_nodes)
         session, hop = session_from_wire(request.session), hop_from_wire(request)
-        ask = Ask(request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop)
+        ask = Ask(request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop, request.taken)
         begun = time.perf_counter()
         try:
             placed = self.control.place(ask, self.clock.now())
@@ -122,7 +122,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self.reports.carry_out(self.control.advise(hint, now), now)
         pending = [self.control.advisories.get(hint.session) for hint in hints]
         nodes = [p.node if p is not None and p.hint.advisory_id == h.advisory_id else "" for p, h in zip(pending, hints, strict=True)]
-        return scheduler_pb2.AdviseReply(nodes=nodes)
+        return scheduler_pb2.AdviseReply(nodes=nodes, placements=[self._promise(hint, now) for hint in hints])
+
+    def _promise(self, hint: Hint, now: float) -> scheduler_pb2.Placement:
+        promised = self.control.promised(hint.session, hint.advisory_id, now)
+        if promised is None:
+            return scheduler_pb2.Placement()
+        node, sources = promised
+        address = self.control.fleet.nodes[node].worker_address
+        return scheduler_pb2.Placement(node=node, worker_address=address, source_nodes=sources, advised=True)
 
     async def Invalidate(self, request: scheduler_pb2.InvalidateRequest, context: Any) -> scheduler_pb2.InvalidateReply:
         """See the proto."""

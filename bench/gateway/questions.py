@@ -68,7 +68,7 @@ class Subject:
             self.connection = await connect(self.port)
         numbers = range(self.turns, self.turns + ROUND)
         self.turns += ROUND
-        if self.advised:
+        if self.advised:  # what a scheduler answers to a hint is good for five seconds
             checked(await self.connection.send(post(ADVISE, {"advisories": [{"session_id": self.session(n)} for n in numbers]})))
             await asyncio.sleep(_TOLD_S)
         answers = await in_turn(self.connection, [self.request(case, n) for n in numbers])

@@ -28,13 +28,14 @@ class PlaceAnswer(_message.Message):
     def __init__(self, placed: _Optional[_Union[Placement, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes", "hop")
+    __slots__ = ("request_id", "session", "model", "priority", "pin_node", "avoid_nodes", "taken", "hop")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PIN_NODE_FIELD_NUMBER: _ClassVar[int]
     AVOID_NODES_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     HOP_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: _common_pb2.Session
@@ -42,8 +43,9 @@ class PlaceRequest(_message.Message):
     priority: int
     pin_node: str
     avoid_nodes: _containers.RepeatedScalarFieldContainer[str]
+    taken: bool
     hop: Hop
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoid_nodes: _Optional[_Iterable[str]] = ..., hop: _Optional[_Union[Hop, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoid_nodes: _Optional[_Iterable[str]] = ..., taken: _Optional[bool] = ..., hop: _Optional[_Union[Hop, _Mapping]] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("workflow", "agent", "run", "ended")
@@ -78,10 +80,12 @@ class AdviseRequest(_message.Message):
     def __init__(self, advisories: _Optional[_Iterable[_Union[_common_pb2.Advisory, _Mapping]]] = ...) -> None: ...
 
 class AdviseReply(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "placements")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ...) -> None: ...
 
 class InvalidateRequest(_message.Message):
     __slots__ = ("session", "advisory_id")
@@ -482,7 +486,7 @@ class Explanation(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("what", "ago_s", "node", "request_id", "hinted", "prefetched_node", "prefetched_s", "moves", "pin_node", "avoided", "source_nodes", "worth", "scores")
+    __slots__ = ("what", "ago_s", "node", "request_id", "hinted", "prefetched_node", "prefetched_s", "moves", "pin_node", "avoided", "source_nodes", "worth", "scores", "taken")
     WHAT_FIELD_NUMBER: _ClassVar[int]
     AGO_S_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +500,7 @@ class Decision(_message.Message):
     SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
     WORTH_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     what: str
     ago_s: float
     node: str
@@ -509,7 +514,8 @@ class Decision(_message.Message):
     source_nodes: _containers.RepeatedScalarFieldContainer[str]
     worth: str
     scores: _containers.RepeatedCompositeFieldContainer[NodeScore]
-    def __init__(self, what: _Optional[str] = ..., ago_s: _Optional[float] = ..., node: _Optional[str] = ..., request_id: _Optional[str] = ..., hinted: _Optional[bool] = ..., prefetched_node: _Optional[str] = ..., prefetched_s: _Optional[float] = ..., moves: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoided: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., worth: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ...) -> None: ...
+    taken: bool
+    def __init__(self, what: _Optional[str] = ..., ago_s: _Optional[float] = ..., node: _Optional[str] = ..., request_id: _Optional[str] = ..., hinted: _Optional[bool] = ..., prefetched_node: _Optional[str] = ..., prefetched_s: _Optional[float] = ..., moves: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoided: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., worth: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., taken: _Optional[bool] = ...) -> None: ...
 
 class NodeScore(_message.Message):
     __slots__ = ("node", "terms")

@@ -38,6 +38,10 @@ class Node:
     #: What else the scheduler says of it, for `GET /v1/fleet`.
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def able(self, model: str) -> bool:
+        """It serves the model."""
+        return self.serving and (not self.models or model in self.models)
+
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
@@ -59,10 +63,12 @@ class Route:
     worker_address: str
     source_nodes: tuple[str, ...] = ()
     why: str = ""
+    #: It was promised to the session's hint: the scheduler does not know yet that the turn is here.
+    promised: bool = False
 
 
 #: How many more requests than the least busy node a session's own may have and still be preferred.
-_BUSIER = 4
+BUSIER = 4
 #: Of how many sessions a gateway remembers the node.
 _REMEMBERED = 50_000
 
@@ -97,6 +103,11 @@ def following(last: FleetView | None, new: FleetView, gathering: bool) -> FleetV
     return FleetView(tuple(found[name] for name in sorted(found)), max(last.expected, new.expected))
 
 
+def load(node: Node, in_flight: Mapping[str, int]) -> int:
+    """Requests outstanding there: this gateway's own count in full, what others run as last reported."""
+    return max(in_flight.get(node.name, 0), node.running + node.waiting)
+
+
 def direct_route(
     fleet: FleetView,
     model: str,
@@ -113,19 +124,18 @@ def direct_route(
     in_flight: this gateway's own requests per node; they count in full, what others run there as last reported.
     connected: nodes to which a stream stands; one without goes last, whatever its load.
     """
-    able = [n for n in fleet.nodes if n.serving and (not n.models or model in n.models) and (n.name == pin if pin else n.name not in avoid)]
+    able = [n for n in fleet.nodes if n.able(model) and (n.name == pin if pin else n.name not in avoid)]
     if not able:
         return None
 
-    def load(n: Node) -> tuple[bool, int, int, str]:
-        own = in_flight.get(n.name, 0)
-        return (n.name not in connected, max(own, n.running + n.waiting), own, n.name)
+    def rank(n: Node) -> tuple[bool, int, int, str]:
+        return (n.name not in connected, load(n, in_flight), in_flight.get(n.name, 0), n.name)
 
-    best = min(able, key=load)
-    why = f"least outstanding ({load(best)[1]}) of {len(able)}"
+    best = min(able, key=rank)
+    why = f"least outstanding ({rank(best)[1]}) of {len(able)}"
     before = next((n for n in able if n.name == last), None)
-    if before is not None and load(before)[0] == load(best)[0] and load(before)[1] <= load(best)[1] + _BUSIER:
-        best, why = before, f"it served the session last ({load(before)[1]} outstanding, least is {load(best)[1]})"
+    if before is not None and rank(before)[0] == rank(best)[0] and rank(before)[1] <= rank(best)[1] + BUSIER:
+        best, why = before, f"it served the session last ({rank(before)[1]} outstanding, least is {rank(best)[1]})"
     sources = (last,) if last and last != best.name and fleet.node(last) is not None else ()
     return Route(best.name, best.worker_address, sources, f"no scheduler answered: {why}")
 

@@ -100,6 +100,7 @@ def _decision(d: Any) -> dict[str, Any]:
         "prefetched_s": d.prefetched_s if d.prefetched_node else None,
         "moves": d.moves,
         "pin_node": d.pin_node or None,
+        "taken": d.taken,
         "avoided_nodes": d.avoided,
         "source_nodes": list(d.source_nodes),
         "worth": d.worth or None,

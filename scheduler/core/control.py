@@ -38,7 +38,8 @@ PROMISE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A turn that is here. avoid: nodes that just failed it; pin: the node that must run it; hop: what it is in a workflow."""
+    """A turn that is here. avoid: nodes that just failed it; pin: the node that must run it; hop: what it is in a workflow. taken: it
+    runs on `pin` already, where its hint's answer had sent it."""
 
     request_id: str
     session: SessionKey
@@ -47,6 +48,7 @@ class Ask:
     pin: str = ""
     avoid: frozenset[str] = frozenset()
     hop: Hop | None = None
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class Control:
         self.decisions += 1
         self.fleet.placed(choice.node, ask.request_id, now, ask.priority)
         sources = self._sources(ask.session, choice.node)
-        self._explain("turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources)
+        self._explain("turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources, taken=ask.taken)
         commands = tuple(self._follow(ask, ask.hop, choice.node, now)) if ask.hop is not None else ()
         return Placement(choice, sources, choice.node == turn.prefetched, commands)
 
@@ -157,7 +159,7 @@ class Control:
             prefetched=turn.prefetched,
             prefetched_s=turn.prefetched_s,
             moves=len(pending.left) if pending is not None else 0,
-            pin=turn.pin,
+            pin="" if more.get("taken") else turn.pin,
             avoided=len(turn.avoid),
             nodes=nodes,
             terms=names,
@@ -245,6 +247,16 @@ class Control:
         told = Sent(sent.at_s if sent is not None else now, priority, hint.arrival_s, hint.expires_s)
         self.advisories.place(replace(pending, chance=chance, sent=told))
         return [Prefetch(pending.node, replace(hint, priority=priority), self._sources(hint.session, pending.node))]
+
+    def promised(self, session: SessionKey, advisory_id: str, now: float) -> tuple[str, tuple[str, ...]] | None:
+        """The node to which this hint's turn may go at once, and the others that hold its cache; None: the turn is to be asked for. Only
+        where its cache was sent for, so that a hint which is worth little decides nothing."""
+        pending = self.advisories.get(session)
+        if pending is None or pending.sent is None or pending.hint.advisory_id != advisory_id:
+            return None
+        if not self._serves(pending.node, pending.hint.model, now):
+            return None
+        return pending.node, self._sources(session, pending.node)
 
     def withdraw(self, session: SessionKey | None, tenant: str, advisory_id: str) -> list[Command] | None:
         """A hint is taken back, named by its session or its id. None: there was none."""

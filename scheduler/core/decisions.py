@@ -19,7 +19,7 @@ class Decision:
 
     what: `turn`, `hint`, or `move` (a hint that left a node). hinted: a turn that a hint had announced. prefetched: the node to which the
     hint had sent the cache, `prefetched_s` before. request_id: of a turn. pin: the caller's. avoided: nodes that had just failed it.
-    sources: other nodes with its cache. worth: of a hint, what it was worth.
+    sources: other nodes with its cache. worth: of a hint, what it was worth. taken: the gateway sent it there before it asked.
     """
 
     what: str
@@ -34,6 +34,7 @@ class Decision:
     avoided: int = 0
     sources: tuple[str, ...] = ()
     worth: str = ""
+    taken: bool = False
     #: The best nodes, their terms, and the scores node by node: packed, as there are many.
     nodes: tuple[str, ...] = ()
     terms: tuple[str, ...] = ()

@@ -43,6 +43,7 @@ def test_a_turn_without_a_hint_says_which_term_decided() -> None:
         ({"what": "move", "moves": 2}, "The hint had gone elsewhere before, twice."),
         ({"what": "hint", "worth": "behind"}, "brought behind that of others."),
         ({"what": "hint", "worth": "noted"}, "nothing is brought for it."),
+        ({"taken": True}, "The gateway sent it to node-1 at once, as its hint had been told, so nothing else was weighed."),
         ({"pin_node": "node-1"}, "node-1 was asked for by name, so nothing else was weighed."),
         ({"avoided_nodes": 2}, "Nodes that were to be avoided: 2."),
         ({"source_nodes": ["node-0", "node-2"]}, "Others that had the session's cache: node-0, node-2."),

@@ -193,6 +193,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.hang = False
         self.gathering = False
         self.knows_hints = False
+        #: The number of the worker to which turns of hinted sessions may go at once.
+        self.promises: int | None = None
         self._changed: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -259,7 +261,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Advise(self, request: pb.AdviseRequest, context: Any) -> pb.AdviseReply:
         self.advised += request.advisories
         self.told.set()
-        return pb.AdviseReply(nodes=["node-0"] * len(request.advisories))
+        promised = self.workers[self.promises] if self.promises is not None else None
+        placed = pb.Placement(node=promised.node, worker_address=promised.address, source_nodes=["node-8"]) if promised else pb.Placement()
+        return pb.AdviseReply(nodes=["node-0"] * len(request.advisories), placements=[placed] * len(request.advisories))
 
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateReply:
         self.invalidated.append(request)

@@ -151,6 +151,26 @@ async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World
     assert not (await world.place("s", "r3")).advised, "a hint is good for one turn"
 
 
+async def test_a_turn_that_went_where_its_hint_was_promised_counts_there_and_is_explained(world: World) -> None:
+    world.nodes[0].hold("s", 640)
+    await world.until(lambda: len(world.service.control.directory) == 1)
+    await world.place("other", pin_node="node-0")
+    advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1")
+    (promised,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
+    assert (promised.node, promised.worker_address, list(promised.source_nodes)) == ("node-1", "node-1:1", ["node-0"])
+    placed = await world.place("s", "r2", pin_node="node-1", taken=True)
+    assert placed.advised and "r2" in world.service.control.fleet.nodes["node-1"].outstanding
+    assert world.service.control.advisories.get(SessionKey("t", "s")) is None
+    last = (await world.stub.Explain(scheduler_pb2.ExplainRequest(session=key("s")))).decisions[0]
+    assert (last.what, last.hinted, last.taken, last.pin_node, last.request_id) == ("turn", True, True, "", "r2")
+
+
+async def test_a_hint_that_nobody_can_use_promises_nothing(world: World) -> None:
+    advisory = common_pb2.Advisory(session=key("s"), model_id="unknown", ttl_s=60, advisory_id="a1")
+    (promised,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
+    assert not promised.node
+
+
 async def test_a_withdrawn_hint_reaches_the_store_that_was_told(world: World) -> None:
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1")
     node = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).nodes[0]

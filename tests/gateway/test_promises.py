@@ -1,0 +1,109 @@
+"""The turn of an advised session goes where its hint's answer said, without another question, and the scheduler hears of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gateway_fakes import MODEL, Stack, stack, until
+
+from contracts.ids import SessionKey
+from gateway.core.promises import FRESH_S, Promises
+from gateway.core.routing import BUSIER, FleetView, Node, Route
+
+A, B = SessionKey("t", "a"), SessionKey("t", "b")
+ROUTE = Route("n0", "a0", ("n1",), promised=True)
+
+
+def fleet(first: int = 0, second: int = 0, **of_first: Any) -> FleetView:
+    return FleetView((Node("n0", "a0", **{"serving": True, "running": first, **of_first}), Node("n1", "a1", True, running=second)), 2)
+
+
+def taken(promises: Promises, view: FleetView | None = None, at_s: float = 1.0, connected: tuple[str, ...] = ("n0", "n1")) -> Route | None:
+    return promises.take(A, "m", view or fleet(), {}, connected, at_s)
+
+
+@pytest.fixture
+def promises() -> Any:
+    made = Promises()
+    made.note(A, ROUTE, 0.0)
+    yield made
+    made.validate()
+
+
+def test_a_promise_is_good_for_one_turn(promises: Promises) -> None:
+    assert taken(promises) == ROUTE and taken(promises) is None
+
+
+def test_an_old_promise_and_one_that_was_taken_back_are_none(promises: Promises) -> None:
+    assert taken(promises, at_s=FRESH_S + 0.1) is None
+    promises.note(A, ROUTE, 0.0)
+    promises.forget(A)
+    assert taken(promises) is None
+    promises.note(A, ROUTE, 0.0)
+    promises.note(A, None, 0.5)
+    assert taken(promises) is None
+
+
+@pytest.mark.parametrize("wrong", [{"serving": False}, {"models": frozenset({"other"})}, {"worker_address": "elsewhere"}])
+def test_a_node_that_does_not_serve_is_not_taken(promises: Promises, wrong: dict[str, Any]) -> None:
+    address = wrong.pop("worker_address", "a0")
+    assert taken(promises, FleetView((Node("n0", address, **{"serving": True, **wrong}), Node("n1", "a1", True)), 2)) is None
+
+
+def test_a_node_without_a_stream_or_one_that_is_clearly_busier_is_not_taken(promises: Promises) -> None:
+    assert taken(promises, connected=("n1",)) is None
+    promises.note(A, ROUTE, 0.0)
+    assert taken(promises, fleet(BUSIER + 3, 2)) is None
+    promises.note(A, ROUTE, 0.0)
+    assert taken(promises, fleet(BUSIER + 2, 2)) == ROUTE
+    assert promises.take(B, "m", fleet(), {}, ("n0",), 1.0) is None
+
+
+@pytest.fixture
+async def s() -> Any:
+    async with stack() as running:
+        running.scheduler.promises = 1
+        yield running
+
+
+async def hinted(s: Stack) -> None:
+    await s.post("/v1/advisory", {"session_id": "a"})
+    assert s.gateway.parts is not None
+    await until(lambda: len(s.gateway.parts.fleet.promises) == 1)  # type: ignore[union-attr]
+
+
+async def test_a_hinted_turn_does_not_wait_for_the_scheduler_and_is_told_to_it(s: Stack) -> None:
+    await hinted(s)
+    status, _, headers = await s.chat(session_id="a")
+    assert (status, headers["X-Upbeat-Node"]) == (200, "node-1")
+    assert s.workers[1].submitted[0].source_nodes == ["node-8"]
+    await until(lambda: bool(s.scheduler.placed))
+    told = s.scheduler.placed[0]
+    assert (told.taken, told.pin_node, told.model, told.session.session_id) == (True, "node-1", MODEL, "a")
+    assert told.request_id == s.workers[1].submitted[0].request_id
+    await s.chat(session_id="a")
+    assert not s.scheduler.placed[1].taken and s.workers[0].submitted
+
+
+async def test_a_promised_node_that_fails_is_avoided_like_any_other(s: Stack) -> None:
+    await hinted(s)
+    s.workers[1].die_after = 1
+    status, body, headers = await s.chat(session_id="a")
+    assert (status, headers["X-Upbeat-Node"]) == (200, "node-0") and len(body["choices"][0]["message"]["content"].split()) == 5
+    assert list(s.scheduler.placed[-1].avoid_nodes) == ["node-1"]
+
+
+async def test_a_pinned_turn_and_an_agents_turn_are_asked_for(s: Stack) -> None:
+    await hinted(s)
+    await s.chat(session_id="a", headers={"X-Upbeat-Node": "node-0"})
+    await s.chat(session_id="a", headers={"X-Upbeat-Workflow": "w", "X-Upbeat-Agent": "x"})
+    assert [p.taken for p in s.scheduler.placed] == [False, False]
+
+
+async def test_a_hint_that_is_taken_back_promises_nothing(s: Stack) -> None:
+    await hinted(s)
+    await s.post("/v1/invalidate", {"session_id": "a"})
+    await until(lambda: bool(s.scheduler.invalidated))
+    await s.chat(session_id="a")
+    assert not s.scheduler.placed[0].taken
