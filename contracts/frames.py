@@ -43,7 +43,7 @@ _REQUEST, _SAMPLING, _TOOL_USE = _defaults(GenerateRequest), _defaults(Sampling)
 
 
 def _changed(value: Any, defaults: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: given for name, default in defaults if (given := getattr(value, name)) != default or default is ...}
+    return {name: given for name, default in defaults if (given := getattr(value, name)) is not default and given != default}
 
 
 def encode_submit(request: GenerateRequest) -> bytes:

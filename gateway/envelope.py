@@ -61,7 +61,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         release_body(request)
     if request.app[PARTS].draining and not response.prepared:
         response.force_close()
-    metrics.REQUESTS.labels(route_name(request), str(response.status)).inc()
+    metrics.child(metrics.REQUESTS, route_name(request), str(response.status)).inc()
     return response
 
 

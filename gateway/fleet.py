@@ -115,7 +115,7 @@ class Fleet:
             workers, now_s = self._workers, self._clock.now()
             promised = self.promises.take(session, model, self.view, workers.in_flight, workers.connected, now_s)
             if promised is not None:
-                metrics.PLACED.labels("hint").inc()
+                metrics.child(metrics.PLACED, "hint").inc()
                 return promised
         wanted = pb.PlaceRequest(
             request_id=request_id,
@@ -131,7 +131,7 @@ class Fleet:
         for scheduler in self.schedulers.of(key):
             placed = await self.schedulers.place(scheduler, wanted, self._patience.scheduler_s)
             if placed is not None:
-                metrics.PLACED.labels("scheduler" if scheduler is own else "standby").inc()
+                metrics.child(metrics.PLACED, "scheduler" if scheduler is own else "standby").inc()
                 return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)
         return self._direct(session, model, pin, avoid)
 

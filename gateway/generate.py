@@ -30,10 +30,10 @@ log = telemetry.logger("gateway.generate")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one choice is. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
+    """What the choices of one prompt share. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
 
-    pin: the node that must run it, or empty. group, choice, json_schema, tool_use and
-    expected_tokens: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
+    pin: the node that must run it, or empty. json_schema, tool_use and expected_tokens: see `GenerateRequest`. hop: what it is in an agent
+    workflow; of a request's choices only the first has one.
     """
 
     request_id: str
@@ -47,10 +47,19 @@ class Job:
     pin: str = ""
     json_schema: str | None = None
     tool_use: ToolUse | None = None
+    hop: Hop | None = None
+    expected_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is one choice's own. group, choice: see `GenerateRequest`. hop: the job's, of the first choice only."""
+
+    request_id: str
+    seed: int
     group: str = ""
     choice: int = 0
     hop: Hop | None = None
-    expected_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -71,10 +80,10 @@ class Generator:
         self.fleet, self.workers, self.clock, self.patience = fleet, workers, clock, patience
         self.ended = Ended()
 
-    async def begin(self, job: Job, prefer: str = "") -> Generation:
+    async def begin(self, job: Job, turn: Turn, prefer: str = "") -> Generation:
         """A generation that a worker has accepted. prefer: the node for the first attempt, or empty. Raises RequestError when none will;
         leaves nothing behind then."""
-        generation = Generation(self, job, prefer)
+        generation = Generation(self, job, turn, prefer)
         try:
             await generation.attempt()
         except BaseException:
@@ -86,13 +95,13 @@ class Generator:
 class Generation:
     """An accepted choice. `outputs` is consumed once; `cancel` must be called when it is not consumed to its end."""
 
-    def __init__(self, shared: Generator, job: Job, prefer: str = "") -> None:
-        self._shared, self._job, self._prefer = shared, job, prefer
+    def __init__(self, shared: Generator, job: Job, turn: Turn, prefer: str = "") -> None:
+        self._shared, self._job, self._turn, self._prefer = shared, job, turn, prefer
         self._attempts = Attempts(shared.patience, job.pin)
         self._flight: Flight | None = None
         self._begun = 0
         #: What the next placement says of the workflow: nothing, once one has.
-        self._hop = job.hop
+        self._hop = turn.hop
         self.progress = Progress()
 
     def cancel(self) -> None:
@@ -149,9 +158,9 @@ class Generation:
         done.tokens.extend(output.tokens)
         if done.cached_tokens is None:
             done.cached_tokens = min(output.cached_tokens, done.prompt_tokens)
-        if output.finish_reason is not None and self._job.hop is not None:
+        if output.finish_reason is not None and self._turn.hop is not None:
             # Before the caller can have read it and asked again.
-            self._shared.ended.note(self._job.session.tenant, self._job.hop, self._job.request_id)
+            self._shared.ended.note(self._job.session.tenant, self._turn.hop, self._turn.request_id)
         return output
 
     # ---- one attempt -------------------------------------------------------------------------------------------
@@ -179,13 +188,13 @@ class Generation:
                 await self._again(self._attempts.no_node(self._now(), e.message), "no node")
 
     async def _submit(self, route: Route) -> Flight | WorkerLost:
-        job, shared = self._job, self._shared
+        job, turn, shared = self._job, self._turn, self._shared
         request = GenerateRequest(
             request_id=self._attempt_id(),
             tenant=job.session.tenant,
             session_id=job.session.session_id,
             model=job.model,
-            sampling=job.sampling,
+            sampling=job.sampling if job.sampling.seed == turn.seed else replace(job.sampling, seed=turn.seed),
             messages=job.messages,
             prompt=job.prompt,
             prompt_tokens=job.prompt_tokens,
@@ -194,8 +203,8 @@ class Generation:
             source_nodes=list(route.source_nodes),
             json_schema=job.json_schema,
             tool_use=job.tool_use,
-            group=job.group,
-            choice=job.choice,
+            group=turn.group,
+            choice=turn.choice,
             expected_tokens=job.expected_tokens,
         )
         flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
@@ -206,7 +215,7 @@ class Generation:
 
     def _attempt_id(self) -> str:
         """Each attempt has its own id: a worker that is still ending the last one must not take them for the same."""
-        return f"{self._job.request_id}.r{self._begun}" if self._begun else self._job.request_id
+        return f"{self._turn.request_id}.r{self._begun}" if self._begun else self._turn.request_id
 
     # ---- failure -----------------------------------------------------------------------------------------------
     async def _failed(self, event: Accepted | Output | Failed | WorkerLost) -> None:
@@ -219,7 +228,7 @@ class Generation:
                 raise error
             # "Not now" (it drains, it is full) may be said as often as patience lasts; any other failure counts.
             cause, reason, ran = "worker failed", error.message, not (event.error and event.error[0] == Unavailable.status)
-        log.warning(cause, request=self._job.request_id, node=node, tokens=len(self.progress.tokens), reason=reason)
+        log.warning(cause, request=self._turn.request_id, node=node, tokens=len(self.progress.tokens), reason=reason)
         self.cancel()
         self._flight = None
         await self._again(self._attempts.lost(node, self._now(), reason, ran=ran), cause)

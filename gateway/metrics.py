@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from runtime.telemetry import REGISTRY
@@ -21,3 +24,9 @@ STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", re
 LIMITED = Counter("upbeat_gateway_limited", "Requests for text refused with 429, by which limit", ["what"], registry=REGISTRY)
 SHED = Counter("upbeat_gateway_shed", "Refused with 503 before memory grows, by what there was too much of", ["what"], registry=REGISTRY)
 BODY_BYTES = Gauge("upbeat_gateway_body_bytes", "Bytes of request bodies that are held", registry=REGISTRY)
+
+
+@cache
+def child(metric: Any, *labels: str) -> Any:
+    """`metric.labels(*labels)`, looked up once. For labels of which there are few."""
+    return metric.labels(*labels)

@@ -21,6 +21,8 @@ from runtime.outgoing import Outgoing
 _TOGETHER = 32
 #: Messages that may be unanswered: a scheduler with much to do gets fewer and longer ones, one with little is asked at once.
 _UNANSWERED = 2
+#: For how long what nobody waits for is kept back, in seconds.
+_TELL_S = 0.01
 
 
 def _join(last: pb.PlaceRequests, new: pb.PlaceRequests) -> bool:
@@ -36,6 +38,8 @@ class Placing:
     def __init__(self, stub: Any) -> None:
         self._stub = stub
         self._stream: _Stream | None = None
+        self._told: list[pb.PlaceRequest] = []
+        self._closed = False
 
     async def ask(self, request: pb.PlaceRequest, timeout_s: float) -> pb.PlaceAnswer:
         """Its answer. Raises TimeoutError when it does not come in time, ConnectionError when the scheduler cannot be reached, or has let
@@ -51,13 +55,23 @@ class Placing:
             raise
 
     def tell(self, request: pb.PlaceRequest) -> None:
-        """As `ask`, but nobody waits for what it says."""
+        """As `ask`, but nobody waits for what it says, so it may wait a moment for others."""
+        if not self._told:
+            asyncio.get_running_loop().call_later(_TELL_S, self._tell)
+        self._told.append(request)
+
+    def _tell(self) -> None:
+        told, self._told = self._told, []
+        if self._closed:
+            return
         if self._stream is None or self._stream.ended:
             self._stream = _Stream(self._stub)
-        self._stream.ask(request).add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        for request in told:
+            self._stream.ask(request).add_done_callback(lambda asked: asked.cancelled() or asked.exception())
 
     async def close(self) -> None:
         """End the stream; who still waits has a ConnectionError."""
+        self._closed = True
         if self._stream is not None:
             await self._stream.close()
 

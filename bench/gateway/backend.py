@@ -51,6 +51,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     async def _read(self, commands: Any, out: asyncio.Queue[frames.StepFrame], batch: list[str]) -> None:
         stepping: asyncio.Task[None] | None = None
+        streaming: dict[str, int] = {}
         async for frame in commands:
             for command in frames.decode_to_worker(frame.payload):
                 if not isinstance(command, GenerateRequest):
@@ -65,18 +66,28 @@ class Worker(worker_pb2_grpc.WorkerServicer):
                         batch.append(rid)
                         if len(batch) == self._together:
                             members, batch[:] = list(batch), []
-                            stepping = asyncio.create_task(self._steps(members, sampling.max_tokens or 1, out))
+                            self._batch = asyncio.create_task(self._steps(members, sampling.max_tokens or 1, out))
                 elif sampling.max_tokens == STREAMED:
-                    await out.put(frames.StepFrame([accepted], [Output(rid, WORD, [1])]))
-                    for _ in range(STREAMED - 2):
-                        await out.put(frames.StepFrame(outputs=[Output(rid, WORD, [1])]))
-                    await out.put(frames.StepFrame(outputs=[Output(rid, WORD, [1], finish_reason="length")]))
-                    self._ended(rid)
+                    await out.put(frames.StepFrame(accepted=[accepted]))
+                    streaming[rid] = STREAMED
+                    if stepping is None or stepping.done():
+                        stepping = asyncio.create_task(self._stream(streaming, out))
                 else:
                     output = Output(rid, WORD * WHOLE, [1] * WHOLE, finish_reason="length")
                     await out.put(frames.StepFrame([accepted], [output]))
                     self._ended(rid)
-        del stepping
+
+    async def _stream(self, left: dict[str, int], out: asyncio.Queue[frames.StepFrame]) -> None:
+        """A token a step for each of these; left: how many are still to come. A frame a step, as engines send them."""
+        while left:
+            outputs = []
+            for rid in list(left):
+                left[rid] -= 1
+                outputs.append(Output(rid, WORD, [1], finish_reason=None if left[rid] else "length"))
+                if not left[rid]:
+                    del left[rid]
+                    self._ended(rid)
+            await out.put(frames.StepFrame(outputs=outputs))
 
     async def _steps(self, members: list[str], steps: int, out: asyncio.Queue[frames.StepFrame]) -> None:
         for step in range(steps):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -21,10 +22,10 @@ from gateway.allowance import admit, settle
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
-from gateway.core.spellings import NOTHING, Spelled
+from gateway.core.spellings import Spelled
 from gateway.envelope import route_name
-from gateway.generate import Generation, Job, unknown_model
-from gateway.intake import NODE_HEADER, caller_of, pinned_node
+from gateway.generate import Generation, Job, Turn, unknown_model
+from gateway.intake import NODE_HEADER, pinned_node
 from gateway.openai.requests import Generation as GenerationRequest
 from gateway.openai.responses import Choice, Shape, Usage
 from gateway.parts import PARTS, Parts
@@ -34,7 +35,6 @@ from runtime import telemetry
 
 log = telemetry.logger("gateway.answer")
 MAX_WHY_CHARS = 1024
-_PROMPT_TOKENS, _CACHED_TOKENS, _COMPLETION_TOKENS = (metrics.TOKENS.labels(kind) for kind in ("prompt", "cached", "completion"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,11 @@ class Part:
     ended: Callable[[Choice, list[int]], None]
 
 
-def new_job(request: web.Request, wanted: GenerationRequest, said: Spelled, caller: Caller, session: Resolved, request_id: str) -> Job:
-    """What all choices of one prompt share. Raises NotFound for an unknown model, and what `pinned_node` and `hop_of` raise."""
+def new_job(
+    request: web.Request, wanted: GenerationRequest, said: Spelled, caller: Caller, session: Resolved, request_id: str, **prompt: Any
+) -> Job:
+    """What all choices of one prompt share. prompt: what is asked, as fields of the job. Raises NotFound for an unknown model, and what
+    `pinned_node` and `hop_of` raise."""
     parts = request.app[PARTS]
     if not parts.fleet.knows_model(wanted.model):
         if parts.fleet.view is None:
@@ -69,11 +72,12 @@ def new_job(request: web.Request, wanted: GenerationRequest, said: Spelled, call
         json_schema=wanted.json_schema,
         pin=pinned_node(request, caller, parts),
         hop=hop_of(request.headers, session.key.session_id),
+        **prompt,
     )
 
 
 async def answer(
-    request: web.Request, wanted: GenerationRequest, prompts: list[Part], shape: Shape, said: Spelled = NOTHING
+    request: web.Request, caller: Caller, wanted: GenerationRequest, prompts: list[Part], shape: Shape, said: Spelled
 ) -> web.StreamResponse:
     """The whole answer, streamed or not; `said` is told with the first prompt's session. Raises RequestError before headers are sent."""
     parts = request.app[PARTS]
@@ -83,8 +87,8 @@ async def answer(
         metrics.SHED.labels("requests").inc()
         raise Unavailable("this gateway answers as many requests as it can; try again", code="overloaded")
     job = prompts[0].job
-    telling = Telling(request, caller_of(request), said, job.session.session_id, job.model, job.priority)
-    run = _Run(request, parts, wanted, prompts, shape, telling)
+    telling = Telling(request, caller, said, job.session.session_id, job.model, job.priority)
+    run = _Run(request, parts, caller, wanted, prompts, shape, telling)
     ticket = admit(request, job.session.tenant, [prompt.job for prompt in prompts])
     parts.enter()
     try:
@@ -100,9 +104,16 @@ class _Run:
     """One request being answered. Choice `i` of prompt `p` has the index `p * n + i`."""
 
     def __init__(
-        self, request: web.Request, parts: Parts, wanted: GenerationRequest, prompts: list[Part], shape: Shape, telling: Telling
+        self,
+        request: web.Request,
+        parts: Parts,
+        caller: Caller,
+        wanted: GenerationRequest,
+        prompts: list[Part],
+        shape: Shape,
+        telling: Telling,
     ) -> None:
-        self.request, self.parts, self.wanted, self.prompts, self.shape = request, parts, wanted, prompts, shape
+        self.request, self.parts, self.caller, self.wanted, self.prompts, self.shape = request, parts, caller, wanted, prompts, shape
         self.telling = telling
         self.route = route_name(request)
         self.arrived_s = parts.clock.now()
@@ -124,7 +135,14 @@ class _Run:
             await _together([self._begin(index, node) for index in later if (index % self.n == 0) is firsts])
 
     async def _begin(self, index: int, prefer: str) -> None:
-        self.generations[index] = await self.parts.generator.begin(self._job(index), prefer)
+        prompt, number = self.prompts[index // self.n], index % self.n
+        job = prompt.job
+        assert job.sampling.seed is not None
+        group = f"{job.request_id}-{index - number}" if self.n > 1 else ""
+        turn = Turn(
+            f"{job.request_id}-{index}", choice_seed(job.sampling.seed & SEED_MASK, number), group, number, None if index else job.hop
+        )
+        self.generations[index] = await self.parts.generator.begin(job, turn, prefer)
 
     def end(self) -> None:
         """Leave nothing running, and remember how the conversations ended."""
@@ -137,16 +155,6 @@ class _Run:
         for place, prompt in enumerate(self.prompts):
             index = place * self.n
             prompt.ended(self.choices[index], self.generations[index].progress.tokens)
-
-    def _job(self, index: int) -> Job:
-        prompt, number = self.prompts[index // self.n], index % self.n
-        job = prompt.job
-        assert job.sampling.seed is not None
-        seed = choice_seed(job.sampling.seed & SEED_MASK, number)
-        sampling = job.sampling if seed == job.sampling.seed else replace(job.sampling, seed=seed)
-        group = f"{job.request_id}-{index - number}" if self.n > 1 else ""
-        hop = None if index else job.hop
-        return replace(job, request_id=f"{job.request_id}-{index}", sampling=sampling, group=group, choice=number, hop=hop)
 
     # ---- answers -----------------------------------------------------------------------------------------------
     async def collect(self) -> web.Response:
@@ -217,10 +225,10 @@ class _Run:
                     last_s = clock.now()
                     if index not in self._first_s:
                         self._first_s[index] = last_s
-                        metrics.TTFT.labels(self.route).observe(last_s - self.arrived_s)
+                        metrics.child(metrics.TTFT, self.route).observe(last_s - self.arrived_s)
                 yield outputs
         if choice.completion_tokens > 1:
-            metrics.TPOT.labels(self.route).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
+            metrics.child(metrics.TPOT, self.route).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
 
     def _results(self) -> dict[str, Any]:
         """What became of the actions of `kv_hints`; a stream says it with the end of choice 0."""
@@ -241,20 +249,20 @@ class _Run:
 
     def _log(self) -> None:
         usage, job = self._usage(), self.prompts[0].job
-        log.info(
-            "answered",
-            request=job.request_id,
-            session=str(job.session),
-            node=self.generations[0].progress.node,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            ttft_s=round(min(self._first_s.values(), default=self.arrived_s) - self.arrived_s, 4),
-            total_s=round(self.parts.clock.now() - self.arrived_s, 4),
-        )
-        _PROMPT_TOKENS.inc(usage.prompt_tokens)
-        _CACHED_TOKENS.inc(usage.cached_tokens)
-        _COMPLETION_TOKENS.inc(usage.completion_tokens)
+        if log.is_enabled_for(logging.INFO):
+            log.info(
+                "answered",
+                request=job.request_id,
+                session=str(job.session),
+                node=self.generations[0].progress.node,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                ttft_s=round(min(self._first_s.values(), default=self.arrived_s) - self.arrived_s, 4),
+                total_s=round(self.parts.clock.now() - self.arrived_s, 4),
+            )
+        for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("completion", usage.completion_tokens)):
+            metrics.child(metrics.TOKENS, kind).inc(tokens)
 
     def _headers(self) -> dict[str, str]:
         progress = self.generations[0].progress
@@ -263,7 +271,7 @@ class _Run:
             NODE_HEADER: progress.node,
             "X-Request-Id": self.prompts[0].job.request_id,
         }
-        if caller_of(self.request).server:  # the scores tell of other tenants' load
+        if self.caller.server:  # the scores tell of other tenants' load
             why = progress.why[:MAX_WHY_CHARS]
             headers["X-Upbeat-Why"] = why if why.isascii() and why.isprintable() else "".join(c if " " <= c <= "~" else " " for c in why)
         return headers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -34,14 +33,14 @@ async def create(request: web.Request) -> web.StreamResponse:
         lambda: of_messages(caller.tenant, wanted.model, [_said(m) for m in messages]),
     )
     request_id = f"chatcmpl-{secrets.token_hex(12)}"
-    job = replace(new_job(request, wanted, said, caller, session, request_id), messages=messages, tool_use=wanted.tool_use)
+    job = new_job(request, wanted, said, caller, session, request_id, messages=messages, tool_use=wanted.tool_use)
     shape = ChatShape(request_id, wanted.model, int(parts.clock.wall()), wanted.include_usage, bool(wanted.logprobs))
 
     def ended(choice: Choice, _tokens: list[int]) -> None:
         called = [[call.name, call.arguments] for call in choice.calls]
         parts.sessions.remember(session, lambda history: after_answer(history, _with_calls("".join(choice.text), called)))
 
-    return await answer(request, wanted, [Part(session, job, ended)], shape, said)
+    return await answer(request, caller, wanted, [Part(session, job, ended)], shape, said)
 
 
 def _said(message: dict[str, Any]) -> dict[str, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 
 from aiohttp import web
 
 from contracts.errors import InvalidRequest
 from gateway.core import spellings
+from gateway.core.admission import Caller
 from gateway.core.implicit import after_completion, of_prompt
 from gateway.core.spellings import Spelled
 from gateway.intake import caller_of, read_json
@@ -25,27 +25,27 @@ MAX_ALL_CHOICES = 64
 async def create(request: web.Request) -> web.StreamResponse:
     """A raw completion of each prompt."""
     parts = request.app[PARTS]
-    caller_of(request)
+    caller = caller_of(request)
     body = await read_json(request)
     wanted = validate(CompletionRequest, body)
     said = spellings.read(body, request.headers)
     if len(wanted.prompt) * (wanted.n or 1) > MAX_ALL_CHOICES:
         raise InvalidRequest(f"prompt times n must be at most {MAX_ALL_CHOICES} choices", param="n")
     request_id = f"cmpl-{secrets.token_hex(12)}"
-    prompts = [_part(request, wanted, said, prompt, request_id) for prompt in wanted.prompt]
+    prompts = [_part(request, caller, wanted, said, prompt, request_id) for prompt in wanted.prompt]
     shape = CompletionShape(request_id, wanted.model, int(parts.clock.wall()), wanted.include_usage, wanted.logprobs is not None)
-    return await answer(request, wanted, prompts, shape, said)
+    return await answer(request, caller, wanted, prompts, shape, said)
 
 
-def _part(request: web.Request, wanted: CompletionRequest, said: Spelled, prompt: str | list[int], request_id: str) -> Part:
-    parts, caller = request.app[PARTS], caller_of(request)
+def _part(request: web.Request, caller: Caller, wanted: CompletionRequest, said: Spelled, prompt: str | list[int], request_id: str) -> Part:
+    parts = request.app[PARTS]
     session = parts.sessions.resolve(
         caller.tenant,
         stated(request.headers, wanted.session_id, wanted.prompt_cache_key, said.session_id),
         lambda: of_prompt(caller.tenant, wanted.model, prompt),
     )
-    job = new_job(request, wanted, said, caller, session, request_id)
-    job = replace(job, prompt=prompt) if isinstance(prompt, str) else replace(job, prompt_tokens=prompt)
+    asked = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_tokens": prompt}
+    job = new_job(request, wanted, said, caller, session, request_id, **asked)
 
     def ended(choice: Choice, tokens: list[int]) -> None:
         answered = "".join(choice.text) if isinstance(prompt, str) else tokens
