@@ -10,6 +10,7 @@ from contracts.ids import SESSION_ID_PATTERN
 from contracts.workflow import MAX_AGENTS, MAX_CALLS, MAX_DELAY_S, MAX_EDGES
 from gateway.core.browser_tokens import DEFAULT_LIFE_S, MAX_LIFE_S, MIN_LIFE_S
 from gateway.core.spellings import ROOTS
+from gateway.openai.answers import ANSWERS, PARAMETERS, TEXTS
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
 
@@ -109,6 +110,9 @@ _ERROR: Schema = {
     },
 }
 
+_ERROR_REFERENCE: Schema = {"$ref": "#/components/schemas/Error"}
+_READY_OR_ERROR: Schema = {"oneOf": [ANSWERS[("get", "/ready")], _ERROR_REFERENCE]}
+
 #: (method, path, what it does, schema of its body)
 ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("post", "/v1/chat/completions", "Answer a chat, streamed or not. OpenAI's format.", ChatRequest.model_json_schema()),
@@ -141,19 +145,26 @@ def openapi() -> Schema:
     paths: dict[str, Schema] = {}
     components: dict[str, Any] = {"Error": _ERROR}
     for method, path, summary, schema in ROUTES:
+        kind = TEXTS.get((method, path))
+        content: Schema = {kind: {"schema": {"type": "string"}}} if kind else {}
+        if (method, path) in ANSWERS:
+            content |= _json(ANSWERS[(method, path)])
         operation: Schema = {
             "summary": summary,
             "responses": {
-                "202" if path in ("/v1/advisory", "/v1/invalidate") else "200": {"description": "done"},
-                "4XX": {"description": "the caller's error", "content": _json({"$ref": "#/components/schemas/Error"})},
-                "5XX": {"description": "try again", "content": _json({"$ref": "#/components/schemas/Error"})},
+                "202" if path in ("/v1/advisory", "/v1/invalidate") else "200": {"description": "done", "content": content},
+                "4XX": {"description": "the caller's error", "content": _json(_ERROR_REFERENCE)},
+                "5XX": {"description": "try again", "content": _json(_READY_OR_ERROR if path == "/ready" else _ERROR_REFERENCE)},
             },
         }
+        if path == "/v1/embeddings":
+            del operation["responses"]["200"]
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-        if names:
+        parameters = [("path", name, _ID if name in ("session_id", "name") else {"type": "string"}) for name in names]
+        parameters += PARAMETERS.get((method, path), [])
+        if parameters:
             operation["parameters"] = [
-                {"name": name, "in": "path", "required": True, "schema": _ID if name in ("session_id", "name") else {"type": "string"}}
-                for name in names
+                {"name": name, "in": place, "required": place == "path", "schema": form} for place, name, form in parameters
             ]
         if schema:
             operation["requestBody"] = {"required": True, "content": _json(_placed(schema, components))}

@@ -1,0 +1,129 @@
+"""What each route answers, as schemas for the API's description. Tests hold the answers of a real gateway against them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+_TEXT: Schema = {"type": "string"}
+_OPTIONAL_TEXT: Schema = {"type": ["string", "null"]}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_TRUTH: Schema = {"type": "boolean"}
+_ANYTHING: Schema = {"type": ["object", "null"]}
+_FREE: Schema = {"type": "object", "additionalProperties": True}
+
+
+def _object(**properties: Schema) -> Schema:
+    """An object with at least these fields."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _one(value: str) -> Schema:
+    return {"const": value}
+
+
+def _listing(items: Schema) -> Schema:
+    return _object(object=_one("list"), data=_list(items))
+
+
+_USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT, prompt_tokens_details=_object(cached_tokens=_COUNT))
+_ENDS: Schema = {"enum": ["stop", "length", "tool_calls", "function_call", "content_filter", None]}
+_CALL = _object(id=_TEXT, type=_one("function"), function=_object(name=_TEXT, arguments=_TEXT))
+_MESSAGE = _object(role=_one("assistant"), content=_OPTIONAL_TEXT)
+_MESSAGE["properties"]["tool_calls"] = _list(_CALL)
+_CHAT = _object(
+    id=_TEXT,
+    object=_one("chat.completion"),
+    created=_COUNT,
+    model=_TEXT,
+    choices=_list(_object(index=_COUNT, message=_MESSAGE, logprobs=_ANYTHING, finish_reason=_ENDS)),
+    usage=_USAGE,
+)
+_COMPLETION = _object(
+    id=_TEXT,
+    object=_one("text_completion"),
+    created=_COUNT,
+    model=_TEXT,
+    choices=_list(_object(index=_COUNT, text=_TEXT, logprobs=_ANYTHING, finish_reason=_ENDS)),
+    usage=_USAGE,
+)
+_MODEL = _object(id=_TEXT, object=_one("model"), created=_COUNT, owned_by=_TEXT)
+_ACCEPTED = _object(advisory_id=_TEXT, session_id=_TEXT, status=_one("accepted"))
+_SESSION = _object(
+    id=_TEXT, object=_one("session"), model=_TEXT, tokens=_COUNT, last_use_s=_NUMBER, node=_OPTIONAL_TEXT, held_by=_list(_TEXT)
+)
+_TIER = _object(tier=_TEXT, tokens=_COUNT, layers=_COUNT, layer_chunks=_list(_COUNT), bytes=_COUNT)
+_RESIDENCY = _object(**_SESSION["properties"], nodes=_list(_object(node=_TEXT, tiers=_list(_TIER))))
+_PLACEMENT = _object(id=_TEXT, object=_one("session.placement"), decisions=_list(_object(what=_TEXT, ago_s=_NUMBER, node=_TEXT)))
+_ERASED = _object(
+    id=_TEXT,
+    object=_one("session.deleted"),
+    deleted=_TRUTH,
+    verified=_TRUTH,
+    nodes=_list(_object(node=_TEXT, answered=_TRUTH, verified=_TRUTH, left=_FREE)),
+)
+_EDGE = _object(**{"from": _TEXT, "to": _TEXT, "probability": _NUMBER, "calls": _NUMBER, "delay_s": _NUMBER})
+_WORKFLOW = _object(
+    id=_TEXT, object=_one("workflow"), declared=_ANYTHING, learned=_object(agents=_list(_FREE), edges=_list(_EDGE)), edges=_list(_EDGE)
+)
+_FORGOTTEN = _object(id=_TEXT, object=_one("workflow.deleted"), deleted=_TRUTH)
+_SECRET = _object(
+    object=_one("client_secret"),
+    value=_TEXT,
+    expires_at=_COUNT,
+    origin=_OPTIONAL_TEXT,
+    permissions=_list({"enum": ["advise", "invalidate"]}),
+)
+_FLEET = _object(
+    object=_one("fleet"),
+    ready=_TRUTH,
+    missing=_list(_TEXT),
+    scheduler_live=_TRUTH,
+    schedulers=_list(_object(address=_TEXT, state={"enum": ["serving", "gathering", "silent"]}, nodes=_COUNT, advised=_COUNT)),
+    expected_nodes=_COUNT,
+    active_requests=_COUNT,
+    nodes=_list(_object(node=_TEXT, serving=_TRUTH, state=_TEXT, running=_COUNT, waiting=_COUNT)),
+)
+_READY = _object(status={"enum": ["ready", "not ready"]}, missing=_list(_TEXT), nodes_serving=_COUNT, nodes_expected=_COUNT)
+
+#: By method and path: the schema of the answer when all goes well. Routes that stream, or whose answer is text, are in `TEXTS` too.
+ANSWERS: dict[tuple[str, str], Schema] = {
+    ("post", "/v1/chat/completions"): _CHAT,
+    ("post", "/v1/completions"): _COMPLETION,
+    ("get", "/v1/models"): _listing(_MODEL),
+    ("get", "/v1/models/{model}"): _MODEL,
+    ("post", "/v1/advisory"): {"oneOf": [_ACCEPTED, _object(advisories=_list(_ACCEPTED))]},
+    ("post", "/v1/invalidate"): _object(status=_one("accepted")),
+    ("post", "/v1/client_secrets"): _SECRET,
+    ("get", "/v1/sessions"): _listing(_SESSION),
+    ("get", "/v1/sessions/{session_id}"): _RESIDENCY,
+    ("get", "/v1/sessions/{session_id}/placement"): _PLACEMENT,
+    ("delete", "/v1/sessions/{session_id}"): _ERASED,
+    ("get", "/v1/workflows"): _listing(_WORKFLOW),
+    ("get", "/v1/workflows/{name}"): _WORKFLOW,
+    ("put", "/v1/workflows/{name}"): _WORKFLOW,
+    ("delete", "/v1/workflows/{name}"): _FORGOTTEN,
+    ("get", "/v1/fleet"): _FLEET,
+    ("get", "/health"): _object(status=_one("ok")),
+    ("get", "/ready"): _READY,
+}
+#: What else may come: a stream of events, or text that is no JSON.
+TEXTS: dict[tuple[str, str], str] = {
+    ("post", "/v1/chat/completions"): "text/event-stream",
+    ("post", "/v1/completions"): "text/event-stream",
+    ("get", "/v1/sessions/{session_id}/events"): "text/event-stream",
+    ("get", "/metrics"): "text/plain",
+}
+_HEADER_ID: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9._:-]{0,127}$"}
+#: Parameters besides those in the path: (in, name, schema).
+PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
+    ("post", "/v1/chat/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
+    ("post", "/v1/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
+    ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
+    ("get", "/v1/fleet"): [("query", "metrics", {"enum": ["true", "false"]})],
+}
