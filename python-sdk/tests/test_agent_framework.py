@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_framework import Agent, tool
 from agent_framework.openai import OpenAIChatCompletionClient
-from agent_framework.orchestrations import SequentialBuilder
+from agent_framework.orchestrations import HandoffBuilder, SequentialBuilder
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from scripted_server import Reply, ScriptedServer, serving
 
@@ -53,6 +53,23 @@ async def test_a_streamed_workflow_is_hinted_and_named_too() -> None:
                 pass
         assert [r.session for r in server.requests()] == ["job8:writer", "job8:critic"]
         assert all(r.body.get("stream") for r in server.requests())
+        await client.close()
+
+
+async def test_agents_that_hand_over_to_each_other_are_all_hinted() -> None:
+    with serving(Reply(calls=(("handoff_to_refunds", {}),), after_hint="job5:refunds"), Reply("Done.")) as server:
+        client = upbeat.AsyncAdvisoryClient(server.url)
+        hooks = UpbeatMiddleware(client, "desk")
+        names = ("triage", "refunds", "billing")
+        triage, *others = (agent(server, hooks, name, require_per_service_call_history_persistence=True) for name in names)
+        workflow = hooks.knows(HandoffBuilder(name="desk", participants=[triage, *others]).with_start_agent(triage).build())
+        assert hooks.may_follow("triage") == ("refunds", "billing")
+        with hooks.run("job5"):
+            await workflow.run("My money!")
+        assert await client.flush() and ("advise", "job5:billing") in server.order()
+        assert [r.session for r in server.requests()] == ["job5:triage", "job5:refunds"]
+        withdrawn = [session for kind, session in server.order() if kind == "invalidate"]
+        assert sorted(withdrawn) == ["job5:billing", "job5:triage"], "refunds could have handed over to both"
         await client.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ import upbeat
 from loadtest.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
+ROOT = Path(__file__).parents[2]
+SDK, SDK_PYTHON = ROOT / "python-sdk" / "src", ROOT / ".cache" / "sdk" / "bin" / "python"
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
 BRIEF = (
     "You are the architect of a small team. Answer in one line. " + "Keep the interfaces of every module that was agreed on in mind. " * 20
@@ -103,3 +107,15 @@ def test_a_hint_of_the_sdk_places_its_agent_before_anybody_asks(stack: Stack) ->
         assert (turn["what"], turn["hinted"], hint["what"]) == ("turn", True, "hint")
         learned = httpx.get(f"{stack.url}/v1/workflows/desk", timeout=10).json()["learned"]
         assert [a["name"] for a in learned["agents"]] == ["Fact-Checker"]
+
+
+@pytest.mark.skipif(not SDK_PYTHON.exists(), reason="`make sdk-venv` makes the environment with the agent frameworks")
+def test_a_graph_of_langgraph_finds_its_next_node_hinted_in_its_first_run(stack: Stack) -> None:
+    command = [str(SDK_PYTHON), str(Path(__file__).with_name("langgraph_client.py")), f"{stack.url}/v1", stack.model_name()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(SDK)})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"sent": 1, "dropped": 0, "failed": 0, "invalid": 0, "merged": 0, "waiting": 0}
+    decisions = httpx.get(f"{stack.url}/v1/sessions/job3:critic/placement", timeout=10).json()["decisions"]
+    assert [(d["what"], d["hinted"]) for d in decisions] == [("turn", True), ("hint", False)]
+    learned = httpx.get(f"{stack.url}/v1/workflows/press", timeout=10).json()["learned"]
+    assert {a["name"] for a in learned["agents"]} == {"writer", "critic"}

@@ -122,7 +122,8 @@ class _AroundTool(FunctionMiddleware):
 
     async def process(self, context: Any, call_next: CallNext) -> None:
         hop = current_hop()
-        if hop is not None:
+        # A handoff is spelled as a tool, but its result goes to somebody else, who was advised when this agent began.
+        if hop is not None and not str(context.function.name).startswith("handoff_to_"):
             self._of.workflow.asks_after(hop, name_of(str(context.function.name)))
         await call_next()
 
