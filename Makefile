@@ -16,7 +16,7 @@ WEB_TOOLS := web-sdk/node_modules/.package-lock.json
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite node-client web lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
+.PHONY: help up test test-slow faults soak gpu azurite node-client web recipes lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -104,6 +104,11 @@ web: $(WEB_TOOLS) ## build web-sdk/dist (needs Node 18 and npm)
 $(WEB_TOOLS): web-sdk/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix web-sdk && touch $@ || echo "the web SDK's tools could not be installed: its tests are skipped"; \
 	else echo "npm is not installed: the web SDK's tests are skipped"; fi
+
+recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, AI SDK; npm); their tests are skipped without it
+	npm ci --silent --no-fund --no-audit --prefix tests/recipes
+	test -x .cache/gradio/bin/python || $(PYTHON) -m venv .cache/gradio
+	.cache/gradio/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/recipes/gradio.txt
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .
