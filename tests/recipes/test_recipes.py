@@ -15,12 +15,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path += [str(ROOT / "tests" / "gateway"), str(ROOT / "tests" / "browser")]
+sys.path.append(str(Path(__file__).parents[1] / "gateway"))
+sys.path.append(str(Path(__file__).parents[1] / "browser"))
 from browser_needs import chromium, need
 from gateway_fakes import MODEL, Stack, stack
 
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 pytestmark = pytest.mark.slow
 KEY = "key-of-acme"
 DOCUMENT = (ROOT / "docs" / "web-sdk.md").read_text()
