@@ -344,6 +344,19 @@ assert os.waitpid(child, 0)[1] == 0
     run_script(script, "http://127.0.0.1:9")
 
 
+def test_a_signal_that_hints_may_interrupt_a_hint(server: ScriptedServer) -> None:
+    script = """
+import signal, upbeat
+client = upbeat.AdvisoryClient(URL)
+signal.signal(signal.SIGALRM, lambda *_: client.advise("from-the-signal"))
+with client._sender._changed:  # as inside `advise`
+    signal.raise_signal(signal.SIGALRM)
+assert client.flush()
+"""
+    run_script(script, server.url)
+    assert server.order() == [("advise", "from-the-signal")]
+
+
 def test_the_package_needs_nothing_but_python() -> None:
     script = "import upbeat; print({m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names))"
     others = {"httpx", "httpx2", "pydantic", "requests", "agents", "langchain_core", "langgraph", "crewai", "agent_framework", "openai"}

@@ -64,7 +64,8 @@ class Sender:
 
     def begin_anew(self) -> None:
         """Forget everything that is this process's. Called where there is no other thread: at first, and in a forked child."""
-        self._changed = threading.Condition(threading.Lock())
+        # Reentrant: a signal handler or a finalizer that hints may interrupt this very thread while it hints.
+        self._changed = threading.Condition(threading.RLock())
         self._outbox = Outbox(self._queue_limit)
         self._backoff = Backoff()
         self._transport: Transport | None = None

@@ -61,7 +61,7 @@ def current_run() -> str | None:
 @contextmanager
 def in_run(run: str) -> Iterator[str]:
     """Everything inside belongs to this run (a job, a conversation), whatever framework executes it. Gives the legal name."""
-    legal = name_of(run)
+    legal = name_of(str(run))
     token = _run.set(legal)
     try:
         yield legal

@@ -47,11 +47,11 @@ class Workflow:
 
     def begin_anew(self) -> None:
         """A lock for this process. `lock` may guard small tables of the hooks too; nothing here is called with it held."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def hop(self, agent: str, run: str) -> Hop:
         """This agent in this run."""
-        return Hop(self.name, agent, run)
+        return Hop(self.name, str(agent), str(run))
 
     @contextmanager
     def run(self, run: str) -> Iterator[str]:
