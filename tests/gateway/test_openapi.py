@@ -21,7 +21,7 @@ SCHEMA = schemathesis.openapi.from_dict(openapi())
 OPERATIONS = {operation.label: operation for operation in (found.ok() for found in SCHEMA.get_all_operations())}
 #: So much of an answer is read: some go on for ever.
 MOST_BYTES = 1 << 16
-QUICK, LONG = 12, 100
+QUICK, LONG = 8, 100
 
 
 @pytest.fixture(scope="module")

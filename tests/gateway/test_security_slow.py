@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import random
 import resource
 import statistics
@@ -16,6 +15,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 from security_house import CHAT, KEY_A, SESSION, House, house, read_answer
+
+from tests.signed_rank import standing_out
 
 MIB = 1 << 20
 MANY = 2_000
@@ -124,22 +125,12 @@ async def test_two_thousand_connections_without_a_key_cannot_hold_bodies(tmp_pat
 
 async def test_headers_that_never_end_are_given_up(tmp_path: Path) -> None:
     async with house(tmp_path, idle_s=1) as h:
-        async with crowd(h, b"GET /health HTTP/1.1\r\nX-A: ", 20) as found, asyncio.timeout(30):
-            await asyncio.gather(*(closed(reader) for reader, _ in found))
-        async with crowd(h, b"", 20) as found, asyncio.timeout(30):
-            await asyncio.gather(*(closed(reader) for reader, _ in found))
+        async with crowd(h, b"GET /health HTTP/1.1\r\nX-A: ", 20) as some, crowd(h, b"", 20) as others, asyncio.timeout(30):
+            await asyncio.gather(*(closed(reader) for reader, _ in (*some, *others)))
         await h.is_whole()
 
 
 # ---- clocks --------------------------------------------------------------------------------------------------------
-def standing_out(differences: list[float]) -> float:
-    """How many standard deviations Wilcoxon's signed-rank sum of these is away from what it is when there is no difference."""
-    ranked = sorted((d for d in differences if d), key=abs)
-    n = len(ranked)
-    above = sum(rank for rank, d in enumerate(ranked, 1) if d > 0)
-    return (above - n * (n + 1) / 4) / math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-
-
 def test_the_statistic_finds_a_difference_where_there_is_one_and_none_where_there_is_none() -> None:
     rng = random.Random(5)
     noise = [rng.gauss(0, 1) + (rng.random() < 0.02) * rng.gauss(0, 50) for _ in range(2000)]
