@@ -91,6 +91,24 @@ def test_what_did_not_arrive_waits_again_in_front_unless_something_newer_says_mo
     assert sessions(box, 1.0) == ["b", "d"] and box.failed == 1
 
 
+@pytest.mark.parametrize("bad", [0, 7, 99])
+def test_one_hint_that_the_server_refuses_does_not_spoil_the_others(bad: int) -> None:
+    box, tries = Outbox(1000), 0
+    for i in range(100):
+        box.put(Advisory(f"s{i}"), 0.0)
+    arrived: list[str | None] = []
+    while batch := sessions(box):
+        tries += 1
+        if f"s{bad}" in batch:
+            box.found_wrong()
+        else:
+            box.arrived()
+            arrived += batch
+        box.validate()
+    assert sorted(map(str, arrived)) == sorted(f"s{i}" for i in range(100) if i != bad)
+    assert (box.sent, box.failed) == (99, 1) and tries < 40
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_hint_is_accounted_for_whatever_happens(seed: int) -> None:
     rng, box, now = random.Random(seed), Outbox(8), 0.0
@@ -106,7 +124,7 @@ def test_every_hint_is_accounted_for_whatever_happens(seed: int) -> None:
                 box.drop()
             case 5:
                 box.take(now)
-                rng.choice([box.arrived, box.refused, box.give_back])()
+                rng.choice([box.arrived, box.refused, box.give_back, box.found_wrong])()
             case 6:
                 box.take(now)
                 box.put(Advisory(name), now)
@@ -132,6 +150,7 @@ def test_every_hint_is_accounted_for_whatever_happens(seed: int) -> None:
         ({"session_id": "a", "expected_arrival": -1}, "expected_arrival"),
         ({"session_id": "a", "expected_arrival": "soon"}, "expected_arrival"),
         ({"session_id": "a", "model_id": ""}, "model_id"),
+        ({"session_id": "a", "model_id": "a\nb"}, "model_id"),
         ({"session_id": "a", "ordered": 1}, "ordered"),
     ],
 )

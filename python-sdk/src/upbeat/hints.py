@@ -40,8 +40,9 @@ class Advisory:
 
     def __post_init__(self) -> None:
         _check_name("session_id", self.session_id)
-        if self.model_id is not None and (not isinstance(self.model_id, str) or not 1 <= len(self.model_id) <= 256):
-            raise BadHint("model_id", "must be a string of 1 to 256 characters or None")
+        model_id = self.model_id
+        if model_id is not None and not (isinstance(model_id, str) and 1 <= len(model_id) <= 256 and model_id.isprintable()):
+            raise BadHint("model_id", "must be a string of 1 to 256 printable characters or None")
         if self.expected_arrival is not None:
             _check_seconds("expected_arrival", self.expected_arrival)
         _check_seconds("ttl_s", self.ttl_s)

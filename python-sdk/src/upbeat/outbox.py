@@ -40,6 +40,8 @@ class Outbox:
         #: Ordered, and its first is found at once however many went before it, which a plain dict does not promise.
         self._waiting: OrderedDict[tuple[str, str], Waiting] = OrderedDict()
         self._under_way: Batch = []
+        #: How many advisories travel together, at least 1.
+        self._at_once = MAX_BATCH
         self.put_in = self.sent = self.dropped = self.failed = self.merged = 0
 
     def __len__(self) -> int:
@@ -59,7 +61,7 @@ class Outbox:
 
     def take(self, now_s: float) -> Batch:
         """What goes next, under way until `arrived`, `refused` or `give_back`; empty when nothing waits. Drops what is stale."""
-        while self._waiting and len(self._under_way) < MAX_BATCH:
+        while self._waiting and len(self._under_way) < self._at_once:
             item = next(iter(self._waiting.values()))
             alone = isinstance(item.hint, Invalidation)
             if alone and self._under_way:
@@ -77,11 +79,20 @@ class Outbox:
         """The server has what was under way."""
         self.sent += len(self._under_way)
         self._under_way = []
+        self._at_once = min(MAX_BATCH, self._at_once * 2)
 
     def refused(self) -> None:
         """The server does not want what was under way, now or later."""
         self.failed += len(self._under_way)
         self._under_way = []
+
+    def found_wrong(self) -> None:
+        """The server says that something in what was under way is wrong. One bad hint must not spoil others: they go again by halves."""
+        if len(self._under_way) <= 1:
+            self.refused()
+        else:
+            self._at_once = len(self._under_way) // 2
+            self.give_back()
 
     def give_back(self) -> None:
         """It did not arrive: it waits again, before everything else, unless something newer says more."""
@@ -116,4 +127,5 @@ class Outbox:
         assert len(self._waiting) <= self._limit
         assert all(key == item.key for key, item in self._waiting.items())
         assert len(self._under_way) <= MAX_BATCH
+        assert 1 <= self._at_once <= MAX_BATCH
         assert self.put_in == self.sent + self.dropped + self.failed + self.merged + len(self)

@@ -167,6 +167,8 @@ class Sender:
                 self._outbox.arrived()
             elif answer.verdict is Verdict.LATER:
                 self._outbox.give_back()
+            elif answer.verdict is Verdict.REFUSED:
+                self._outbox.found_wrong()
             else:
                 self._outbox.refused()
             if answer.verdict in (Verdict.LATER, Verdict.UNWELCOME):

@@ -25,7 +25,7 @@ class Verdict(enum.Enum):
     ARRIVED = "arrived"
     #: Try them again after a pause.
     LATER = "later"
-    #: The server will never want them; others it may.
+    #: Something in them is wrong, and stays so; others may be right.
     REFUSED = "refused"
     #: The server wants none of ours (a key it does not know, or no such route): pause as well.
     UNWELCOME = "unwelcome"
