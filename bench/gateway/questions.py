@@ -91,6 +91,7 @@ async def latencies(subjects: list[Subject], rounds: int) -> list[dict[str, Any]
             quantiles = statistics.quantiles([ms for r in of_rounds for ms in r], n=100)
             added = statistics.median(statistics.median(r) - d for r, d in zip(of_rounds, direct, strict=True))
             row[subject.name] = {
+                "added_ms": [round(statistics.median(r) - d, 4) for r, d in zip(of_rounds, direct, strict=True)],
                 "p50_ms": round(quantiles[49], 3), "p95_ms": round(quantiles[94], 3), "p99_ms": round(quantiles[98], 3),
                 "added_p50_ms": round(added, 3),
             }  # fmt: skip

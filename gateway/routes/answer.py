@@ -235,6 +235,7 @@ class _Run:
         return {} if self.telling.results is None else {"kv_hints": self.telling.results}
 
     def _usage(self) -> Usage:
+        """Of the whole request, as far as it is."""
         firsts = [self.generations[place * self.n].progress for place in range(len(self.prompts))]
         return Usage(
             prompt_tokens=sum(p.prompt_tokens for p in firsts),
