@@ -79,6 +79,9 @@ class Generator:
     def __init__(self, fleet: Fleet, workers: Workers, clock: Clock, patience: Patience) -> None:
         self.fleet, self.workers, self.clock, self.patience = fleet, workers, clock, patience
         self.ended = Ended()
+        #: Choices that are being generated.
+        self.running = 0
+        metrics.ACTIVE.set_function(lambda: self.running)
 
     async def begin(self, job: Job, turn: Turn, prefer: str = "") -> Generation:
         """A generation that a worker has accepted. prefer: the node for the first attempt, or empty. Raises RequestError when none will;
@@ -132,26 +135,27 @@ class Generation:
     async def outputs(self) -> AsyncGenerator[list[Output]]:
         """What is new, all that waits together, until and including the Output with a finish reason. Raises RequestError when it cannot
         go on."""
-        with metrics.ACTIVE.track_inprogress():
-            try:
-                while True:
-                    assert self._flight is not None
-                    outputs: list[Output] = []
-                    broken: Accepted | Failed | WorkerLost | Output | None = None
-                    for event in await self._flight.take():
-                        if not isinstance(event, Output) or event.finish_reason == "cancelled":
-                            broken = event
-                            break
-                        outputs.append(self._note(event))
-                    if outputs:
-                        yield outputs
-                        if outputs[-1].finish_reason is not None:
-                            return
-                    if broken is not None:
-                        await self._failed(broken)
-                        await self.attempt()
-            finally:
-                self.cancel()
+        self._shared.running += 1
+        try:
+            while True:
+                assert self._flight is not None
+                outputs: list[Output] = []
+                broken: Accepted | Failed | WorkerLost | Output | None = None
+                for event in await self._flight.take():
+                    if not isinstance(event, Output) or event.finish_reason == "cancelled":
+                        broken = event
+                        break
+                    outputs.append(self._note(event))
+                if outputs:
+                    yield outputs
+                    if outputs[-1].finish_reason is not None:
+                        return
+                if broken is not None:
+                    await self._failed(broken)
+                    await self.attempt()
+        finally:
+            self._shared.running -= 1
+            self.cancel()
 
     def _note(self, output: Output) -> Output:
         done = self.progress

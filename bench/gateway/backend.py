@@ -29,6 +29,18 @@ SHAPE = common_pb2.KvShape(fingerprint=b"f" * 32, layers=32, kv_heads=8, head_di
 _REPORT_S = 0.5
 
 
+class _Out:
+    """One frame after another: a stream takes one write at a time."""
+
+    def __init__(self, context: Any) -> None:
+        self._context, self._lock = context, asyncio.Lock()
+
+    async def put(self, step: frames.StepFrame) -> None:
+        """Return once it was taken."""
+        async with self._lock:
+            await self._context.write(worker_pb2.Frame(payload=frames.encode_step(step)))
+
+
 class Worker(worker_pb2_grpc.WorkerServicer):
     """`together`: how many requests make a batch."""
 
@@ -37,47 +49,39 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         self._finished: list[str] = []
         self._live: set[str] = set()
 
-    async def Stream(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.Frame]:
-        out: asyncio.Queue[frames.StepFrame] = asyncio.Queue(4)
+    async def Stream(self, request_iterator: Any, context: Any) -> None:
+        out = _Out(context)
         batch: list[str] = []
-        tasks = [asyncio.create_task(self._read(request_iterator, out, batch))]
-        try:
-            while True:
-                step = await out.get()
-                yield worker_pb2.Frame(payload=frames.encode_step(step))
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _read(self, commands: Any, out: asyncio.Queue[frames.StepFrame], batch: list[str]) -> None:
-        stepping: asyncio.Task[None] | None = None
         streaming: dict[str, int] = {}
-        async for frame in commands:
+        tasks: dict[str, asyncio.Task[None]] = {}
+        while (frame := await context.read()) is not grpc.aio.EOF:
             for command in frames.decode_to_worker(frame.payload):
                 if not isinstance(command, GenerateRequest):
+                    streaming.pop(command, None)
                     self._ended(command)
                     continue
                 rid, sampling = command.request_id, command.sampling
                 self._live.add(rid)
                 accepted = Accepted(rid, 20)
-                if sampling.top_k in (HELD, TOGETHER):
-                    await out.put(frames.StepFrame(accepted=[accepted]))
-                    if sampling.top_k == TOGETHER:
-                        batch.append(rid)
-                        if len(batch) == self._together:
-                            members, batch[:] = list(batch), []
-                            self._batch = asyncio.create_task(self._steps(members, sampling.max_tokens or 1, out))
-                elif sampling.max_tokens == STREAMED:
-                    await out.put(frames.StepFrame(accepted=[accepted]))
-                    streaming[rid] = STREAMED
-                    if stepping is None or stepping.done():
-                        stepping = asyncio.create_task(self._stream(streaming, out))
-                else:
+                if sampling.top_k not in (HELD, TOGETHER) and sampling.max_tokens != STREAMED:
                     output = Output(rid, WORD * WHOLE, [1] * WHOLE, finish_reason="length")
-                    await out.put(frames.StepFrame([accepted], [output]))
                     self._ended(rid)
+                    await out.put(frames.StepFrame([accepted], [output]))
+                    continue
+                await out.put(frames.StepFrame(accepted=[accepted]))
+                if sampling.top_k == TOGETHER:
+                    batch.append(rid)
+                    if len(batch) == self._together:
+                        members, batch = batch, []
+                        tasks["together"] = asyncio.create_task(self._steps(members, sampling.max_tokens or 1, out))
+                elif sampling.top_k != HELD:
+                    streaming[rid] = STREAMED
+                    if "streaming" not in tasks or tasks["streaming"].done():
+                        tasks["streaming"] = asyncio.create_task(self._stream(streaming, out))
+        for task in tasks.values():
+            task.cancel()
 
-    async def _stream(self, left: dict[str, int], out: asyncio.Queue[frames.StepFrame]) -> None:
+    async def _stream(self, left: dict[str, int], out: _Out) -> None:
         """A token a step for each of these; left: how many are still to come. A frame a step, as engines send them."""
         while left:
             outputs = []
@@ -89,7 +93,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
                     self._ended(rid)
             await out.put(frames.StepFrame(outputs=outputs))
 
-    async def _steps(self, members: list[str], steps: int, out: asyncio.Queue[frames.StepFrame]) -> None:
+    async def _steps(self, members: list[str], steps: int, out: _Out) -> None:
         for step in range(steps):
             end: Any = "length" if step == steps - 1 else None
             await out.put(frames.StepFrame(outputs=[Output(rid, WORD, [step], finish_reason=end) for rid in members]))
