@@ -187,9 +187,8 @@ async def serve(given: argparse.Namespace) -> None:
     """Until it is killed."""
     address = f"127.0.0.1:{given.grpc_port}"
     worker = Worker("node-0", address, given.together)
-    server = grpc.aio.server()
+    server, _ = rpc.server(address, ["upbeat.v1.Worker"])
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
-    server.add_insecure_port(address)
     await server.start()
     await asyncio.get_running_loop().create_server(Http, "127.0.0.1", given.http_port)
     async with rpc.channel(given.scheduler) as channel:

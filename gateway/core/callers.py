@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 
 from blake3 import blake3
 
@@ -16,6 +17,7 @@ from contracts.api_keys import configured_digest
 
 _CONTEXT = "upbeat gateway: callers' addresses, version 1"
 _DIGEST_BYTES = 8
+_REMEMBERED = 4096
 
 
 class Callers:
@@ -25,8 +27,10 @@ class Callers:
         """secrets: the API keys as configured, in full or hashed, in any order."""
         joined = b"\0".join(sorted(configured_digest(s) for s in secrets))
         self._key = blake3(joined, derive_key_context=_CONTEXT).digest()
+        #: The digest of an address, remembered for the latest ones: a page hints again and again.
+        self.digest = lru_cache(_REMEMBERED)(self._digest)
 
-    def digest(self, address: str | None) -> str:
+    def _digest(self, address: str | None) -> str:
         """16 hexadecimal digits for a peer's address; empty when it is not known. One IPv6 network of 64 bits is one caller: its clients
         take addresses from it as they like."""
         if not address:

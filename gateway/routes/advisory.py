@@ -41,7 +41,8 @@ async def advise(request: web.Request) -> web.Response:
     address = parts.callers.digest(request.remote)
     for advisory in advisories:
         advisory_id = f"adv-{secrets.token_hex(12)}"
-        clamped = replace(advisory, priority=caller.priority(advisory.priority))
+        priority = caller.priority(advisory.priority)
+        clamped = advisory if priority == advisory.priority else replace(advisory, priority=priority)
         wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin, address))
         accepted.append({"advisory_id": advisory_id, "session_id": advisory.session_id, "status": "accepted"})
     parts.hints.advise(wire)
