@@ -53,3 +53,11 @@ def test_it_depends_on_nothing() -> None:
     assert "dependencies" not in package
     assert list(package["peerDependenciesMeta"]) == list(package["peerDependencies"]) == ["react"]
     assert "import" not in (DIST / "upbeat.mjs").read_text().split("export")[0]
+
+
+def test_its_types_let_through_what_works_and_nothing_else() -> None:
+    node = need(shutil.which("node"), "node")
+    compiler = SDK / "node_modules" / "typescript" / "bin" / "tsc"
+    need(compiler.exists(), "web-sdk/node_modules (npm ci --prefix web-sdk)")
+    done = subprocess.run([node, compiler, "-p", SDK / "tsconfig.types.json"], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
