@@ -9,11 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from contracts.errors import ConfigError
+
 TIMEOUT_S = 10.0
 
 
+#: Exit statuses (docs/cli.md). 2 is wrong usage or a wrong setting, 130 Ctrl-C.
+FINE, FAILED, USAGE, NOBODY, REFUSED_KEY, UNKNOWN = range(6)
+#: What a refused call means, by HTTP status; everything else is a failure.
+_MEANS = {401: REFUSED_KEY, 403: REFUSED_KEY, 404: UNKNOWN}
+
+
 class CallFailed(Exception):
-    """The gateway did not answer, or refused. The message says which and what to do."""
+    """The gateway did not answer, or refused. The message says which and what to do; `status` is the program's exit status."""
+
+    def __init__(self, message: str, status: int = FAILED) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +42,12 @@ class Gateway:
 
     url: str
     key: str | None = None
+    timeout_s: float = TIMEOUT_S
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         """One call, whatever its status. Raises CallFailed when nobody answers."""
+        if not self.url.lower().startswith(("http://", "https://")):
+            raise ConfigError(f"--url {self.url!r} is no address of a gateway; give one such as http://127.0.0.1:8080")
         sent = {"accept": "application/json", **(headers or {})}
         if self.key:
             sent["authorization"] = f"Bearer {self.key}"
@@ -42,19 +57,25 @@ class Gateway:
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, data=data, headers=sent, method=method)
             try:
-                with _direct.open(request, timeout=TIMEOUT_S) as response:
+                with _direct.open(request, timeout=self.timeout_s) as response:
                     return Answer(response.status, _decoded(response.read()))
             except urllib.error.HTTPError as e:
                 return Answer(e.code, _decoded(e.read()))
         except (OSError, ValueError) as e:
             reason = getattr(e, "reason", e)
-            raise CallFailed(f"nothing answers at {self.url} ({reason}); start a stack with `upbeat up`, or give --url") from e
+            remedy = "start a stack with `upbeat up`, or say where one runs with --url or UPBEAT_URL"
+            raise CallFailed(f"nothing answers at {self.url} ({reason}); {remedy}", NOBODY) from e
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
         """The decoded answer of a call that must succeed. Raises CallFailed with the gateway's own words otherwise."""
         answer = self.ask(method, path, body, headers)
+        if not isinstance(answer.data, dict):
+            raise CallFailed(
+                f"what answers at {self.url} is no Upbeat gateway (status {answer.status}, no JSON); give its address with --url", NOBODY
+            )
         if answer.status >= 400:
-            raise CallFailed(f"{self.url} answered {answer.status}: {error_message(answer.data)}{_remedy(answer.status, self.key)}")
+            said = f"{self.url} answered {answer.status}: {error_message(answer.data)}"
+            raise CallFailed(said + _remedy(answer.status, self.key, path), _MEANS.get(answer.status, FAILED))
         return answer.data
 
 
@@ -82,7 +103,21 @@ def _decoded(body: bytes) -> Any:
         return body.decode(errors="replace")
 
 
-def _remedy(status: int, key: str | None) -> str:
-    if status not in (401, 403):
-        return ""
-    return "; give a server key with --key or UPBEAT_API_KEY" if key is None else "; the given key has no right to this"
+def _remedy(status: int, key: str | None, path: str) -> str:
+    """What to do about a refusal."""
+    if status == 401:
+        what = (
+            "give a server key with --key or UPBEAT_API_KEY"
+            if key is None
+            else "the given key is not known there; give another with --key or UPBEAT_API_KEY"
+        )
+        return "; " + what
+    if status == 403:
+        return "; the given key has no right to this; give a server key"
+    if status == 404:
+        group = path.split("/")[2].partition("?")[0] if path.startswith("/v1/") else ""
+        lists = {"sessions": "upbeat sessions", "workflows": "upbeat workflows list"}
+        return f"; `{lists[group]}` lists those that are known" if group in lists else ""
+    if status in (429, 503):
+        return "; try again in a moment"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -15,13 +16,17 @@ from runtime.config import Config
 class Display:
     """Lines on stdout. A reader that went away (a closed pipe) never stops the stack."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, as_json: bool = False) -> None:
+        self._as_json = as_json
         self._console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._status: Status | None = None
         self._last_wait = ""
 
     def line(self, text: str, style: str = "") -> None:
         """One line, or a block of lines."""
+        if self._as_json:
+            self._event("message", text=text)
+            return
         with contextlib.suppress(OSError):
             self._console.print(text, style=style or None)
 
@@ -30,6 +35,10 @@ class Display:
         if text == self._last_wait:
             return
         self._last_wait = text
+        if self._as_json:
+            if text:
+                self._event("waiting", text=text)
+            return
         with contextlib.suppress(OSError):
             if self._console.is_terminal:
                 if self._status is not None:
@@ -40,6 +49,18 @@ class Display:
                     self._status.start()
             elif text:
                 self._console.print(text)
+
+    def serving(self, config: Config, took_s: float) -> None:
+        """The stack serves for the first time."""
+        if not self._as_json:
+            self.line(welcome(config, took_s), "green")
+            return
+        places = {"url": base_url(config), "logs": str(config.run_dir / "logs")}
+        self._event("serving", **places, model=config.served_model, nodes=config.nodes.count, took_s=round(took_s, 3))
+
+    def _event(self, event: str, **fields: Any) -> None:
+        with contextlib.suppress(OSError):
+            print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def welcome(config: Config, took_s: float) -> str:

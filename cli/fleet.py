@@ -10,6 +10,8 @@ from rich.table import Table
 
 GIB = 1 << 30
 MIB = 1 << 20
+#: Windows with fewer columns get short headings, and what is the same in all rows is said once.
+WIDE = 120
 
 
 def show_fleet(console: Console, ready: bool, fleet: dict[str, Any]) -> None:
@@ -23,37 +25,54 @@ def show_fleet(console: Console, ready: bool, fleet: dict[str, Any]) -> None:
     if len(schedulers) > 1:
         told = (f"{s.get('address')} {s.get('state')} ({_int(s, 'nodes')} nodes, {_int(s, 'advised')} hints)" for s in schedulers)
         console.print(f"{len(schedulers)} schedulers: {'; '.join(told)}")
-    rows = table("node", "state", "model", "running", "waiting", "tokens due", "hints", "HBM used", "DRAM used", "SSD", "sessions")
-    for node in nodes:
-        total, free = _int(node, "hbm_pages_total"), _int(node, "hbm_pages_free")
+    models = [", ".join(str(model.get("name", "?")) for model in node.get("models", [])) or "-" for node in nodes]
+    if console.width >= WIDE:
+        rows = table("node", "state", "model", "running", "waiting", "tokens due", "hints", "HBM used", "DRAM used", "SSD", "sessions")
+    else:
+        console.print(f"models: {', '.join(sorted(set(models) - {'-'})) or 'none'}; DRAM and SSD in GiB")
+        rows = table("node", "state", "run", "wait", "due", "hints", "HBM", "DRAM", "SSD", "sessions", gap=1)
+    for node, model in zip(nodes, models, strict=True):
+        cells = _fleet_cells(node, model)
         rows.add_row(
-            str(node.get("node", "?")),
-            str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
-            ", ".join(str(model.get("name", "?")) for model in node.get("models", [])) or "-",
-            str(_int(node, "running")),
-            str(_int(node, "waiting")),
-            f"{float(node.get('outstanding_tokens', 0)):.0f}",
-            str(_int(node, "advised")),
-            f"{(total - free) / total:.0%}" if total else "-",
-            f"{_int(node, 'dram_bytes_used') / GIB:.2f} of {_int(node, 'dram_bytes_total') / GIB:.2f} GiB",
-            f"{_int(node, 'ssd_bytes_used') / GIB:.2f} GiB",
-            str(_int(node, "sessions")),
+            *(
+                cells
+                if console.width >= WIDE
+                else [*cells[:2], *cells[3:8], *(c.replace(" of ", "/").removesuffix(" GiB") for c in cells[8:])]
+            )
         )
     console.print(rows)
 
 
+def _fleet_cells(node: dict[str, Any], model: str) -> list[str]:
+    total, free = _int(node, "hbm_pages_total"), _int(node, "hbm_pages_free")
+    return [
+        str(node.get("node", "?")),
+        str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
+        model,
+        str(_int(node, "running")),
+        str(_int(node, "waiting")),
+        f"{float(node.get('outstanding_tokens', 0)):.0f}",
+        str(_int(node, "advised")),
+        f"{(total - free) / total:.0%}" if total else "-",
+        f"{_int(node, 'dram_bytes_used') / GIB:.2f} of {_int(node, 'dram_bytes_total') / GIB:.2f} GiB",
+        f"{_int(node, 'ssd_bytes_used') / GIB:.2f} GiB",
+        str(_int(node, "sessions")),
+    ]
+
+
 def show_sessions(console: Console, sessions: list[dict[str, Any]]) -> None:
     """A line a session, the latest first as they come."""
-    console.print(session_table(sessions) if sessions else "no sessions yet")
+    console.print(session_table(sessions, console.width) if sessions else "no sessions yet")
 
 
-def session_table(sessions: list[dict[str, Any]]) -> Table:
-    """A row a session."""
-    rows = table("session", "model", "tokens", "last use", "held by", "next turn on")
+def session_table(sessions: list[dict[str, Any]], width: int) -> Table:
+    """A row a session; in narrow windows without the model where all have the same."""
+    short = width < WIDE and len({s.get("model") for s in sessions}) == 1
+    rows = table("session", *(() if short else ("model",)), "tokens", "last use", "held by", "next turn on")
     for s in sessions:
         rows.add_row(
             str(s["id"]),
-            str(s.get("model", "")),
+            *(() if short else (str(s.get("model", "")),)),
             str(_int(s, "tokens")),
             _ago(s),
             ", ".join(map(str, s.get("held_by", []))) or "-",
@@ -70,14 +89,15 @@ def show_session(console: Console, session: dict[str, Any]) -> None:
         for tier in node.get("tiers", []):
             chunks = [int(n) for n in tier.get("layer_chunks", [])]
             spread = "-" if not chunks else str(chunks[0]) if len(set(chunks)) == 1 else f"{min(chunks)} to {max(chunks)}"
-            size = f"{_int(tier, 'bytes') / MIB:.1f} MiB"
+            held = _int(tier, "bytes")
+            size = f"{held / GIB:.2f} GiB" if held >= GIB else f"{held / MIB:.1f} MiB"
             rows.add_row(str(node.get("node", "?")), str(tier.get("tier", "?")), str(_int(tier, "tokens")), spread, size)
     console.print(rows)
 
 
-def table(*columns: str) -> Table:
-    """An empty table as all commands show them."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+def table(*columns: str, gap: int = 2) -> Table:
+    """An empty table as all commands show them; what does not fit into a cell is folded, never cut. gap: between columns."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for column in columns:
         made.add_column(column, overflow="fold")
     return made

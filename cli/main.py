@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,7 +15,8 @@ from rich.console import Console
 from typer.exceptions import TyperException
 
 from cli import fleet, keys, workflows
-from cli.client import CallFailed, Gateway, session_path
+from cli.client import USAGE, CallFailed, Gateway, session_path
+from cli.completion import COMPLETE, completion_init, known_sessions, script
 from cli.settings import Flags, resolve
 from contracts.errors import ConfigError
 from runtime.config import cluster_secret, dump_config, with_hashed_keys
@@ -45,6 +47,7 @@ def _number_option(text: str) -> Any:
 commands = typer.Typer(
     name="upbeat",
     help="LLM serving for multi-turn work: the KV cache arrives before the request does.",
+    epilog="Exit status: 0 fine, 1 failed, 2 wrong usage or setting, 3 no gateway answers, 4 key refused, 5 not known there, 130 Ctrl-C.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -57,18 +60,20 @@ _URL = "http://127.0.0.1:8080"
 
 
 def app() -> NoReturn:
-    """The `upbeat` program. Wrong usage and wrong settings are one line and status 2; what fails otherwise, status 1."""
+    """The `upbeat` program. What goes wrong is one line, and the exit status says of which kind it is (docs/cli.md)."""
     status: Any
+    if COMPLETE in os.environ:
+        completion_init()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
         status = commands(standalone_mode=False)
     except TyperException as e:
-        status = _fail(e.format_message().replace("\n", " "), 2)
+        status = _fail(e.format_message().replace("\n", " "), USAGE)
     except ConfigError as e:
-        status = _fail(" ".join(str(e).split()), 2)
+        status = _fail(" ".join(str(e).split()), USAGE)
     except CallFailed as e:
-        status = _fail(str(e), 1)
+        status = _fail(str(e), e.status)
     except typer.Abort:
         status = 130
     except KeyboardInterrupt:
@@ -92,6 +97,7 @@ def up(
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Logs, locks, pids.  [default: .cache/run, or .cache/run-PORT]")] = None,
     bin_dir: Annotated[Path | None, typer.Option(hidden=True, help="Where the services' programs are.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as JSON, an object a line.")] = False,
 ) -> int:
     """Start a stack on this machine and keep it running until Ctrl-C."""
     from cli import machine
@@ -104,7 +110,7 @@ def up(
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
             raise ConfigError(f"{programs / program} is not there; install with `make up`, or pip install -c constraints.txt -e .")
-    display = Display()
+    display = Display(as_json=as_json)
     # The services inherit both locks: whoever starts a stack here next waits for them, should this launcher be killed.
     locks = [
         machine.take_lock(resolved.data / "lock", "--data", base_url(resolved), display.line),
@@ -141,18 +147,26 @@ def top(
     rounds: Annotated[int, _whole_option("How often; 0: until Ctrl-C.")] = 0,
     url: _Url = _URL,
     key: _Key = "",
+    as_json: _Json = False,
 ) -> None:
     """Show what every node's KV is doing: room, reads, hits, hints, evictions; and the latest sessions."""
-    from cli.top import watch
+    from cli.top import records, watch
 
     if every <= 0 or rounds < 0:
         raise ConfigError("--every must be more than 0 and --rounds at least 0; give, say, --every 2")
-    watch(_console(), Gateway(url, key or None), every, rounds)
+    gateway = Gateway(url, key or None)
+    if not as_json:
+        watch(_console(), gateway, every, rounds)
+        return
+    for record in records(gateway, every, rounds):
+        print(json.dumps(record), flush=True)
 
 
 @commands.command()
 def sessions(
-    session_id: Annotated[str, typer.Argument(help="One session: where its KV is.", show_default=False)] = "",
+    session_id: Annotated[
+        str, typer.Argument(help="One session: where its KV is.", show_default=False, autocompletion=known_sessions)
+    ] = "",
     url: _Url = _URL,
     key: _Key = "",
     as_json: _Json = False,
@@ -169,7 +183,7 @@ def sessions(
 
 @commands.command()
 def explain(
-    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    session_id: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=known_sessions)],
     url: _Url = _URL,
     key: _Key = "",
     as_json: _Json = False,
@@ -186,7 +200,7 @@ def explain(
 
 @commands.command()
 def advise(
-    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    session_id: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=known_sessions)],
     expected_arrival: Annotated[float | None, _number_option("Seconds until the request comes.")] = None,
     priority: Annotated[int, _whole_option("Lower is more urgent.")] = 0,
     ttl_s: Annotated[
@@ -208,7 +222,7 @@ def advise(
 
 @commands.command()
 def invalidate(
-    session_id: Annotated[str, typer.Argument(metavar="SESSION")],
+    session_id: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=known_sessions)],
     url: _Url = _URL,
     key: _Key = "",
     as_json: _Json = False,
@@ -238,7 +252,11 @@ def doctor(
         console = _console()
         for f in findings:
             style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[f.level]
-            console.print(f"{f.level:<5}{f.check:<14} {f.detail}{f.remedy and '; ' + f.remedy}", style=style)
+            line = f"{f.level:<5}{f.check:<14} {f.detail}{f.remedy and '; ' + f.remedy}"
+            # A path that is longer than a line stays whole.
+            console.print(
+                textwrap.fill(line, console.width, subsequent_indent=" " * 20, break_long_words=False, break_on_hyphens=False), style=style
+            )
     return 1 if failed else 0
 
 
@@ -314,9 +332,16 @@ def _answer(data: Any, as_json: bool, text: str) -> None:
         _console().print(text)
 
 
+@commands.command()
+def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -> None:
+    """Print the script that completes commands, flags and session ids: `source <(upbeat completion bash)`."""
+    print(script(shell))
+
+
 def _console() -> Console:
-    # A pipe has no width: whoever reads it wants one row a line.
-    return Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 250)
+    # A pipe has no width unless it is told one: whoever reads it wants one row a line.
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, markup=False, width=None if known else 1000)
 
 
 def _print_json(data: Any) -> None:

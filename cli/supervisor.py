@@ -19,7 +19,7 @@ from typing import Any
 from cli import machine
 from cli.core.plan import STOP_ORDER, Planned, compute_threads, stack_plan
 from cli.core.restart import RestartPolicy, Verdict
-from cli.display import Display, base_url, welcome
+from cli.display import Display, base_url
 from cli.process import Process, log_end
 from runtime.config import Config
 from runtime.service import SUPERVISED
@@ -151,7 +151,10 @@ class Supervisor:
                 await asyncio.sleep(_POLL_S)
             self._display.wait("")
             took_s = time.monotonic() - since
-            self._display.line(welcome(self._config, took_s) if not self._has_served else f"serving again after {took_s:.1f} s", "green")
+            if self._has_served:
+                self._display.line(f"serving again after {took_s:.1f} s", "green")
+            else:
+                self._display.serving(self._config, took_s)
             self._has_served = True
             self._died.clear()
             await self._died.wait()

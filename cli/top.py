@@ -19,11 +19,12 @@ _FOUND = ("hbm", "dram", *_SOURCES)
 _TIERS = ("ssd_read", "ssd_write", "blob_read", "blob_write")
 _OUTCOMES = ("used", "late", "wasted")
 _SESSIONS = 10
+_GAP = 2
 
 
 def watch(console: Console, gateway: Gateway, every_s: float, rounds: int) -> None:
     """Show the stack every `every_s` seconds, `rounds` times (0: until Ctrl-C). Raises CallFailed when nobody answers any more."""
-    screens = _screens(gateway, every_s, rounds)
+    screens = _screens(gateway, every_s, rounds, lambda: console.width)
     if rounds == 1 or not console.is_terminal:
         for screen in screens:
             console.print(screen)
@@ -33,35 +34,61 @@ def watch(console: Console, gateway: Gateway, every_s: float, rounds: int) -> No
             live.update(screen, refresh=True)
 
 
-def _screens(gateway: Gateway, every_s: float, rounds: int) -> Iterator[RenderableType]:
-    before: dict[str, dict[str, float]] = {}
-    at, shown = 0.0, 0
+def records(gateway: Gateway, every_s: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """The same looks as data: `at_s` (since the epoch), `fleet` with each node's samples, `sessions`. Raises as `watch`."""
+    shown = 0
     while True:
         fleet = gateway.call("GET", "/v1/fleet?metrics=true")
         sessions = gateway.call("GET", f"/v1/sessions?limit={_SESSIONS}")["data"]
-        now = time.monotonic()
-        samples = {str(n["node"]): n.get("metrics", {}) for n in fleet["nodes"]}
-        looks = {name: Look(own, before.get(name, {}), now - at if name in before else 0.0) for name, own in samples.items()}
-        yield _screen(gateway.url, fleet, looks, sessions, since_start=not shown)
-        before, at, shown = samples, now, shown + 1
+        yield {"at_s": round(time.time(), 3), "url": gateway.url, "fleet": fleet, "sessions": sessions}
+        shown += 1
         if rounds and shown >= rounds:
             return
         time.sleep(every_s)
 
 
-def _screen(
-    url: str, fleet: dict[str, Any], looks: dict[str, Look], sessions: list[dict[str, Any]], *, since_start: bool
-) -> RenderableType:
+def _screens(gateway: Gateway, every_s: float, rounds: int, width: Callable[[], int]) -> Iterator[RenderableType]:
+    before: dict[str, dict[str, float]] = {}
+    at, first = 0.0, True
+    for record in records(gateway, every_s, rounds):
+        fleet, now = record["fleet"], time.monotonic()
+        samples = {str(n["node"]): n.get("metrics", {}) for n in fleet["nodes"]}
+        looks = {name: Look(own, before.get(name, {}), now - at if name in before else 0.0) for name, own in samples.items()}
+        yield _screen(record, looks, width(), since_start=first)
+        before, at, first = samples, now, False
+
+
+def _screen(record: dict[str, Any], looks: dict[str, Look], width: int, *, since_start: bool) -> RenderableType:
+    fleet, sessions = record["fleet"], record["sessions"]
     serving = sum(bool(node.get("serving")) for node in fleet["nodes"])
     head = Text(
-        f"{time.strftime('%H:%M:%S')}  {url}  {serving} of {fleet.get('expected_nodes', 0)} nodes serve, "
-        f"{fleet.get('active_requests', 0)} requests; sums {'since the start' if since_start else 'since the last look'}"
+        f"{time.strftime('%H:%M:%S')}  {record['url']}  {serving} of {fleet.get('expected_nodes', 0)} nodes serve, "
+        f"{fleet.get('active_requests', 0)} requests\nsums {'since the start' if since_start else 'since the last look'}"
     )
     nodes = {str(node["node"]): _rows(node, looks[str(node["node"])]) for node in fleet["nodes"]}
-    rows = table("", *nodes)
-    for label in next(iter(nodes.values()), {}):
-        rows.add_row(label, *(cells[label] for cells in nodes.values()))
-    return Group(head, Text(), rows, Text(), session_table(sessions) if sessions else Text("no sessions yet"))
+    return Group(head, Text(), *_blocks(nodes, width), Text(), session_table(sessions, width) if sessions else Text("no sessions yet"))
+
+
+def _blocks(nodes: dict[str, dict[str, str]], width: int) -> Iterator[RenderableType]:
+    """A column a node, as many beside each other as there is room for; further ones below."""
+    labels = list(next(iter(nodes.values()), {}))
+    room = width - max(map(len, labels), default=0) - _GAP
+    waiting = list(nodes)
+    while waiting:
+        block: list[str] = []
+        left = room
+        while waiting:
+            needs = _GAP + max(len(waiting[0]), *map(len, nodes[waiting[0]].values()))
+            if block and needs > left:
+                break
+            left -= needs
+            block.append(waiting.pop(0))
+        rows = table("", *block, gap=_GAP)
+        for label in labels:
+            rows.add_row(label, *(nodes[name][label] for name in block))
+        yield rows
+        if waiting:
+            yield Text()
 
 
 def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
@@ -73,7 +100,7 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
     return {
         "state": "serving" if node.get("serving") else "not serving",
         "requests running, waiting": f"{node.get('running', 0)}, {node.get('waiting', 0)}",
-        "hints that wait for a request": str(node.get("advised", 0)),
+        "hints in flight": str(node.get("advised", 0)),
         "HBM used": f"{(pages - free) / pages:.0%}" if pages else "-",
         "DRAM used": f"{_gib(node, 'dram_bytes_used')} of {_gib(node, 'dram_bytes_total')} GiB",
         "SSD used": f"{_gib(node, 'ssd_bytes_used')} GiB",
@@ -81,10 +108,10 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
         "loads under way": f"{queued['loads']:.0f}",
         **{f"read from {t}": _flow(look.rate(sample("upbeat_kvstore_read_bytes_total", source=t)), queued[t]) for t in _SOURCES},
         **{f"written to {t}": _flow(look.rate(sample("upbeat_kvstore_written_bytes_total", tier=t)), waiting[t], _mib) for t in waiting},
-        "hits: " + ", ".join(_FOUND): ", ".join(f"{share:.0%}" for share in hits.values()) if hits else "-",
+        "hits: " + "/".join(_FOUND): ", ".join(f"{share:.0%}" for share in hits.values()) if hits else "-",
         "chunks missed": f"{look.gained(sample('upbeat_kvstore_events_total', what='chunks_missed')):.0f}",
-        "hinted into DRAM: used, late, wasted": _sums(look, "upbeat_kvstore_hint_bytes_total", "outcome", _OUTCOMES),
-        "hinted into HBM: used, late, wasted": _sums(look, "upbeat_worker_hint_bytes_total", "outcome", _OUTCOMES),
+        "hints, DRAM: used/late/wasted": _sums(look, "upbeat_kvstore_hint_bytes_total", "outcome", _OUTCOMES),
+        "hints, HBM: used/late/wasted": _sums(look, "upbeat_worker_hint_bytes_total", "outcome", _OUTCOMES),
         "evicted from HBM": _sums(look, "upbeat_worker_evicted_bytes_total", "tier", ("hbm",)),
         "evicted from DRAM, SSD": _sums(look, "upbeat_kvstore_evicted_bytes_total", "tier", ("dram", "ssd")),
         "tiers left alone": ", ".join(t for t in _TIERS if look.now.get(sample("upbeat_kvstore_tier_up", tier=t)) == 0) or "none",
@@ -97,7 +124,9 @@ def _flow(rate: float, waiting: float, unit: Callable[[float], str] = "{:.0f}".f
 
 
 def _sums(look: Look, family: str, label: str, values: tuple[str, ...]) -> str:
-    return ", ".join(_mib(look.gained_in(family, **{label: value})) for value in values)
+    sizes = [look.gained_in(family, **{label: value}) for value in values]
+    unit, name = (GIB, "GiB") if max(sizes) >= GIB else (MIB, "MiB")
+    return ", ".join(f"{size / unit:.1f}" for size in sizes) + f" {name}"
 
 
 def _gib(node: dict[str, Any], key: str) -> str:

@@ -37,9 +37,10 @@ def bench(
     max_tokens: Annotated[int | None, typer.Option(help="at most so many tokens an answer", min=1)] = None,
     seed: Annotated[int, typer.Option(help="of the typing times")] = 1,
     out: Annotated[Path | None, typer.Option(help="where the JSON goes; shown on the screen otherwise")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print nothing but JSON; the rest goes to standard error")] = False,
 ) -> None:
     """Replay a trace on a stack of its own per policy and compare: TTFT, TPOT, end to end, cache hits, imbalance, hints."""
-    console = Console()
+    console = Console(stderr=as_json)
     try:
         with ending_on_sigterm():
             document = compare(
@@ -66,9 +67,9 @@ def bench(
     if out is not None:
         write_json(out, document)
         console.print(f"figures with every request's times: {out}")
-    else:
+    if out is None or as_json:
         shown = {name: {k: v for k, v in f.items() if k != "outcomes"} for name, f in document["policies"].items()}
-        console.print_json(data=document | {"policies": shown})
+        Console().print_json(data=document | {"policies": shown})
     if any(f["failed"] for f in document["policies"].values()):
         raise typer.Exit(1)
 

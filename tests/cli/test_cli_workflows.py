@@ -110,7 +110,7 @@ def test_a_graph_is_put_from_a_file_and_deleted(gateway: Workflows, tmp_path: Pa
     assert workflows("delete", "team", url=gateway.url).returncode == 0
     assert gateway.asked == [("PUT", "/v1/workflows/team", GRAPH), ("DELETE", "/v1/workflows/team", None)]
     done = workflows("delete", "nobody", url=gateway.url)
-    assert done.returncode == 1 and "404: there is no such workflow" in done.stderr
+    assert done.returncode == 5 and "404: there is no such workflow" in done.stderr
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
