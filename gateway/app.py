@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -37,6 +38,8 @@ from runtime.service import Tasks
 log = telemetry.logger("gateway")
 #: Header lines and the request line, each.
 MAX_LINE_BYTES = 16 << 10
+#: For what answers say when they are cut off.
+LAST_WORDS_S = 1.0
 
 
 def build(parts: Parts) -> web.Application:
@@ -163,14 +166,18 @@ class Gateway:
         await self.parts.idle.wait()
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close everything. Answers that still run are told so: streams by an event, the others by a 503."""
         if self._door is not None:
             self._door.close()
+        if self.parts is not None:
+            self.parts.generator.stopping = True
+            await self.parts.workers.stop()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.parts.idle.wait(), LAST_WORDS_S)
         if self._runner is not None:
             await self._runner.cleanup()
         if self.parts is not None:
             self.parts.siblings.close()
-            await self.parts.workers.stop()
             await self._tasks.cancel()
             with contextlib.suppress(Exception):
                 await self.parts.fleet.stop()

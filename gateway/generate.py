@@ -82,6 +82,8 @@ class Generator:
         #: Choices that are being generated.
         self.running = 0
         metrics.ACTIVE.set_function(lambda: self.running)
+        #: What is lost now is not tried again: the process ends.
+        self.stopping = False
 
     async def begin(self, job: Job, turn: Turn, prefer: str = "") -> Generation:
         """A generation that a worker has accepted. prefer: the node for the first attempt, or empty. Raises RequestError when none will;
@@ -238,6 +240,8 @@ class Generation:
         await self._again(self._attempts.lost(node, self._now(), reason, ran=ran), cause)
 
     async def _again(self, decision: Again | GiveUp, cause: str) -> None:
+        if self._shared.stopping:
+            raise Unavailable("this gateway is stopping; try again")
         if isinstance(decision, GiveUp):
             raise Unavailable(f"the request could not be completed: {decision.reason}; try again")
         metrics.RETRIES.labels(cause).inc()
