@@ -213,6 +213,7 @@ async def test_the_official_client_comes_back_after_a_503() -> None:
         patient = client(s).with_options(max_retries=2)
         asked = asyncio.create_task(patient.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}]))
         await until(lambda: len(s.workers[0].submitted) == 2)
+        await asyncio.sleep(0.1)  # it has been refused by now, and is not asked again before a second has passed
         s.workers[0].refuse = None
         assert (await asked).choices[0].message.content and len(s.workers[0].submitted) == 3
 
