@@ -112,8 +112,7 @@ class Fleet:
     ) -> Route:
         """Where this attempt goes. Raises a RequestError: Unavailable when no node can take it now, else the caller's fault."""
         if not pin and not avoid and hop is None and len(self.promises):
-            workers, now_s = self._workers, self._clock.now()
-            promised = self.promises.take(session, model, self.view, workers.in_flight, workers.connected, now_s)
+            promised = self.promises.take(session, model, self.view, self._workers, self._clock.now())
             if promised is not None:
                 metrics.child(metrics.PLACED, "hint").inc()
                 return promised

@@ -24,7 +24,12 @@ _TEXT = "\0text\0"
 
 def event(body: Any) -> bytes:
     """One event holding `body` as JSON on one line."""
-    return b"data: " + _ENCODE(body).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + encoded(body) + b"\n\n"
+
+
+def encoded(body: Any) -> bytes:
+    """`body` as JSON on one line."""
+    return _ENCODE(body).encode("utf-8", "replace")
 
 
 class TextEvents:

@@ -215,6 +215,11 @@ class Workers:
         """This gateway's requests per node."""
         return {node: len(stream.flights) for node, (stream, _) in self._streams.items()}
 
+    def flights_on(self, node: str) -> int | None:
+        """This gateway's requests on a node; None when no stream to it stands."""
+        known = self._streams.get(node)
+        return len(known[0].flights) if known is not None and known[0].connected else None
+
     async def stop(self) -> None:
         """End all streams."""
         for _, task in self._streams.values():

@@ -165,7 +165,8 @@ class _Run:
                 pass
 
         await _together([finish(choice.index) for choice in self.choices])
-        return web.json_response(self.shape.whole(self.choices, self._usage()) | self._results(), headers=self._headers())
+        body = sse.encoded(self.shape.whole(self.choices, self._usage()) | self._results())
+        return web.Response(body=body, headers={"Content-Type": "application/json; charset=utf-8", **self._headers()})
 
     async def stream(self) -> web.StreamResponse:
         """The answer as server-sent events."""

@@ -8,7 +8,7 @@ import pytest
 from gateway_fakes import MODEL, Stack, stack, until
 
 from contracts.ids import SessionKey
-from gateway.core.promises import FRESH_S, Promises
+from gateway.core.promises import FRESH_S, LOOK_S, Promises
 from gateway.core.routing import BUSIER, FleetView, Node, Route
 
 A, B = SessionKey("t", "a"), SessionKey("t", "b")
@@ -19,8 +19,18 @@ def fleet(first: int = 0, second: int = 0, **of_first: Any) -> FleetView:
     return FleetView((Node("n0", "a0", **{"serving": True, "running": first, **of_first}), Node("n1", "a1", True, running=second)), 2)
 
 
-def taken(promises: Promises, view: FleetView | None = None, at_s: float = 1.0, connected: tuple[str, ...] = ("n0", "n1")) -> Route | None:
-    return promises.take(A, "m", view or fleet(), {}, connected, at_s)
+class Own:
+    """The gateway's own requests by node, where a stream stands."""
+
+    def __init__(self, **in_flight: int) -> None:
+        self.in_flight = in_flight
+
+    def flights_on(self, node: str) -> int | None:
+        return self.in_flight.get(node)
+
+
+def taken(promises: Promises, view: FleetView | None = None, at_s: float = 1.0, own: Own | None = None) -> Route | None:
+    return promises.take(A, "m", view or fleet(), own or Own(n0=0, n1=0), at_s)
 
 
 @pytest.fixture
@@ -52,12 +62,26 @@ def test_a_node_that_does_not_serve_is_not_taken(promises: Promises, wrong: dict
 
 
 def test_a_node_without_a_stream_or_one_that_is_clearly_busier_is_not_taken(promises: Promises) -> None:
-    assert taken(promises, connected=("n1",)) is None
+    assert taken(promises, own=Own(n1=0)) is None
     promises.note(A, ROUTE, 0.0)
     assert taken(promises, fleet(BUSIER + 3, 2)) is None
     promises.note(A, ROUTE, 0.0)
     assert taken(promises, fleet(BUSIER + 2, 2)) == ROUTE
-    assert promises.take(B, "m", fleet(), {}, ("n0",), 1.0) is None
+    promises.note(A, ROUTE, 0.0)
+    assert taken(promises, own=Own(n0=BUSIER + 1, n1=0)) is None, "its own requests count too, before they are reported"
+    promises.note(A, ROUTE, 0.0)
+    assert taken(promises, own=Own(n0=BUSIER + 1, n1=1)) == ROUTE
+    assert promises.take(B, "m", fleet(), Own(n0=0), 1.0) is None
+
+
+def test_all_nodes_are_looked_at_now_and_then_only(promises: Promises) -> None:
+    view, own = fleet(), Own(n0=0, n1=0)
+    assert taken(promises, view, 1.0, own) == ROUTE
+    own.in_flight = {"n0": BUSIER + 1, "n1": BUSIER}
+    promises.note(A, ROUTE, 1.0)
+    assert taken(promises, view, 1.0 + LOOK_S / 2, own) is None, "the least is still that of a moment ago"
+    promises.note(A, ROUTE, 1.0)
+    assert taken(promises, view, 1.0 + LOOK_S * 2, own) == ROUTE
 
 
 @pytest.fixture
