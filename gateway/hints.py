@@ -21,6 +21,8 @@ from runtime import telemetry
 log = telemetry.logger("gateway.hints")
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 512
+#: Between two messages of hints, at least, in seconds: one costs a gateway as much as a request does.
+TOGETHER_S = 0.005
 #: A hint that takes longer to tell is worth nothing.
 TELL_TIMEOUT_S = 2.0
 
@@ -50,12 +52,17 @@ class Hints:
     async def run(self) -> None:
         """Send what is queued, for ever."""
         waiting: Any = None
+        loop, sent_s = asyncio.get_running_loop(), 0.0
         while True:
             first = waiting if waiting is not None else await self._queue.get()
             waiting = None
             if isinstance(first, pb.InvalidateRequest):
                 await self._withdraw(first)
                 continue
+            # The first after a pause goes at once; when many come, a message has those of some milliseconds.
+            pause_s = sent_s + TOGETHER_S - loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
             batch = [first]
             while len(batch) < BATCH_LIMIT and not self._queue.empty():
                 item = self._queue.get_nowait()
@@ -63,6 +70,7 @@ class Hints:
                     waiting = item
                     break
                 batch.append(item)
+            sent_s = loop.time()
             await self._advise(batch)
 
     async def _advise(self, batch: list[common_pb2.Advisory]) -> None:

@@ -19,6 +19,7 @@ from contracts.errors import Forbidden, InvalidRequest
 from contracts.ids import check_session_id
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
+from gateway import sse
 from gateway.allowance import Limited
 from gateway.intake import Hinter, hinter_of, pinned_node, read_hint
 from gateway.parts import PARTS
@@ -46,7 +47,8 @@ async def advise(request: web.Request) -> web.Response:
         wire.append(advisory_to_wire(clamped, caller.tenant, advisory_id, pin, address))
         accepted.append({"advisory_id": advisory_id, "session_id": advisory.session_id, "status": "accepted"})
     parts.hints.advise(wire)
-    return web.json_response({"advisories": accepted} if "advisories" in data else accepted[0], status=202)
+    body = sse.encoded({"advisories": accepted} if "advisories" in data else accepted[0])
+    return web.Response(status=202, body=body, headers={"Content-Type": "application/json; charset=utf-8"})
 
 
 async def invalidate(request: web.Request) -> web.Response:
