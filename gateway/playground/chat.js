@@ -70,7 +70,17 @@ export class Chat {
     this.#show({ id: this.#session, known: false, tokens: 0, hint_node: null, nodes: [], blob: null });
     this.#compare(null);
     const watching = (this.#watching = new AbortController());
-    follow(this.#api, this.#session, watching.signal, (seen) => this.#show(seen), (error) => this.#note(`The cache cannot be seen: ${error.message}`, true));
+    let lost = false;
+    const shown = (seen) => {
+      if (lost) this.#note("");
+      lost = false;
+      this.#show(seen);
+    };
+    const failed = (error) => {
+      lost = true;
+      this.#note(`The cache cannot be seen: ${error.message}`, true);
+    };
+    follow(this.#api, this.#session, watching.signal, shown, failed);
     this.#switchHints();
     by("prompt").focus();
   }
@@ -120,6 +130,8 @@ export class Chat {
         headers: { "X-Session-Id": this.#session },
         body: { model: this.#model.id, messages: this.#history, stream: true, stream_options: { include_usage: true }, temperature: 0, max_tokens: MAX_TOKENS },
       });
+      // The turn has been placed, so its hint is used up: the first key of the next message is to hint at once, not after the rest of four seconds.
+      this.#switchHints();
       node = response.headers.get("X-Upbeat-Node");
       this.#why(response.headers.get("X-Upbeat-Why"));
       for await (const chunk of this.#api.events(response)) {

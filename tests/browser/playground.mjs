@@ -139,6 +139,18 @@ keyed("the first key that is typed hints, without a word of the text and with a 
   assert.equal(tab.to("/v1/advisory").length, 1);
 });
 
+keyed("each turn's first key hints, however soon it comes after the last turn", async (tab) => {
+  const page = await tab.ready();
+  for (const turn of [1, 2, 3]) {
+    await tab.turn(async () => {
+      await page.locator("#prompt").pressSequentially("hello");
+      for (const ends = Date.now() + 5000; tab.to("/v1/advisory").length < turn && Date.now() < ends; ) await page.waitForTimeout(20);
+      assert.equal(tab.to("/v1/advisory").length, turn);
+      await page.keyboard.press("Enter");
+    });
+  }
+});
+
 keyed("the picture fills while a hint stands, tier by tier and layer by layer, and fades when it is withdrawn", async (tab) => {
   const page = await tab.ready();
   const shares = () => page.$$eval("#picture .row", (rows) => rows.map((row) => [row.querySelector("b").textContent, row.dataset.share]));
