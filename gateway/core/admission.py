@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from blake3 import blake3
+from pydantic_core import from_json
 
 from contracts.api_keys import configured_digest, digest
 from contracts.errors import BodyTooLarge, InvalidRequest, Unauthorized
@@ -22,6 +23,9 @@ from contracts.ids import DEFAULT_TENANT
 
 #: No client sends a longer credential; comparing starts below this.
 MAX_CREDENTIAL_CHARS = 1024
+#: From here on bodies are decoded by pydantic's parser, which takes a tenth of the time for long texts. It makes infinity of a number that
+#: is too large; every number of a request has its range.
+LARGE_BYTES = 16 << 10
 #: How deep arrays and objects of a body may be nested. JSON Schemas of tools stay far below.
 MAX_DEPTH = 256
 
@@ -93,6 +97,11 @@ def check_length(length_bytes: int | None, limit_bytes: int) -> None:
 
 def parse_json(body: bytes) -> Any:
     """The decoded body. Raises InvalidRequest for everything that is not plain JSON, however it is broken."""
+    if len(body) > LARGE_BYTES:
+        try:
+            return from_json(body, allow_inf_nan=False)
+        except ValueError:
+            pass  # said below what is wrong with it, or what this parser does not take
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.errors import BodyTooLarge, InvalidRequest, NotFound, Unauthorized, Unavailable
-from gateway.core.admission import Caller, Keys, bearer, check_length, parse_json
+from gateway.core.admission import LARGE_BYTES, Caller, Keys, bearer, check_length, parse_json
 from gateway.core.implicit import ImplicitSessions, after_answer, after_completion, of_messages, of_prompt
 from gateway.core.limits import HintLimits
 from gateway.core.refusals import is_final, refusal
@@ -261,3 +261,22 @@ def test_choices_have_different_seeds_and_the_first_has_the_callers() -> None:
     assert seeds[0] == 42
     assert len(set(seeds)) == 8
     assert all(0 <= choice_seed(s, i) < 2**63 for s in (-1, 0, 2**64) for i in (0, 1))
+
+
+# ---- large bodies --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "text", ['{"a": "é\\n\\u00e9", "b": [1, -2.5, 1e3, null, true, 12345678901234567890123], "a": 2}', '"\\ud83d\\ude00"', "[]"]
+)
+def test_a_large_body_is_decoded_as_a_small_one(text: str) -> None:
+    small = parse_json(text.encode())
+    assert parse_json((" " * (LARGE_BYTES + 1) + text).encode()) == small == parse_json((text + "\n" * LARGE_BYTES).encode())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[NaN]", "[-Infinity]", "[1] 2", '"\udcff"', "[01]", "[" * 5000])
+def test_a_large_body_that_is_no_json_is_refused_as_a_small_one(text: str) -> None:
+    seen = []
+    for padding in ("", " " * (LARGE_BYTES + 1)):
+        with pytest.raises(InvalidRequest) as e:
+            parse_json((padding + text).encode("utf-8", "surrogateescape"))
+        seen.append(e.value.code)
+    assert seen == ["invalid_json"] * 2
