@@ -277,7 +277,7 @@ scenario("a token that cannot be had is asked for again, later", async (w) => {
 });
 
 scenario("a page whose policy lets it connect to the gateway only needs nothing else", async (w) => {
-  const policy = `default-src 'none'; script-src 'self' 'unsafe-inline' GATEWAY; connect-src GATEWAY`.replaceAll("GATEWAY", w.gateway.url);
+  const policy = `default-src 'none'; img-src data:; script-src 'self' 'unsafe-inline' GATEWAY; connect-src GATEWAY`.replaceAll("GATEWAY", w.gateway.url);
   const violations = `document.addEventListener("securitypolicyviolation", (e) => (window.violated = e.violatedDirective));`;
   const tab = await w.open(page(violations + ATTACH), { headers: { "Content-Security-Policy": policy } });
   await w.key(tab);
