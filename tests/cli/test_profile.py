@@ -32,6 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_random_model(tmp_path_factory.mktemp("profiled"), SHAPES["tiny"][0], 1, "float32")
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_kept_shown_and_used_and_nothing_else_stays(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     done = upbeat("profile", "--quick", "--model", model, "--data", data)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from contracts.ids import SessionKey
 from tests.kvstore.fake_scheduler import FakeScheduler, wire_session
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape, until
@@ -83,6 +85,7 @@ async def test_an_erasure_is_confirmed_when_no_tier_has_anything_left(make_stack
             assert set(files(stack.config.data / "blob" / "chunks")) == kept
 
 
+@pytest.mark.slow
 async def test_what_the_worker_still_has_is_waited_for_and_named(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 2)

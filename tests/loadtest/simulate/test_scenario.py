@@ -80,7 +80,7 @@ def test_habits_are_kept() -> None:
     assert more > 1.3 * requests
 
 
-@pytest.mark.parametrize("people", [60, 250, 500])
+@pytest.mark.parametrize("people", [60, 250, pytest.param(500, marks=pytest.mark.slow)])
 def test_without_hints_balanced_is_never_worse_than_sticky(people: int) -> None:
     """Mean over seeds of latency over output tokens; what is left of chance is a hundredth."""
     ratios = []
