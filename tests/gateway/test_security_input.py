@@ -295,7 +295,7 @@ async def test_a_body_of_a_gibibyte_is_refused_by_its_length(h: House, path: str
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/advisory"])
-async def test_a_gibibyte_in_chunks_is_cut_off_and_never_held(h: House, path: str) -> None:
+async def test_a_gibibyte_in_chunks_is_refused_and_never_held(h: House, path: str) -> None:
     before, most, sent = h.rss_bytes, 0, 0
     reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
     writer.write(f"POST {path} HTTP/1.1\r\n{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode())
