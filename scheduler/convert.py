@@ -89,5 +89,5 @@ def decision_to_wire(d: Decision, now: float) -> scheduler_pb2.Decision:
         avoided=d.avoided,
         source_nodes=d.sources,
         worth=d.worth,
-        scores=[scheduler_pb2.NodeScore(node=node, terms=scores) for node, scores in d.scores],
+        scores=[scheduler_pb2.NodeScore(node=node, terms=scores) for node, scores in d.choice.scores],
     )

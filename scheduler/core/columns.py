@@ -14,6 +14,8 @@ from blake3 import blake3
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
+#: Names, models, then columns.
+Steady = tuple[tuple[str, ...], Mapping[str, Flags], Flags, Floats, Floats, Floats, Floats, Floats, Floats, Hashes]
 
 #: A node that has not reported for this long gets no new work while others can take it, in seconds.
 SUSPECT_AFTER_S = 3.0
@@ -45,6 +47,7 @@ class Columns:
         self.expected: Floats = np.zeros((CLASSES, size))
         self.pages_total: Floats = np.zeros(size)
         self.pages_free: Floats = np.zeros(size)
+        #: Infinite where nobody knows.
         self.prefill_token_s: Floats = np.zeros(size)
         self.link_bytes_per_s: Floats = np.ones(size)
         self.ssd_bytes_per_s: Floats = np.ones(size)
@@ -55,6 +58,7 @@ class Columns:
         self.hashes: Hashes = np.zeros(size, np.uint64)
         #: By model: which nodes serve it.
         self.models: dict[str, Flags] = {}
+        self._steady: Steady | None = None
 
     def _grow(self) -> None:
         for name, old in vars(self).items():
@@ -72,12 +76,15 @@ class Columns:
         if self.count == len(self.serving):
             self._grow()
         row = self.rows[name] = self.count
+        self.prefill_token_s[row] = np.inf
+        self._steady = None
         self.hashes[row] = int.from_bytes(blake3(name.encode()).digest(8), "little")
         self.names += (name,)
 
     def describe(self, name: str, models: Collection[str], link: float, ssd: float, blob: float) -> None:
         """What a worker said when it joined; rates in bytes a second."""
         row = self.rows[name]
+        self._steady = None
         for model in models:
             self.models.setdefault(model, np.zeros(len(self.serving), np.bool_))
         for model, serves in self.models.items():
@@ -97,8 +104,9 @@ class Columns:
     ) -> None:
         """How a node is now; work by class of urgency."""
         row = self.rows[name]
+        self._steady = None
         self.serving[row], self.heard_s[row] = serving, heard_s
-        self.pages_total[row], self.pages_free[row], self.prefill_token_s[row] = pages_total, pages_free, prefill_token_s
+        self.pages_total[row], self.pages_free[row], self.prefill_token_s[row] = pages_total, pages_free, prefill_token_s or np.inf
         self.reported_s[:, row] = 0.0
         self.young_count[:, row] = 0.0
         for urgency, value in seconds.items():
@@ -111,6 +119,25 @@ class Columns:
     def _note(self, urgency: int) -> None:
         if urgency not in self.classes:
             self.classes = tuple(sorted((*self.classes, urgency)))
+
+    def steady(self) -> Steady:
+        """What changes by reports only, as `Snapshot` begins: never written to, so that decisions between two reports share it."""
+        if self._steady is None:
+            n = self.count
+            models = {model: serves[:n].copy() for model, serves in self.models.items()}
+            self._steady = (
+                self.names,
+                models,
+                self.serving[:n].copy(),
+                self.pages_total[:n].copy(),
+                self.pages_free[:n].copy(),
+                self.prefill_token_s[:n].copy(),
+                self.link_bytes_per_s[:n].copy(),
+                self.ssd_bytes_per_s[:n].copy(),
+                self.blob_bytes_per_s[:n].copy(),
+                self.hashes[:n].copy(),
+            )
+        return self._steady
 
     def suspect(self, now: float) -> Flags:
         """Nodes that get work only if there is no other: not heard of for a while, or back for too short a time."""

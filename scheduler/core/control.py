@@ -19,7 +19,7 @@ from scheduler.core import moves, snapshot
 from scheduler.core.advisories import Advisories, Hint, Pending, Sent, merged
 from scheduler.core.callgraph_table import Callgraphs
 from scheduler.core.columns import urgency_class
-from scheduler.core.decisions import Decision, Decisions, packed
+from scheduler.core.decisions import Decision, Decisions
 from scheduler.core.directory import Directory, Report
 from scheduler.core.erasures import Erasures
 from scheduler.core.fleet import Fleet
@@ -150,20 +150,16 @@ class Control:
     def _explain(
         self, what: str, session: SessionKey, turn: Turn, choice: Choice, now: float, pending: Pending | None = None, **more: Any
     ) -> None:
-        nodes, names, values = packed(choice)
         decision = Decision(
             what,
             now,
-            choice.node,
+            choice,
             hinted=pending is not None,
             prefetched=turn.prefetched,
             prefetched_s=turn.prefetched_s,
             moves=len(pending.left) if pending is not None else 0,
             pin="" if more.get("taken") else turn.pin,
             avoided=len(turn.avoid),
-            nodes=nodes,
-            terms=names,
-            values=values,
             **more,
         )
         self.explained.note(session, decision)

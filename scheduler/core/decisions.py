@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from contracts.ids import SessionKey
 from scheduler.core.placement import Choice
@@ -15,7 +13,7 @@ KEPT, KEPT_OF_ONE = 20_000, 4
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice of a node. Times are on the scheduler's clock.
+    """One choice of a node, and when. Times are on the scheduler's clock.
 
     what: `turn`, `hint`, or `move` (a hint that left a node). hinted: a turn that a hint had announced. prefetched: the node to which the
     hint had sent the cache, `prefetched_s` before. request_id: of a turn. pin: the caller's. avoided: nodes that had just failed it.
@@ -24,7 +22,7 @@ class Decision:
 
     what: str
     at_s: float
-    node: str
+    choice: Choice
     request_id: str = ""
     hinted: bool = False
     prefetched: str = ""
@@ -35,22 +33,11 @@ class Decision:
     sources: tuple[str, ...] = ()
     worth: str = ""
     taken: bool = False
-    #: The best nodes, their terms, and the scores node by node: packed, as there are many.
-    nodes: tuple[str, ...] = ()
-    terms: tuple[str, ...] = ()
-    values: array[float] = field(default_factory=lambda: array("d"))
 
     @property
-    def scores(self) -> Iterator[tuple[str, dict[str, float]]]:
-        """The best nodes' scores by term, best first."""
-        for i, node in enumerate(self.nodes):
-            yield node, dict(zip(self.terms, self.values[i * len(self.terms) : (i + 1) * len(self.terms)], strict=True))
-
-
-def packed(choice: Choice) -> tuple[tuple[str, ...], tuple[str, ...], array[float]]:
-    """`nodes`, `terms` and `values` of a decision."""
-    values = array("d", [value for _, scores in choice.scores for value in scores.values()])
-    return tuple(name for name, _ in choice.scores), tuple(choice.scores[0][1]), values
+    def node(self) -> str:
+        """The chosen one."""
+        return self.choice.node
 
 
 class Decisions:

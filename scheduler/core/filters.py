@@ -16,19 +16,16 @@ def eligible(snapshot: Snapshot, turn: Turn) -> Rows:
     """
     if turn.pin:
         return _pinned(snapshot, turn)
-    if not snapshot.serving.any():
-        raise Unavailable("no node is serving at the moment; try again in a few seconds")
     serves = snapshot.models.get(turn.model)
     able = snapshot.serving & serves if serves is not None else np.zeros_like(snapshot.serving)
-    if not able.any():
-        raise NotFound(f"the model {turn.model[:100]!r} does not exist here", param="model", code="model_not_found")
-    fresh = able
-    if turn.avoid:
-        fresh = able & np.array([name not in turn.avoid for name in snapshot.names])
+    fresh = able & np.array([name not in turn.avoid for name in snapshot.names]) if turn.avoid else able
     for choice in (fresh & ~snapshot.suspect, fresh, able):
-        if choice.any():
-            return np.flatnonzero(choice)
-    raise AssertionError("some node is able")
+        rows = np.flatnonzero(choice)
+        if len(rows):
+            return rows
+    if not snapshot.serving.any():
+        raise Unavailable("no node is serving at the moment; try again in a few seconds")
+    raise NotFound(f"the model {turn.model[:100]!r} does not exist here", param="model", code="model_not_found")
 
 
 def _pinned(snapshot: Snapshot, turn: Turn) -> Rows:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,15 +20,36 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The node, and the best nodes' scores by term, best first."""
+    """The best nodes, best first: the first is chosen. values: what each of `terms` costs there, node by node; packed, as many choices
+    are kept."""
 
-    node: str
-    scores: tuple[tuple[str, dict[str, float]], ...]
+    nodes: tuple[str, ...]
+    terms: tuple[str, ...]
+    values: array[float]
+
+    @property
+    def node(self) -> str:
+        """The chosen one."""
+        return self.nodes[0]
+
+    @property
+    def scores(self) -> Iterator[tuple[str, dict[str, float]]]:
+        """The nodes' scores by term."""
+        width = len(self.terms)
+        for i, node in enumerate(self.nodes):
+            yield node, dict(zip(self.terms, self.values[i * width : (i + 1) * width], strict=True))
 
     @property
     def why(self) -> str:
         """One line: `node-1 work_s=0.00 load_s=0.05 | node-0 ...`."""
-        return " | ".join(f"{name} " + " ".join(f"{k}={v:.3g}" for k, v in terms.items()) for name, terms in self.scores)
+        width, line = len(self.terms), _line(self.terms)
+        return " | ".join([line % (node, *self.values[i * width : (i + 1) * width]) for i, node in enumerate(self.nodes)])
+
+
+@lru_cache(64)
+def _line(terms: tuple[str, ...]) -> str:
+    """The format of a node's scores."""
+    return " ".join(("%s", *(term.replace("%", "%%") + "=%.3g" for term in terms)))
 
 
 def place(snapshot: Snapshot, turn: Turn, policy: Policy, seed: int) -> Choice:
@@ -35,10 +59,11 @@ def place(snapshot: Snapshot, turn: Turn, policy: Policy, seed: int) -> Choice:
     """
     rows = eligible(snapshot, turn)
     terms = policy(snapshot, turn, rows, seed)
-    total = np.round(sum(terms.values()) / _EQUAL)
-    total[np.isnan(total)] = np.inf  # a policy may know nothing of some nodes
+    costs = np.array(list(terms.values()), np.float64)
+    total = np.rint(costs.sum(axis=0) / _EQUAL)
+    total = np.fmin(total, np.inf)  # a policy may know nothing of some nodes: not a number comes last
     near = np.flatnonzero(total <= np.partition(total, EXPLAINED)[EXPLAINED]) if len(rows) > EXPLAINED else np.arange(len(rows))
     drawn = spread(snapshot, rows[near], seed)
     best = near[np.lexsort((drawn, total[near]))][:EXPLAINED]
-    scores = tuple((snapshot.names[rows[i]], {name: float(values[i]) for name, values in terms.items()}) for i in best)
-    return Choice(scores[0][0], scores)
+    nodes = tuple([snapshot.names[row] for row in rows[best].tolist()])
+    return Choice(nodes, tuple(terms), array("d", costs[:, best].tobytes("F")))

@@ -18,6 +18,8 @@ from scheduler.core.snapshot import Rows, Snapshot, Turn
 Terms = dict[str, Floats]
 Policy = Callable[[Snapshot, Turn, Rows, int], Terms]
 
+#: The numbers of splitmix64's finalizer.
+_30, _27, _31, _FIRST, _SECOND = map(np.uint64, (30, 27, 31, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 #: `cache-aware` forgets the cache where a node has so much more work than the idlest, in typical requests.
 _IMBALANCE_REQUESTS = 4.0
 
@@ -39,7 +41,8 @@ def balanced(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
 def sticky(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
     """The node that has most of the cache, whatever its load (as InferCept is used in SYMPHONY, section 4.1); else the least loaded."""
     held: Floats = np.zeros(len(snapshot.names))
-    held[snapshot.cached.rows] = snapshot.cached.node_tokens
+    for holder in snapshot.cached.holders:
+        held[holder.row] = holder.tokens
     # A token held outweighs a quarter of an hour of work, and nothing holds less than a chunk of them.
     return {"held_tokens": -held[rows], "work_s": terms.work_s(snapshot, turn, rows) * terms.HIDDEN}
 
@@ -64,11 +67,10 @@ def round_robin(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
 
 def spread(snapshot: Snapshot, rows: Rows, seed: int) -> Hashes:
     """A number for each row that depends on node and seed only and is spread evenly (the finalizer of splitmix64)."""
-    with np.errstate(over="ignore"):
-        x = snapshot.hashes[rows] ^ np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+    x = snapshot.hashes[rows] ^ np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+    x = (x ^ (x >> _30)) * _FIRST  # arrays wrap around without a warning
+    x = (x ^ (x >> _27)) * _SECOND
+    return x ^ (x >> _31)
 
 
 POLICIES: dict[str, Policy] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +17,23 @@ from scheduler.core.fleet import Fleet
 Rows = npt.NDArray[np.intp]
 
 
+class Holder(NamedTuple):
+    """A node (its row) that has so much of a session's cache, in DRAM, and in DRAM or on its SSD."""
+
+    row: int
+    tokens: int
+    bytes: float
+    dram_bytes: float
+
+
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What is known of a session's cache: its size in the slowest tier, the HBM pages it takes, and which nodes (rows) have how much of
-    it, in DRAM, and in DRAM or on their SSD."""
+    """What is known of a session's cache: its size in the slowest tier, the HBM pages it takes, and who has some of it."""
 
     tokens: int = 0
     bytes: float = 0.0
     pages: int = 0
-    rows: Rows = field(default_factory=lambda: np.zeros(0, np.intp))
-    dram_bytes: Floats = field(default_factory=lambda: np.zeros(0))
-    node_bytes: Floats = field(default_factory=lambda: np.zeros(0))
-    node_tokens: Floats = field(default_factory=lambda: np.zeros(0))
+    holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +41,13 @@ class Snapshot:
     """All nodes, a row each. Read-only; valid for as long as one likes.
 
     work_s: outstanding work by class of urgency, what was placed since the last report included; `classes` says which class each row of
-    the array is, ascending; there is none of the others. expected: requests that hints promise, by class too. request_s: the work of a
-    typical request. decisions: turns placed so far.
+    the array is, ascending; there is none of the others. expected: requests that hints promise, by class too. prefill_token_s: infinite
+    where nobody knows. request_s: the work of a typical request. decisions: turns placed so far.
     """
 
     names: tuple[str, ...]
-    serving: Flags
-    suspect: Flags
     models: Mapping[str, Flags]
-    classes: tuple[int, ...]
-    work_s: Floats
-    expected: Floats
+    serving: Flags
     pages_total: Floats
     pages_free: Floats
     prefill_token_s: Floats
@@ -53,6 +55,10 @@ class Snapshot:
     ssd_bytes_per_s: Floats
     blob_bytes_per_s: Floats
     hashes: Hashes
+    suspect: Flags
+    classes: tuple[int, ...]
+    work_s: Floats
+    expected: Floats
     cached: Cached
     request_s: float
     decisions: int
@@ -85,20 +91,11 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
     c, n = fleet.columns, fleet.columns.count
     classes = list(c.classes)
     return Snapshot(
-        names=c.names,
-        serving=c.serving[:n].copy(),
+        *c.steady(),
         suspect=c.suspect(now),
-        models={model: serves[:n].copy() for model, serves in c.models.items()},
         classes=c.classes,
         work_s=c.reported_s[classes, :n] + c.young_count[classes, :n] * fleet.request_s,
         expected=c.expected[classes, :n],
-        pages_total=c.pages_total[:n].copy(),
-        pages_free=c.pages_free[:n].copy(),
-        prefill_token_s=c.prefill_token_s[:n].copy(),
-        link_bytes_per_s=c.link_bytes_per_s[:n].copy(),
-        ssd_bytes_per_s=c.ssd_bytes_per_s[:n].copy(),
-        blob_bytes_per_s=c.blob_bytes_per_s[:n].copy(),
-        hashes=c.hashes[:n].copy(),
         cached=_cached(fleet, session, model) if session is not None else _UNKNOWN,
         request_s=fleet.request_s,
         decisions=decisions,
@@ -113,13 +110,10 @@ def _cached(fleet: Fleet, session: Session, model: str) -> Cached:
     if not session.tokens or session.model != model or shape is None:
         return _UNKNOWN
     chunks = session.tokens // shape.chunk_tokens
-    held = list(session.holders.values())
+    rows = fleet.columns.rows
     return Cached(
         tokens=session.tokens,
         bytes=float(chunks * shape.chunk_bytes),
         pages=chunks * shape.layers,
-        rows=np.array([fleet.columns.rows[name] for name in session.holders], np.intp),
-        dram_bytes=np.array([h.bytes * h.tokens_dram / h.tokens for h in held]),
-        node_bytes=np.array([float(h.bytes) for h in held]),
-        node_tokens=np.array([float(h.tokens) for h in held]),
+        holders=tuple([Holder(rows[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens) for n, h in session.holders.items()]),
     )

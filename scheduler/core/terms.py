@@ -56,26 +56,25 @@ def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
 
 def bring_s(snapshot: Snapshot) -> Floats:
     """Time until the session's cache is in the DRAM of each node (all rows): from where it is, by its size and the rate of that way; never
-    more than computing it again takes, where that is known."""
+    more than computing it again takes."""
     cached = snapshot.cached
     if not cached.bytes:
         return np.zeros(len(snapshot.names))
     ssd, blob = snapshot.ssd_bytes_per_s, snapshot.blob_bytes_per_s
     link = np.maximum(snapshot.link_bytes_per_s, blob)  # a store reads from the soonest source
-    elsewhere = cached.node_bytes.max(initial=0.0)  # what a peer has comes over the link, the rest from the blob tier
-    rest = max(cached.bytes - elsewhere, 0.0)
-    at = cached.rows
-    on_ssd = cached.node_bytes - cached.dram_bytes
-    # A peer reads from its SSD what it does not have in DRAM, while the link carries what it has read.
-    read_s, missing = 0.0, elsewhere - cached.node_bytes
-    if len(at):
-        holder = int(np.lexsort((on_ssd, -cached.node_bytes))[0])
-        read_s = float(on_ssd[holder] / ssd[at[holder]])
-    seconds: Floats = np.maximum(elsewhere / link, read_s) + rest / blob
-    seconds[at] = on_ssd / ssd[at] + np.where(missing > 0, np.maximum(missing / link[at], read_s * missing / max(elsewhere, 1.0)), 0.0)
-    seconds[at] += rest / blob[at]
-    recompute = cached.tokens * snapshot.prefill_token_s
-    return np.where(recompute > 0, np.minimum(seconds, recompute), seconds)
+    # What a peer has comes over the link, the rest from the blob tier. The peer reads from its SSD what it does not have in DRAM, while
+    # the link carries what it has read.
+    best = max(cached.holders, key=lambda h: (h.bytes, h.dram_bytes), default=None)
+    elsewhere, read_s = (best.bytes, (best.bytes - best.dram_bytes) / float(ssd[best.row])) if best is not None else (0.0, 0.0)
+    seconds: Floats = np.maximum(elsewhere / link, read_s)
+    for h in cached.holders:
+        missing = elsewhere - h.bytes
+        brought_s = max(missing / float(link[h.row]), read_s * missing / elsewhere) if missing else 0.0
+        seconds[h.row] = (h.bytes - h.dram_bytes) / float(ssd[h.row]) + brought_s
+    rest = cached.bytes - elsewhere
+    if rest > 0:
+        seconds += rest / blob
+    return np.minimum(seconds, cached.tokens * snapshot.prefill_token_s)
 
 
 def pressure_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
@@ -83,6 +82,6 @@ def pressure_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     need = snapshot.cached.pages
     if not need:
         return np.zeros(len(rows))
-    total, free = snapshot.pages_total[rows], snapshot.pages_free[rows]
-    lacking = np.clip((need - free) / need, 0.0, 1.0)
-    return np.where(total > 0, lacking, 0.0) * snapshot.request_s
+    lacking = np.maximum(1.0 - snapshot.pages_free[rows] / need, 0.0)
+    lacking[snapshot.pages_total[rows] == 0] = 0.0
+    return lacking * snapshot.request_s
