@@ -303,11 +303,15 @@ def probe(address: Annotated[str, typer.Argument(help="http://host:port or grpc:
 
 @commands.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> Any:
-    """Replay a trace's conversations under several policies, side by side; see `upbeat bench --help`."""
+    """Replay a trace under several policies (`upbeat bench --help`), or compare targets (`upbeat bench compare --help`)."""
     from loadtest.cli import bench as replay
+    from loadtest.compare.cli import compare
 
     program = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    program.command()(replay)
+    if context.args[:1] == ["compare"]:
+        program.command()(compare)
+        return program(context.args[1:], prog_name="upbeat bench compare", standalone_mode=False)
+    program.command(epilog="`upbeat bench compare A.yaml B.yaml` compares any targets; see `upbeat bench compare --help`.")(replay)
     return program(context.args, prog_name="upbeat bench", standalone_mode=False)
 
 

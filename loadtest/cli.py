@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from loadtest.client import Outcome
-from loadtest.policies import fixed_answers, model_max_tokens, parse_policies, run_policy
-from loadtest.report import provenance, side_by_side, write_json
-from loadtest.sessions import find_sessions, first_requests
-from loadtest.stack import Stack, StackError, ending_on_sigterm
-from loadtest.traces import TraceError, read_trace
-from loadtest.workload import PlannedSession, fitting_scale, longest_tokens, plan
+from contracts.errors import ConfigError
+from loadtest.compare.cli import Bar
+from loadtest.compare.load import read_workload
+from loadtest.compare.run import compare as run_comparison
+from loadtest.compare.settings import TargetFile, UpbeatSection, WorkloadSection
+from loadtest.html_report import html_report
+from loadtest.policies import parse_policies
+from loadtest.report import side_by_side, write_json, write_text
+from loadtest.stack import StackError, ending_on_sigterm
+from loadtest.traces import TraceError
 
 BUNDLED_MODEL = Path(__file__).parents[1] / "models" / "demo"
-#: Left of the model's context for what estimates get wrong.
-_CONTEXT_MARGIN = 0.98
 
 
 def bench(
@@ -37,6 +37,7 @@ def bench(
     max_tokens: Annotated[int | None, typer.Option(help="at most so many tokens an answer", min=1)] = None,
     seed: Annotated[int, typer.Option(help="of the typing times")] = 1,
     out: Annotated[Path | None, typer.Option(help="where the JSON goes; shown on the screen otherwise")] = None,
+    html: Annotated[Path | None, typer.Option(help="a report as one file: tables, plots, settings")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print nothing but JSON; the rest goes to standard error")] = False,
 ) -> None:
     """Replay a trace on a stack of its own per policy and compare: TTFT, TPOT, end to end, cache hits, imbalance, hints."""
@@ -58,18 +59,24 @@ def bench(
                 seed=seed,
                 console=console,
             )
-    except (TraceError, StackError, OSError, ValueError) as e:
+    except (TraceError, StackError, ConfigError, OSError, ValueError) as e:
         console.print(f"[red]upbeat bench:[/red] {e}", soft_wrap=True)
         raise typer.Exit(1) from e
     except KeyboardInterrupt:
-        console.print("stopped; nothing is left running")
+        console.print("stopped before anything was measured; nothing is left running")
         raise typer.Exit(130) from None
+    if html is not None:
+        write_text(html, html_report(document["comparison"], f"upbeat bench: {policy}, {trace.name}"))
+        console.print(f"report: {html}", soft_wrap=True)
+    del document["comparison"]
     if out is not None:
         write_json(out, document)
         console.print(f"figures with every request's times: {out}")
     if out is None or as_json:
         shown = {name: {k: v for k, v in f.items() if k != "outcomes"} for name, f in document["policies"].items()}
         Console().print_json(data=document | {"policies": shown})
+    if document["interrupted"]:
+        raise typer.Exit(130)
     if any(f["failed"] for f in document["policies"].values()):
         raise typer.Exit(1)
 
@@ -93,76 +100,57 @@ def compare(
     launcher: Sequence[str] | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """What `bench` does, as a document of figures; prints the table. Raises TraceError, StackError, ValueError, OSError."""
+    """What `bench` does, as a document of figures (`policies`, and `comparison` for a report); prints the table. Ctrl-C leaves what was
+    measured, and `interrupted`. Raises TraceError, StackError, ConfigError, ValueError, OSError."""
     console = console or Console()
-    policies = parse_policies(policy)
     model_directory = (model or BUNDLED_MODEL).absolute()
-    sessions = first_requests(find_sessions(read_trace(trace)), requests, min_turns)
-    count = sum(len(s.turns) for s in sessions)
-    if not count:
-        raise ValueError(f"{trace} has no session of at least {min_turns} turns")
-    limit = max_context_tokens or (model_max_tokens(model_directory) if length_scale is None else 0)
-    scale = length_scale or fitting_scale(sessions, int(limit * _CONTEXT_MARGIN), max_tokens)
-    planned = plan(sessions, length_scale=scale, time_scale=time_scale, seed=seed, max_answer_tokens=max_tokens)
-    console.print(
-        f"{count} requests of {len(sessions)} sessions from {trace.name}; lengths × {scale:g} "
-        f"(longest about {longest_tokens(sessions, scale, max_tokens)} tokens), times × {time_scale:g}, seed {seed}"
-    )
-    results: dict[str, dict[str, Any]] = {}
-    for chosen in policies:
-        stack = Stack(
-            model=model_directory,
-            nodes=nodes,
-            policy=chosen.placement,
-            cache=chosen.cache,
-            hbm_gib=hbm_gib,
-            dram_gib=dram_gib,
-            settings=settings,
-            launcher=launcher,
+    stack = UpbeatSection(nodes=nodes, model=model_directory, hbm_gib=hbm_gib, dram_gib=dram_gib, settings=settings or {})
+    targets = [TargetFile(name=p.name, upbeat=stack.model_copy(update={"policy": p.name})) for p in parse_policies(policy)]
+    load = read_workload(
+        WorkloadSection(
+            trace=trace.absolute(),
+            requests=requests,
+            min_turns=min_turns,
+            time_scales=[time_scale],
+            length_scale=length_scale,
+            max_context_tokens=max_context_tokens,
+            max_answer_tokens=max_tokens,
+            model_directory=model_directory,
+            seed=seed,
         )
-        with _PolicyProgress(console, chosen.name, planned) as (progress, on_done):
-            with stack:
-                results[chosen.name] = run_policy(chosen, stack, planned, body=fixed_answers(model_directory), on_done=on_done)
-            progress.refresh()
-        for error in results[chosen.name]["errors"]:
-            console.print(f"[red]{chosen.name}: {error}[/red]", soft_wrap=True)
+    )
+    count, sessions = load.described["requests"], load.described["sessions"]
+    console.print(
+        f"{count} requests of {sessions} sessions from {trace.name}; lengths × {load.length_scale:g} "
+        f"(longest about {load.described['longest_session_tokens']} tokens), times × {time_scale:g}, seed {seed}"
+    )
+    with Bar(console) as bar:
+        made = run_comparison(targets, load, 1, bar, launcher=list(launcher) if launcher else None)
+    for name, error in made.errors.items():
+        raise StackError(f"{name}: {error}")
+    results = {name: runs[0] for name, points in made.runs.items() for runs in points.values()}
+    if made.interrupted and not results:
+        raise KeyboardInterrupt
+    for name, found in results.items():
+        for error in found["errors"]:
+            console.print(f"[red]{name}: {error}[/red]", soft_wrap=True)
     console.print(side_by_side(results, f"{trace.name}: {count} requests, {nodes} nodes, {model_directory.name}"))
-    return provenance() | {
+    comparison = made.document()
+    return {key: comparison[key] for key in ("date", "machine", "versions", "interrupted")} | {
         "trace": trace.name,
         "settings": {
             "requests": count,
-            "sessions": len(sessions),
+            "sessions": sessions,
             "min_turns": min_turns,
             "model": model_directory.name,
             "nodes": nodes,
             "hbm_gib": hbm_gib,
             "dram_gib": dram_gib,
-            "length_scale": scale,
+            "length_scale": load.length_scale,
             "time_scale": time_scale,
             "max_answer_tokens": max_tokens,
             "seed": seed,
         },
         "policies": results,
+        "comparison": comparison,
     }
-
-
-class _PolicyProgress:
-    """A progress line for one policy; gives the callback that moves it."""
-
-    def __init__(self, console: Console, name: str, sessions: list[PlannedSession]) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console)
-        self._name, self._total, self._failed = name, sum(len(s.turns) for s in sessions), 0
-
-    def __enter__(self) -> tuple[Progress, Callable[[Outcome], None]]:
-        self._progress.start()
-        self._task = self._progress.add_task(f"{self._name}: starting a stack", total=self._total)
-        return self._progress, self._done
-
-    def _done(self, outcome: Outcome) -> None:
-        self._failed += outcome.error is not None
-        failed = f", {self._failed} failed" if self._failed else ""
-        self._progress.update(self._task, advance=1, description=f"{self._name}{failed}")
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()

@@ -1,32 +1,24 @@
-"""Sends a planned load to an OpenAI endpoint and measures every request.
+"""One request to an OpenAI endpoint, and one hint, as they are seen from outside.
 
-Open loop: sessions start by the plan, however slow the answers are. Within a session a turn waits for the answer before it and
-for its own typing (`loadtest.typist.when_to_speak`). A turn's messages are the previous turn's messages, the answer as it was
-received, and the new text, so that each prompt literally extends the one before. A session whose request fails ends there.
-
-Works with any server of the OpenAI API; hints (`POST /v1/advisory`) are sent only where asked for.
+Works with any server of the OpenAI API. Who asks when, and with how many others, is decided in `loadtest.people`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
 
-from loadtest.typist import when_to_speak
-from loadtest.workload import PlannedSession, PlannedTurn
-from runtime.clock import Clock
-
-_MAX_LINE_BYTES = 1 << 20
+from loadtest.plans import PlannedSession
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Whom to ask. `body` is merged into every request; `hints` tells whether it takes advisories."""
+    """Whom to ask. `body` is merged into every request; `hints`, `priorities`, `workflows` tell whether it takes advisories, the field
+    `priority`, and the headers of agents. models, api_keys: by the plan's names of models and tenants; else `model` and `api_key`."""
 
     base_url: str
     model: str
@@ -34,6 +26,15 @@ class Endpoint:
     hints: bool = False
     body: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 900.0
+    priorities: bool = False
+    workflows: bool = False
+    models: dict[str, str] = field(default_factory=dict)
+    api_keys: dict[str, str] = field(default_factory=dict)
+
+    def of(self, session: PlannedSession) -> Endpoint:
+        """The endpoint as this session asks it."""
+        model, key = self.models.get(session.model, self.model), self.api_keys.get(session.tenant, self.api_key)
+        return self if (model, key) == (self.model, self.api_key) else replace(self, model=model, api_key=key)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -71,6 +72,9 @@ class Outcome:
     hint: Hint | None = None
     error: str | None = None
     text: str = ""
+    priority: int = 0
+    tenant: str = ""
+    model: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -87,77 +91,25 @@ class Outcome:
         """Seconds from sending to the end of the answer."""
         return self.end_s - self.sent_s
 
-
-async def run_load(
-    endpoint: Endpoint, sessions: Sequence[PlannedSession], clock: Clock, on_done: Callable[[Outcome], None] = lambda _: None
-) -> list[Outcome]:
-    """Send everything in `sessions`; returns the outcomes by sending time. `on_done` sees each as it ends."""
-    outcomes: list[Outcome] = []
-    start_s = clock.now()
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, headers=endpoint.headers, read_bufsize=_MAX_LINE_BYTES) as http:
-
-        def done(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            on_done(outcome)
-
-        async with asyncio.TaskGroup() as group:
-            for session in sessions:
-                group.create_task(_Talk(http, endpoint, session, clock, start_s).run(done))
-    return sorted(outcomes, key=lambda o: o.sent_s)
-
-
-class _Talk:
-    """One session being held."""
-
-    def __init__(self, http: aiohttp.ClientSession, endpoint: Endpoint, session: PlannedSession, clock: Clock, start_s: float) -> None:
-        self._http, self._endpoint, self._session, self._clock, self._start_s = http, endpoint, session, clock, start_s
-
-    async def run(self, done: Callable[[Outcome], None]) -> None:
-        messages: list[dict[str, str]] = []
-        previous_end_s: float | None = None
-        for number, turn in enumerate(self._session.turns):
-            outcome = Outcome(self._session.session_id, number, turn.arrival_s)
-            moment = when_to_speak(turn.arrival_s, turn.typing_s, previous_end_s)
-            hinting: asyncio.Task[Hint] | None = None
-            if self._endpoint.hints:
-                await self._until(moment.typing_starts_s)
-                hinting = asyncio.create_task(self._send_hint(turn))
-            await self._until(moment.request_s)
-            messages = [*messages, {"role": "user", "content": turn.text}]
-            outcome.sent_s = self._now()
-            try:
-                await ask(self._http, self._endpoint, messages, turn.answer_tokens, self._session.session_id, outcome, self._now)
-            finally:
-                if hinting is not None:
-                    outcome.hint = await hinting
-            done(outcome)
-            if outcome.error is not None:
-                return
-            messages.append({"role": "assistant", "content": outcome.text})
-            previous_end_s = outcome.end_s
-
-    def _now(self) -> float:
-        return self._clock.now() - self._start_s
-
-    async def _until(self, at_s: float) -> None:
-        wait_s = at_s - self._now()
-        if wait_s > 0:
-            await self._clock.sleep(wait_s)
-
-    async def _send_hint(self, turn: PlannedTurn) -> Hint:
-        hint = Hint(sent_s=self._now())
-        hint.status = await advise(self._http, self._endpoint, self._session.session_id, turn.typing_s)
-        hint.answered_s = self._now()
-        return hint
+    @property
+    def normalised_s(self) -> float | None:
+        """End to end over output tokens, in seconds; None for an empty answer."""
+        return self.end_to_end_s / self.output_tokens if self.output_tokens else None
 
 
 async def advise(
-    http: aiohttp.ClientSession, endpoint: Endpoint, session_id: str, expected_arrival_s: float | None, pin_node: str | None = None
+    http: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    session_id: str,
+    expected_arrival_s: float | None,
+    pin_node: str | None = None,
+    priority: int = 0,
 ) -> int:
     """Send one advisory. Returns its HTTP status, 0 when nobody answered."""
-    body = {"session_id": session_id, "model_id": endpoint.model, "expected_arrival": expected_arrival_s}
-    headers = {"X-Upbeat-Node": pin_node} if pin_node else {}
+    body: dict[str, Any] = {"session_id": session_id, "model_id": endpoint.model, "expected_arrival": expected_arrival_s}
+    if priority:
+        body["priority"] = priority
+    headers = endpoint.headers | ({"X-Upbeat-Node": pin_node} if pin_node else {})
     try:
         async with http.post(f"{endpoint.base_url}/v1/advisory", json=body, headers=headers) as response:
             await response.read()
@@ -188,7 +140,7 @@ async def ask(
         "temperature": 0,
         **endpoint.body,
     }
-    sent = {"X-Session-Id": session_id} | ({"X-Upbeat-Node": pin_node} if pin_node else {}) | dict(headers or {})
+    sent = endpoint.headers | {"X-Session-Id": session_id} | ({"X-Upbeat-Node": pin_node} if pin_node else {}) | dict(headers or {})
     timeout = aiohttp.ClientTimeout(total=endpoint.timeout_s)
     try:
         async with http.post(f"{endpoint.base_url}/v1/chat/completions", json=body, headers=sent, timeout=timeout) as response:

@@ -5,7 +5,8 @@ All figures are plain numbers with their unit in the name, ready for JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,22 @@ def spread(values: Iterable[float]) -> dict[str, float | int]:
     return {"count": len(data), **{name: round(float(value), 6) for name, value in named.items()}}
 
 
-def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[str, Any]:
-    """Everything that one policy's run shows.
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request has to keep to: its first token within `ttft_s`, and `tpot_s` between tokens in the mean; None: no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def kept(self, outcome: Outcome) -> bool:
+        """Whether this request did; one that failed did not."""
+        if outcome.error is not None or (self.ttft_s is not None and outcome.ttft_s > self.ttft_s):
+            return False
+        return self.tpot_s is None or (outcome.tpot_s or 0.0) <= self.tpot_s
+
+
+def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float, slo: Slo | None = None) -> dict[str, Any]:
+    """Everything that one run shows.
 
     nodes: how many nodes could have served. window_s: imbalance is taken over windows of this length.
     """
@@ -33,7 +48,7 @@ def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[st
     told = [o for o in good if o.cached_tokens is not None]
     prompt_tokens = sum(o.prompt_tokens for o in told)
     returning = [o for o in told if o.turn]
-    return {
+    found = {
         "requests": len(outcomes),
         "failed": len(outcomes) - len(good),
         "errors": sorted({o.error for o in outcomes if o.error is not None})[:5],
@@ -44,6 +59,8 @@ def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[st
         "ttft_returning_turns_s": spread(o.ttft_s for o in good if o.turn),
         "tpot_s": spread(o.tpot_s for o in good if o.tpot_s is not None),
         "end_to_end_s": spread(o.end_to_end_s for o in good),
+        "normalised_s": spread(o.normalised_s for o in good if o.normalised_s is not None),
+        "output_tokens_per_s": round(sum(o.output_tokens for o in good) / span_s, 3) if span_s else 0.0,
         "prompt_tokens": sum(o.prompt_tokens for o in good),
         "output_tokens": sum(o.output_tokens for o in good),
         "cached_share": round(sum(o.cached_tokens or 0 for o in told) / prompt_tokens, 4) if prompt_tokens else None,
@@ -51,6 +68,32 @@ def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[st
         "lateness_s": spread(o.sent_s - o.planned_s for o in good),
         "imbalance": imbalance(good, nodes, window_s),
         "hints": hint_timing(good),
+    }
+    if slo is not None:
+        kept = sum(slo.kept(o) for o in outcomes)
+        found["slo_attainment"] = round(kept / len(outcomes), 4) if outcomes else None
+        found["goodput_per_s"] = round(kept / span_s, 4) if span_s else 0.0
+    for name, of in (("by_priority", lambda o: str(o.priority)), ("by_tenant", lambda o: o.tenant), ("by_model", lambda o: o.model)):
+        found |= _apart(good, name, of)
+    return found
+
+
+def _apart(outcomes: Sequence[Outcome], name: str, of: Callable[[Outcome], str]) -> dict[str, Any]:
+    """The latencies of each kind of request, where there are several."""
+    kinds = sorted({of(o) for o in outcomes})
+    if len(kinds) < 2:
+        return {}
+    groups = {kind: [o for o in outcomes if of(o) == kind] for kind in kinds}
+    return {
+        name: {
+            kind: {
+                "requests": len(group),
+                "ttft_s": spread(o.ttft_s for o in group),
+                "tpot_s": spread(o.tpot_s for o in group if o.tpot_s is not None),
+                "end_to_end_s": spread(o.end_to_end_s for o in group),
+            }
+            for kind, group in groups.items()
+        }
     }
 
 

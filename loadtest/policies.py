@@ -1,4 +1,4 @@
-"""The policies that are compared, and one run of a load under each: a fresh stack, the same sessions, the same times.
+"""The policies that are compared, and what their requests say so that answers are equally long under each.
 
 - recompute: no KV is kept across requests; balanced placement, no hints.
 - sticky: a session stays with the node that has its cache (InferCept's offload); no hints.
@@ -7,25 +7,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
-from loadtest.client import Endpoint, Outcome, ask, run_load
-from loadtest.figures import figures
-from loadtest.stack import Stack
-from loadtest.workload import PlannedSession
-from runtime.clock import Clock, RealClock
+from loadtest.client import Outcome
 
 #: The word that fixed answers are made of: the first of these that the tokenizer has as one token.
 _STEERED_WORDS = ("Ġrivers", "Ġthe", "▁the")
-#: Windows of an imbalance figure in one run.
-_WINDOWS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,34 +75,8 @@ def model_max_tokens(model: Path) -> int:
         raise ValueError(f"{model}/config.json must have max_position_embeddings ({e}); or give --length-scale") from e
 
 
-def run_policy(
-    policy: Policy,
-    stack: Stack,
-    sessions: Sequence[PlannedSession],
-    *,
-    body: dict[str, Any],
-    on_done: Callable[[Outcome], None],
-    clock: Clock | None = None,
-) -> dict[str, Any]:
-    """Replay `sessions` on a running stack; returns its figures, with the outcomes' raw times under `outcomes`."""
-    endpoint = Endpoint(stack.url, stack.model_name(), hints=policy.hints, body=body)
-    asyncio.run(_warm_up(endpoint, stack.nodes))
-    outcomes = asyncio.run(run_load(endpoint, sessions, clock or RealClock(), on_done))
-    span_s = max((o.end_s for o in outcomes), default=0.0)
-    return figures(outcomes, stack.nodes, span_s / _WINDOWS) | {"outcomes": [_raw(o) for o in outcomes]}
-
-
-async def _warm_up(endpoint: Endpoint, nodes: int) -> None:
-    """One short request a node, so that the first measured one pays for nobody's first time."""
-    clock = RealClock()
-    async with aiohttp.ClientSession() as http:
-        for number in range(nodes):
-            name = f"warmup-{number}"
-            outcome = Outcome(name, 0, 0.0)
-            await ask(http, endpoint, [{"role": "user", "content": f"hello {number}"}], 4, name, outcome, clock.now, f"node-{number}")
-
-
-def _raw(o: Outcome) -> dict[str, Any]:
+def raw(o: Outcome) -> dict[str, Any]:
+    """One request's times for JSON."""
     return {
         "session": o.session_id,
         "turn": o.turn,
@@ -124,6 +88,9 @@ def _raw(o: Outcome) -> dict[str, Any]:
         "output_tokens": o.output_tokens,
         "cached_tokens": o.cached_tokens,
         "node": o.node,
+        "priority": o.priority,
+        "tenant": o.tenant,
+        "model": o.model,
         "hint_s": None if o.hint is None else round(o.hint.sent_s, 4),
         "error": o.error,
     }

@@ -26,6 +26,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     *((f"TTFT, returning turns: {p}", ("ttft_returning_turns_s", p), "s") for p in ("mean", "p50", "p95", "p99")),
     *((f"TPOT: {p}", ("tpot_s", p), "ms") for p in ("mean", "p50", "p95", "p99")),
     *((f"end to end: {p}", ("end_to_end_s", p), "s") for p in ("mean", "p50", "p95", "p99")),
+    ("normalised latency (end to end over output tokens): mean", ("normalised_s", "mean"), "ms"),
     ("cached share of prompt tokens", ("cached_share",), "%"),
     ("  of returning turns", ("cached_share_returning",), "%"),
     ("imbalance (max/mean), outstanding work", ("imbalance", "outstanding"), ""),
@@ -67,9 +68,14 @@ def side_by_side(policies: dict[str, dict[str, Any]], title: str) -> Table:
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write `document` to `path`, whole or not at all."""
+    write_text(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".draft")
-    draft.write_text(json.dumps(document, indent=2) + "\n")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 

@@ -124,7 +124,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if threading.current_thread() is threading.main_thread() else None,
+                preexec_fn=die_with_parent if threading.current_thread() is threading.main_thread() else None,
             )
         self._wait_ready(self._process)
 
@@ -149,10 +149,10 @@ class Stack:
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-            while _members(process.pid) and time.monotonic() < deadline:
+            while members(process.pid) and time.monotonic() < deadline:
                 time.sleep(0.05)
         finally:
-            while left := _members(process.pid):
+            while left := members(process.pid):
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -230,7 +230,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _members(session: int) -> list[int]:
+def members(session: int) -> list[int]:
     """Processes of the launcher's session that still run."""
     pids = []
     for process in psutil.process_iter():
@@ -250,6 +250,7 @@ def _prctl() -> Callable[..., int] | None:
 _PRCTL = _prctl()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """To be called in a child before its program starts: it gets SIGINT when the process that started it is gone."""
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

@@ -5,7 +5,7 @@ Decides how each format's fields map onto a `TraceRequest`. Which requests form 
 
 Formats, told apart by their content: Mooncake JSONL (FAST '25) and its aiperf superset, Bailian JSONL, Azure LLM inference
 CSV, BurstGPT CSV, ShareGPT JSON. Formats without prompt blocks get blocks of their own, equal for equal prefixes only where
-the trace says which requests belong together.
+the trace says which requests belong together. Texts, where a trace has them, are kept beside the lengths.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadtest.typist import READ_WORDS_PER_S, TYPE_WORDS_PER_S
+from loadtest.typist import TOKENS_PER_WORD as TOKENS_PER_WORD
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
-#: Tokens of an English word, roughly; for ShareGPT, which has text and no counts.
-TOKENS_PER_WORD = 1.3
 #: Block ids that a reader invents start here, so that they never meet a trace's own.
 _INVENTED = 1 << 40
+
+
+class Message(NamedTuple):
+    """What somebody says in a trace that has texts."""
+
+    role: str
+    content: str
 
 
 class TraceError(ValueError):
@@ -41,6 +47,8 @@ class TraceRequest:
     input_tokens, output_tokens: lengths of the prompt (history included) and of the answer.
     block_ids: the prompt's blocks of `block_tokens` tokens in order, the last one possibly partial; equal prefixes are equal.
     conversation: the trace's own name for the conversation; None when it has none and prefixes have to tell.
+    messages: what this turn adds to its conversation, where the trace has texts. model: the trace's name for it, if any.
+    extra: fields for the request's body, by name.
     """
 
     arrival_s: float
@@ -49,6 +57,9 @@ class TraceRequest:
     block_ids: tuple[int, ...]
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
     conversation: str | None = None
+    messages: tuple[Message, ...] = ()
+    model: str = ""
+    extra: tuple[tuple[str, Any], ...] = ()
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
@@ -60,11 +71,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
     if not requests:
         raise TraceError(f"{path} holds no requests")
     first = requests[0].arrival_s
-    return [_shifted(r, first) for r in requests]
-
-
-def _shifted(r: TraceRequest, first_s: float) -> TraceRequest:
-    return TraceRequest(r.arrival_s - first_s, r.input_tokens, r.output_tokens, r.block_ids, r.block_tokens, r.conversation)
+    return [replace(r, arrival_s=r.arrival_s - first) for r in requests]
 
 
 def _reader(path: Path, start: str) -> Callable[[Path], Iterator[TraceRequest]]:
@@ -81,25 +88,71 @@ def _reader(path: Path, start: str) -> Callable[[Path], Iterator[TraceRequest]]:
 
 
 def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
-    last_of: dict[str, float] = {}
+    """Also aiperf's superset: `session_id`, `delay` (ms after the turn before), `text_input` or `messages`, `extra`; then `hash_ids` and
+    lengths may be missing. A later turn of a named session that does not extend the one before says what is new, not all."""
+    blocks, before, texts = _Inventor(), dict[str, TraceRequest](), dict[str, tuple[Message, ...]]()
     for number, data in _json_lines(path):
         where = f"{path}:{number}"
-        conversation = data.get("session_id")
+        name = None if data.get("session_id") is None else str(data["session_id"])
+        last = before.get(name) if name is not None else None
         if "timestamp" in data:
             arrival_s = _number(data, "timestamp", where) / 1000
-        elif conversation is not None and "delay" in data:
-            arrival_s = last_of.get(str(conversation), 0.0) + _number(data, "delay", where) / 1000
+        elif name is not None:
+            arrival_s = (last.arrival_s if last else 0.0) + (_number(data, "delay", where) / 1000 if "delay" in data else 0.0)
         else:
             raise TraceError(f"{where}: neither timestamp nor session_id and delay")
-        if conversation is not None:
-            last_of[str(conversation)] = arrival_s
-        yield TraceRequest(
+        said = _said(data, where)
+        tokens = _count(data, "input_length", where) if "input_length" in data or not said else sum(_tokens(m.content) for m in said)
+        earlier = texts.get(name, ()) if name is not None else ()
+        goes_on = bool(earlier) and said[: len(earlier)] == earlier
+        if name is not None:
+            texts[name] = said
+        has_blocks = "hash_ids" in data or not (said or name is not None)
+        ids = _blocks(data, where) if has_blocks else ()
+        if name is not None and not (ids and (last is None or _extends(ids, last))):
+            tokens += last.input_tokens + last.output_tokens if last and not goes_on else 0
+            ids = blocks.grow(name, tokens)
+        found = TraceRequest(
             arrival_s=arrival_s,
-            input_tokens=_count(data, "input_length", where),
+            input_tokens=tokens,
             output_tokens=_count(data, "output_length", where),
-            block_ids=_blocks(data, where),
-            conversation=None if conversation is None else str(conversation),
+            block_ids=ids or blocks.new(tokens),
+            conversation=name,
+            # The server's own answer stands in for the trace's.
+            messages=tuple(m for m in said[len(earlier) :] if m.role != "assistant") if goes_on else said,
+            extra=_extra(data, where),
         )
+        if name is not None:
+            before[name] = found
+        yield found
+
+
+def _extends(ids: tuple[int, ...], last: TraceRequest) -> bool:
+    full = min(last.input_tokens // last.block_tokens, len(last.block_ids))
+    return full > 0 and ids[:full] == last.block_ids[:full]
+
+
+def _said(data: dict[str, Any], where: str) -> tuple[Message, ...]:
+    if "text_input" in data:
+        if not isinstance(data["text_input"], str):
+            raise TraceError(f"{where}: text_input must be a text")
+        return (Message("user", data["text_input"]),)
+    found = []
+    for item in data.get("messages") or ():
+        content = item.get("content") if isinstance(item, dict) else None
+        if isinstance(content, list):  # OpenAI's content parts; what is no text is left out
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        if not isinstance(content, str) or not isinstance(item.get("role"), str):
+            raise TraceError(f"{where}: messages must hold objects with role and content")
+        found.append(Message(item["role"], content))
+    return tuple(found)
+
+
+def _extra(data: dict[str, Any], where: str) -> tuple[tuple[str, Any], ...]:
+    extra = data.get("extra") or {}
+    if not isinstance(extra, dict):
+        raise TraceError(f"{where}: extra must be an object of fields of the request's body")
+    return tuple(sorted(extra.items()))
 
 
 def _read_bailian(path: Path) -> Iterator[TraceRequest]:
@@ -139,7 +192,8 @@ def _read_burstgpt(path: Path) -> Iterator[TraceRequest]:
         if answered == 0:  # BurstGPT's mark of a failed call
             continue
         session = (row.get("Session ID") or "").strip() or None
-        yield TraceRequest(_number(row, "Timestamp", where), asked, answered, blocks.grow(session, asked), conversation=session)
+        at, model = _number(row, "Timestamp", where), (row.get("Model") or "").strip()
+        yield TraceRequest(at, asked, answered, blocks.grow(session, asked), conversation=session, model=model)
 
 
 def _read_sharegpt(path: Path) -> Iterator[TraceRequest]:
@@ -153,15 +207,17 @@ def _read_sharegpt(path: Path) -> Iterator[TraceRequest]:
         # ShareGPT has no times: conversations start one a second, turns follow after reading and typing.
         at, history = float(index), 0
         try:
-            said = [(str(m["from"]), _tokens(m["value"])) for m in item["conversations"]]
+            said = [(str(m["from"]), str(m["value"])) for m in item["conversations"]]
         except (KeyError, TypeError, AttributeError) as e:
             raise TraceError(f"{path}: conversation {name} must hold a list of from and value ({e!r})") from e
-        for (who, asked), (answerer, answered) in pairwise(said):
+        for (who, prompt), (answerer, answer) in pairwise(said):
             if who != "human" or answerer != "gpt":
                 continue
+            asked, answered = _tokens(prompt), _tokens(answer)
             history += asked
             at += asked / TOKENS_PER_WORD / TYPE_WORDS_PER_S
-            yield TraceRequest(at, history, answered, blocks.grow(name, history), conversation=name)
+            said_now = (Message("user", prompt),)
+            yield TraceRequest(at, history, answered, blocks.grow(name, history), conversation=name, messages=said_now)
             at += answered / TOKENS_PER_WORD / READ_WORDS_PER_S
             history += answered
 

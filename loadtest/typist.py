@@ -11,7 +11,10 @@ import math
 import random
 from dataclasses import dataclass
 
-#: Silent reading of English and typing on a keyboard, words a second (about 240 and 52 words a minute).
+#: Tokens of an English word, roughly.
+TOKENS_PER_WORD = 1.3
+#: Silent reading of English and typing on a keyboard, words a second (about 240 and 52 words a minute). SYMPHONY cites for them
+#: Trauzettel-Klosinski and Dietz (IReST, 2012) and Pinet et al. (2022).
 READ_WORDS_PER_S = 4.0
 TYPE_WORDS_PER_S = 0.87
 #: The mean time from the first key to the request.
@@ -33,6 +36,11 @@ def typing_times(count: int, seed: int, mean_s: float = MEAN_TYPING_S) -> list[f
     rng = random.Random(seed)
     mu = math.log(mean_s) - _SIGMA**2 / 2
     return [rng.lognormvariate(mu, _SIGMA) for _ in range(count)]
+
+
+def reading_time(answer_tokens: int) -> float:
+    """Seconds that a person reads an answer of so many tokens."""
+    return answer_tokens / TOKENS_PER_WORD / READ_WORDS_PER_S
 
 
 def when_to_speak(arrival_s: float, typing_s: float, previous_end_s: float | None) -> Moment:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
+from loadtest.plans import PlannedSession, PlannedTurn
 from loadtest.prompts import prompt_words, scaled
 from loadtest.sessions import Session
 from loadtest.traces import TraceRequest
-from loadtest.typist import typing_times
+from loadtest.typist import reading_time, typing_times
 
 #: What a chat template adds to a turn (two messages' markers), generously.
 TEMPLATE_TOKENS = 16
@@ -22,28 +23,10 @@ TEMPLATE_TOKENS = 16
 _TOKENS_PER_WORD = 1.02
 _MIN_WORDS = 2
 _MIN_ANSWER_TOKENS = 2
+#: Above every block id of a trace, those that a reader invents included.
+_SALTED = 1 << 44
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedTurn:
-    """One request to come.
-
-    text: what the user says. answer_tokens: `max_tokens` of the request. arrival_s: planned, from the load's start.
-    typing_s: from the first key (the hint) to the request.
-    """
-
-    text: str
-    answer_tokens: int
-    arrival_s: float
-    typing_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSession:
-    """A conversation to come, its turns in order."""
-
-    session_id: str
-    turns: tuple[PlannedTurn, ...]
+__all__ = ["PlannedSession", "PlannedTurn", "fitting_scale", "longest_tokens", "plan", "prefill_heavy", "salted", "turn_lengths"]
 
 
 def longest_tokens(sessions: Iterable[Session], scale: float, max_answer_tokens: int | None) -> int:
@@ -71,11 +54,45 @@ def fitting_scale(sessions: Sequence[Session], max_context_tokens: int, max_answ
     return low / 1000
 
 
-def plan(
-    sessions: Sequence[Session], *, length_scale: float, time_scale: float, seed: int, max_answer_tokens: int | None = None
-) -> list[PlannedSession]:
-    """The work of `sessions`: lengths times `length_scale`, all times (typing included) times `time_scale`.
+def salted(sessions: Sequence[Session], salt: int) -> list[Session]:
+    """The same conversations with other words and other names for every `salt`, so that none is cached from a run before; 0: as they are.
 
+    Prefixes that were equal still are.
+    """
+    if not salt:
+        return list(sessions)
+    return [
+        Session(f"{s.name}-{salt}", [replace(t, block_ids=tuple(b + salt * _SALTED for b in t.block_ids)) for t in s.turns])
+        for s in sessions
+    ]
+
+
+def prefill_heavy(sessions: Sequence[Session], prompt_tokens: int = 1024, answer_tokens: int = 1) -> list[Session]:
+    """Every turn asks `prompt_tokens` and is answered with `answer_tokens`, at the trace's times (SYMPHONY, figure 18)."""
+    made = []
+    for session in sessions:
+        turns, history = [], 0
+        for turn in session.turns:
+            history += prompt_tokens
+            # A block goes on past its end (`prompts.prompt_words`); the last one of a first turn is no other conversation's.
+            turns.append(replace(turn, input_tokens=history, output_tokens=answer_tokens, block_ids=session.turns[0].block_ids[-1:]))
+            history += answer_tokens
+        made.append(Session(session.name, turns))
+    return made
+
+
+def plan(
+    sessions: Sequence[Session],
+    *,
+    length_scale: float,
+    time_scale: float,
+    seed: int,
+    max_answer_tokens: int | None = None,
+    trace_texts: bool = False,
+) -> list[PlannedSession]:
+    """The work of `sessions`: lengths times `length_scale`, all times (reading and typing included) times `time_scale`.
+
+    trace_texts: say what the trace's texts say, as they are, where it has any; `length_scale` is then for answers alone.
     The first request arrives one typing time after the load's start at the earliest, so that it too can be hinted.
     """
     typing = iter(typing_times(sum(len(s.turns) for s in sessions), seed))
@@ -93,9 +110,12 @@ def plan(
                     answer_tokens=answer,
                     arrival_s=(lead_s + turn.arrival_s) * time_scale,
                     typing_s=typing_s * time_scale,
+                    reading_s=reading_time(answer) * time_scale,
+                    messages=turn.messages if trace_texts else (),
+                    extra=turn.extra,
                 )
             )
-        planned.append(PlannedSession(session.name, tuple(turns)))
+        planned.append(PlannedSession(session.name, tuple(turns), model=session.turns[0].model))
     return planned
 
 

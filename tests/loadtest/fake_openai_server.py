@@ -23,6 +23,7 @@ class Seen:
     session_id: str
     body: dict[str, Any]
     pinned: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -64,13 +65,13 @@ class FakeOpenAI:
 
     async def _advisory(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.seen.append(Seen("hint", body["session_id"], body, request.headers.get("X-Upbeat-Node")))
+        self.seen.append(Seen("hint", body["session_id"], body, request.headers.get("X-Upbeat-Node"), dict(request.headers)))
         return web.json_response({"advisory_id": "a", "session_id": body["session_id"], "status": "accepted"}, status=202)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body, session_id = await request.json(), request.headers["X-Session-Id"]
         pinned = request.headers.get("X-Upbeat-Node")
-        self.seen.append(Seen("chat", session_id, body, pinned))
+        self.seen.append(Seen("chat", session_id, body, pinned, dict(request.headers)))
         if session_id in self.fail_sessions:
             return web.json_response({"error": {"message": "no such luck"}}, status=503)
         node = pinned or f"node-{len(self.calls('chat')) % self.nodes}"

@@ -40,6 +40,7 @@ def test_all_policies_get_the_same_sessions_and_only_balanced_sends_hints(tmp_pa
     assert [run["hints"]["accepted"] for run in runs] == [0, 0, 30]
     assert all(run["ttft_returning_turns_s"]["count"] + run["ttft_first_turns_s"]["count"] == 30 for run in runs)
     assert document["settings"]["seed"] == 1 and document["trace"] == "generated.jsonl"
+    assert not document["interrupted"]
     assert "TTFT, returning turns: p95 (s)" in text.getvalue() and "30 requests" in text.getvalue()
     json.dumps(document)
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from fake_openai_server import FakeOpenAI
 
-from loadtest.client import Endpoint, Outcome, advise, run_load
+from loadtest.client import Endpoint, Outcome, advise
+from loadtest.people import run_load
 from loadtest.workload import PlannedSession, PlannedTurn
 from runtime.clock import RealClock
 

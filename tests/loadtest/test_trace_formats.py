@@ -40,6 +40,28 @@ def test_aiperf_lines_may_name_the_session_and_give_delays(tmp_path: Path) -> No
     assert (first.conversation, second.conversation, second.arrival_s) == ("a", "a", 4.0)
 
 
+def test_aiperf_lines_may_have_texts_extra_fields_and_no_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    ask, answer, more = ({"role": r, "content": c} for r, c in (("user", "one two"), ("assistant", "three"), ("user", "four")))
+    parts = [{"type": "text", "text": "a "}, {"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "b"}]
+    lines = [
+        {"session_id": "a", "messages": [ask], "output_length": 5, "extra": {"top_p": 0.5}},
+        {"session_id": "a", "delay": 2000, "messages": [ask, answer, more], "output_length": 5},
+        {"session_id": "b", "timestamp": 500, "input_length": 700, "output_length": 20},
+        {"session_id": "b", "delay": 1000, "input_length": 100, "output_length": 20},
+        {"timestamp": 9000, "text_input": "exactly this", "output_length": 3},
+        {"timestamp": 9500, "messages": [{"role": "user", "content": parts}], "output_length": 3},
+    ]
+    path.write_text("\n".join(json.dumps(x) for x in lines))
+    a0, b0, b1, a1, alone, mixed = read_trace(path)
+    assert [m.content for m in a0.messages] == ["one two"] and a0.extra == (("top_p", 0.5),)
+    assert [m.content for m in a1.messages] == ["four"], "what was said before, and the trace's own answer, are left out"
+    assert a1.arrival_s == 2.0 and a1.input_tokens > a0.input_tokens
+    assert b1.input_tokens == 700 + 20 + 100 and b1.block_ids[: len(b0.block_ids)] == b0.block_ids
+    assert (alone.messages[0], alone.conversation) == (("user", "exactly this"), None)
+    assert mixed.messages[0].content == "a b"
+
+
 def test_bailian_turns_are_named_by_their_first_chat(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     rows = [(10, -1, 1.5), (11, 10, 9.5), (12, -1, 3.0), (13, 11, 20.0)]
@@ -70,7 +92,7 @@ def test_burstgpt_sessions_grow_and_failed_calls_are_left_out(tmp_path: Path) ->
     )
     first, second = read_trace(path)
     assert second.block_ids[: len(first.block_ids)] == first.block_ids and len(second.block_ids) == 4
-    assert second.arrival_s == 4.0
+    assert second.arrival_s == 4.0 and first.model == "ChatGPT"
 
 
 def test_sharegpt_turns_follow_after_reading_and_typing(tmp_path: Path) -> None:
@@ -80,6 +102,7 @@ def test_sharegpt_turns_follow_after_reading_and_typing(tmp_path: Path) -> None:
     first, second = read_trace(path)
     assert first.conversation == second.conversation == "c1"
     assert second.input_tokens == first.input_tokens + first.output_tokens + 1
+    assert (first.messages[0].content, second.messages[0].content) == ("one two three", "eight")
     assert second.arrival_s == pytest.approx(4 / 4.0 + 1 / 0.87, rel=0.2)
 
 
@@ -95,6 +118,9 @@ def test_sharegpt_turns_follow_after_reading_and_typing(tmp_path: Path) -> None:
         ('{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 5, "output_length": 1}\n', ":1: hash_ids"),
         ('[{"id": "c7", "conversations": [{"from": "human"}]}]', "conversation c7"),
         ("[7]", "conversation 0"),
+        ('{"session_id": "a", "messages": ["hi"], "output_length": 1}\n', ":1: messages must hold"),
+        ('{"timestamp": 1, "text_input": 7, "output_length": 1}\n', ":1: text_input"),
+        ('{"timestamp": 1, "text_input": "x", "output_length": 1, "extra": [1]}\n', ":1: extra"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
     ],
 )

@@ -1,0 +1,45 @@
+"""Which of several like endpoints a request goes to: the small balancer in front of instances that have none of their own. Pure.
+
+- round-robin: one after the other, whoever asks.
+- sticky: a session stays where its first request went; first requests go one after the other.
+- least-busy: the endpoint with the fewest requests under way; the first of them where several have as few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Balance = Literal["round-robin", "sticky", "least-busy"]
+
+
+@dataclass(slots=True)
+class Balancer:
+    """Picks among `count` endpoints, numbered from 0. busy: requests under way of each, by `pick` and `done`."""
+
+    count: int
+    balance: Balance = "round-robin"
+    busy: list[int] = field(default_factory=list)
+    _next: int = 0
+    _home: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError("a balancer needs an endpoint")
+        self.busy = [0] * self.count
+
+    def pick(self, session_id: str) -> int:
+        """The endpoint of this session's next request, which is under way from now on."""
+        if self.balance == "least-busy":
+            chosen = self.busy.index(min(self.busy))
+        elif self.balance == "sticky" and session_id in self._home:
+            chosen = self._home[session_id]
+        else:
+            chosen = self._home[session_id] = self._next
+            self._next = (self._next + 1) % self.count
+        self.busy[chosen] += 1
+        return chosen
+
+    def done(self, endpoint: int) -> None:
+        """A request to `endpoint` has ended."""
+        self.busy[endpoint] -= 1

@@ -1,0 +1,164 @@
+"""A comparison being run: every target in turn, repeat by repeat, each load on each; what was measured is kept whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+
+from contracts.errors import ConfigError
+from loadtest.client import Endpoint, Outcome, ask
+from loadtest.compare.load import Point, Workload
+from loadtest.compare.settings import TargetFile
+from loadtest.compare.summary import interleaved, ratios, summarised
+from loadtest.compare.targets import Served, opened
+from loadtest.figures import figures
+from loadtest.people import run_load
+from loadtest.plans import turns_of
+from loadtest.policies import raw
+from loadtest.prompts import block_words
+from loadtest.report import provenance
+from loadtest.stack import StackError
+from runtime.clock import Clock, RealClock
+
+#: Windows of an imbalance figure in one run.
+_WINDOWS = 20
+#: Prompts of the warm-up, in words: the second is long enough for whatever is set up at the first long one.
+_WARM_UP_WORDS = (8, 400)
+
+
+class Watcher(Protocol):
+    """Whoever shows how a comparison goes."""
+
+    def step(self, number: int, of: int, what: str) -> None:
+        """Step `number` (from 0) of `of` begins."""
+
+    def share(self, done: float, failed: int) -> None:
+        """So much of the step is done, from 0 to 1, and so many of its requests failed."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What was measured so far. runs: of each target and load, figures with `repeat`, `outcomes` and, where it was cut off, `partial`."""
+
+    targets: Sequence[TargetFile]
+    workload: Workload
+    repeats: int
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON: figures, medians, spread, ratios to the first target, and where they come from."""
+        base = self.targets[0].name
+        points = [{"label": p.label, "users": p.users, "time_scale": p.time_scale, "load": p.load} for p in self.workload.points]
+        return provenance() | {
+            "kind": "comparison",
+            "interrupted": self.interrupted,
+            "repeats": self.repeats,
+            "workload": self.workload.section.model_dump(mode="json", exclude_defaults=True) | {"found": self.workload.described},
+            "seed": self.workload.section.seed,
+            "points": points,
+            "baseline": base,
+            "targets": {t.name: self._target(t, base) for t in self.targets},
+        }
+
+    def _target(self, target: TargetFile, base: str) -> dict[str, Any]:
+        mine, theirs = self.runs.get(target.name, {}), self.runs.get(base, {})
+        return {
+            "configuration": target.model_dump(mode="json", exclude={"workload", "name"}, exclude_defaults=True),
+            "found": self.found.get(target.name, {}),
+            "error": self.errors.get(target.name),
+            "points": {
+                label: {"runs": runs, "summary": summarised(_whole(runs)), "ratios": ratios(_whole(theirs.get(label, [])), _whole(runs))}
+                for label, runs in mine.items()
+            },
+        }
+
+
+def _whole(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs that ended; all where none did, as some figures are better than none."""
+    return [run for run in runs if not run.get("partial")] or list(runs)
+
+
+def compare(
+    targets: Sequence[TargetFile],
+    workload: Workload,
+    repeats: int,
+    watcher: Watcher,
+    *,
+    folders: dict[str, Path] | None = None,
+    launcher: list[str] | None = None,
+    clock: Clock | None = None,
+) -> Comparison:
+    """Run it. Ctrl-C ends it, and leaves what was measured; a target that does not serve is noted and left out from then on."""
+    made = Comparison(targets, workload, repeats)
+    order, points = interleaved([t.name for t in targets], repeats), workload.points
+    by_name = {t.name: t for t in targets}
+    steps = len(order) * len(points)
+    try:
+        for turn, (repeat, name) in enumerate(order):
+            if name in made.errors:
+                continue
+            watcher.step(turn * len(points), steps, f"{name}: starting")
+            try:
+                with opened(by_name[name], workload.body, (folders or {}).get(name, Path.cwd()), launcher) as served:
+                    made.found[name] = dict(served.found)
+                    asyncio.run(_warm_up(served))
+                    for number, point in enumerate(points):
+                        watcher.step(turn * len(points) + number, steps, f"{name}: {point.label}")
+                        _measure(made, by_name[name], served, point, repeat, number, watcher, clock or RealClock())
+            except (StackError, ConfigError, OSError) as e:
+                made.errors[name] = str(e)
+    except KeyboardInterrupt:
+        made.interrupted = True
+    return made
+
+
+def _measure(
+    made: Comparison, target: TargetFile, served: Served, point: Point, repeat: int, number: int, watcher: Watcher, clock: Clock
+) -> None:
+    """One load on one target; noted even when it is cut off."""
+    workload = made.workload
+    # Every load of a repeat says other words, and every target the same ones.
+    planned = workload.plan(point, salt=repeat * len(workload.points) + number + 1)
+    loop, total = workload.loop(point), turns_of(planned)
+    outcomes: list[Outcome] = []
+    failed = 0
+
+    def done(outcome: Outcome) -> None:
+        nonlocal failed
+        outcomes.append(outcome)
+        failed += outcome.error is not None
+        watcher.share(min(1.0, max(len(outcomes) / total, outcome.end_s / loop.seconds)), failed)
+
+    partial = True
+    try:
+        asyncio.run(run_load(served.endpoints, planned, clock, done, loop, target.balance))
+        partial = False
+    finally:
+        kept = sorted((o for o in outcomes if o.sent_s >= workload.section.warm_up_s), key=lambda o: o.sent_s)
+        if kept:
+            span_s = max(o.end_s for o in kept) - min(o.sent_s for o in kept)
+            run = figures(kept, served.nodes, span_s / _WINDOWS, workload.slo)
+            run |= {"repeat": repeat, "outcomes": [raw(o) for o in kept]} | ({"partial": True} if partial else {})
+            made.runs.setdefault(target.name, {}).setdefault(point.label, []).append(run)
+
+
+async def _warm_up(served: Served) -> None:
+    """A short and a longer request to each address and node, so that the first measured one pays for nobody's first time."""
+    clock = RealClock()
+    several = len(served.endpoints) > 1
+    async with aiohttp.ClientSession() as http:
+        for number in range(served.nodes):
+            endpoint: Endpoint = served.endpoints[number if several else 0]
+            pin = None if several or served.nodes == 1 else f"node-{number}"
+            for words in _WARM_UP_WORDS:
+                name = f"warm-up-{number}-{words}"
+                said = " ".join(block_words(number + 1_000_000 * words, words))
+                await ask(http, endpoint, [{"role": "user", "content": said}], 8, name, Outcome(name, 0, 0.0), clock.now, pin)

@@ -1,0 +1,82 @@
+"""From the runs of a comparison to medians, spread, and ratios to the first target. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: What is summarised: name, path into a run's figures, unit, and whether more is better.
+FIGURES: tuple[tuple[str, tuple[str, ...], str, bool], ...] = (
+    ("end to end, mean", ("end_to_end_s", "mean"), "s", False),
+    ("end to end, p95", ("end_to_end_s", "p95"), "s", False),
+    ("TTFT, mean", ("ttft_s", "mean"), "s", False),
+    ("TTFT, p95", ("ttft_s", "p95"), "s", False),
+    ("TTFT of returning turns, mean", ("ttft_returning_turns_s", "mean"), "s", False),
+    ("TTFT of first turns, mean", ("ttft_first_turns_s", "mean"), "s", False),
+    ("TPOT, mean", ("tpot_s", "mean"), "ms", False),
+    ("TPOT, p95", ("tpot_s", "p95"), "ms", False),
+    ("normalised latency, mean", ("normalised_s", "mean"), "ms", False),
+    ("requests/s", ("requests_per_s",), "", True),
+    ("output tokens/s", ("output_tokens_per_s",), "", True),
+    ("goodput, requests/s", ("goodput_per_s",), "", True),
+    ("SLO attainment", ("slo_attainment",), "%", True),
+    ("cached share of returning prompts", ("cached_share_returning",), "%", True),
+    ("imbalance (max/mean), outstanding", ("imbalance", "outstanding"), "", False),
+    ("requests", ("requests",), "", True),
+    ("failed", ("failed",), "", False),
+)
+
+
+def at(figures: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    """The number at `path`, None where there is none."""
+    value: Any = figures
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value is None or isinstance(value, bool | str | Mapping) else float(value)
+
+
+def summarised(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By name of the figure: median, min and max of the runs that have it."""
+    found = {}
+    for name, path, _, _ in FIGURES:
+        values = [v for run in runs if (v := at(run, path)) is not None]
+        if values:
+            found[name] = {"median": round(statistics.median(values), 6), "min": round(min(values), 6), "max": round(max(values), 6)}
+    return found
+
+
+def ratios(base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By name of the figure: how many times the base's figure the other's is; median, min and max over the pairs of one repeat.
+
+    Runs are paired by their number, as both of a pair were made in the same stretch of time.
+    """
+    found = {}
+    by_repeat = {run["repeat"]: run for run in base}
+    for name, path, _, _ in FIGURES:
+        pairs = [(at(by_repeat[run["repeat"]], path), at(run, path)) for run in other if run["repeat"] in by_repeat]
+        values = [b / a for a, b in pairs if a and b is not None]
+        if values:
+            found[name] = {"median": round(statistics.median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+    return found
+
+
+def interleaved(targets: Sequence[str], repeats: int) -> list[tuple[int, str]]:
+    """(repeat, target) in the order in which they are run: each repeat has every target once, and begins with another one."""
+    order = []
+    for repeat in range(repeats):
+        first = repeat % len(targets) if targets else 0
+        turn = [*targets[first:], *targets[:first]]
+        order += [(repeat, name) for name in turn]
+    return order
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A figure as tables have it, without its unit."""
+    if value is None:
+        return "-"
+    if unit == "%":
+        return f"{100 * value:.1f}"
+    if unit == "ms":
+        return f"{1000 * value:.1f}"
+    return f"{value:g}" if value == int(value) and abs(value) >= 1 else f"{value:.3f}"

@@ -1,0 +1,218 @@
+"""Sends a planned load to an OpenAI endpoint, or to several like ones, and measures every request.
+
+Open loop: jobs start by the plan, however slow the answers are, and within a session a turn waits for the answer before it and for its own
+typing (`loadtest.typist.when_to_speak`). Closed loop (`users`): so many people, each with one job after the other, who read an answer,
+type, and ask. A turn's messages are the previous turn's messages, the answer as it was received, and the new text, so that each prompt
+literally extends the one before. A session whose request fails ends there, and with it whatever needs its answers.
+
+Works with any server of the OpenAI API; hints (`POST /v1/advisory`) are sent only where asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import aiohttp
+
+from loadtest.balance import Balance, Balancer
+from loadtest.client import Endpoint, Hint, Outcome, advise, ask
+from loadtest.plans import Job, PlannedSession, PlannedTurn, Pretence, jobs
+from loadtest.typist import Moment, when_to_speak
+from runtime.clock import Clock
+
+_MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How a plan is carried out. users: so many people in a closed loop, 0 for an open one. seconds: no request is sent later than this,
+    which ends the load. spread_s, seed: people of a closed loop begin within this time, drawn."""
+
+    users: int = 0
+    seconds: float = math.inf
+    spread_s: float = 0.0
+    seed: int = 1
+
+
+async def run_load(
+    endpoints: Endpoint | Sequence[Endpoint],
+    sessions: Sequence[PlannedSession],
+    clock: Clock,
+    on_done: Callable[[Outcome], None] = lambda _: None,
+    loop: Loop | None = None,
+    balance: Balance = "round-robin",
+) -> list[Outcome]:
+    """Send everything in `sessions`, or what `loop` leaves time for; returns the outcomes by sending time.
+
+    `on_done` sees each as it ends, so that a load that is cancelled leaves what was measured.
+    """
+    loop = loop or Loop()
+    several = (endpoints,) if isinstance(endpoints, Endpoint) else tuple(endpoints)
+    outcomes: list[Outcome] = []
+
+    def done(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        on_done(outcome)
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_LINE_BYTES) as http:
+        load = _Load(http, several, Balancer(len(several), balance), clock, loop, done)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for queue in load.queues(jobs(sessions)):
+                    group.create_task(load.person(*queue))
+        finally:
+            for pretending in load.idle:
+                pretending.cancel()
+            await asyncio.gather(*load.idle, return_exceptions=True)
+    return sorted(outcomes, key=lambda o: o.sent_s)
+
+
+class _Load:
+    """A plan being carried out. `ends`: when the turns that others wait for have ended, None where they failed."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        endpoints: Sequence[Endpoint],
+        balancer: Balancer,
+        clock: Clock,
+        loop: Loop,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        self.http, self.endpoints, self.balancer, self.loop, self.done = http, endpoints, balancer, loop, done
+        self._clock, self._start_s = clock, clock.now()
+        self.ends: dict[tuple[str, int], asyncio.Future[float | None]] = {}
+        #: Hints for nothing that are still to come; nobody waits for them.
+        self.idle: set[asyncio.Task[None]] = set()
+
+    def queues(self, planned: Sequence[Job]) -> list[tuple[Sequence[Job], float]]:
+        """What each person does, and when they begin: the n-th of a closed loop has every n-th job, so that nothing that is measured
+        changes who says what; in an open loop every job has a person."""
+        if not self.loop.users:
+            return [((job,), 0.0) for job in planned]
+        draw = random.Random(self.loop.seed).random
+        return [(planned[n :: self.loop.users], draw() * self.loop.spread_s) for n in range(self.loop.users)]
+
+    async def person(self, queue: Sequence[Job], starts_s: float) -> None:
+        """Hold one job after the other."""
+        for job in queue:
+            async with asyncio.TaskGroup() as group:
+                talks = [group.create_task(_Talk(self, session, starts_s).run()) for session in job]
+            starts_s = max(talk.result() for talk in talks)
+
+    def end_of(self, turn: tuple[str, int]) -> asyncio.Future[float | None]:
+        """Done when this turn has ended."""
+        return self.ends.setdefault(turn, asyncio.get_running_loop().create_future())
+
+    def now(self) -> float:
+        """Seconds since the load began."""
+        return self._clock.now() - self._start_s
+
+    async def until(self, at_s: float) -> None:
+        """Sleep until then."""
+        wait_s = at_s - self.now()
+        if wait_s > 0:
+            await self._clock.sleep(wait_s)
+
+
+class _Talk:
+    """One session being held."""
+
+    def __init__(self, load: _Load, session: PlannedSession, starts_s: float) -> None:
+        self._load, self._session, self._starts_s = load, session, starts_s
+
+    async def run(self) -> float:
+        """Hold it; returns when its last answer has been read."""
+        load, session = self._load, self._session
+        messages: list[dict[str, str]] = []
+        ended_s: float | None = None
+        number = 0
+        try:
+            for number, turn in enumerate(session.turns):
+                moment = await self._moment(number, turn, ended_s)
+                if moment is None or moment.request_s > load.loop.seconds:
+                    break
+                chosen = load.balancer.pick(session.session_id)
+                try:
+                    outcome, messages = await self._say(number, turn, moment, chosen, messages)
+                finally:
+                    load.balancer.done(chosen)
+                load.done(outcome)
+                if outcome.error is not None:
+                    break
+                ended_s = outcome.end_s
+                load.end_of((session.session_id, number)).set_result(ended_s)
+        finally:
+            for left in range(number, len(session.turns)):
+                end = load.end_of((session.session_id, left))
+                if not end.done():
+                    end.set_result(None)
+        return load.now() + (session.turns[number].reading_s if session.turns else 0.0)
+
+    async def _moment(self, number: int, turn: PlannedTurn, ended_s: float | None) -> Moment | None:
+        """When this turn is typed and sent; None when it cannot be, as an answer that it needs never comes."""
+        load = self._load
+        if turn.after:
+            ends = [await load.end_of(needed) for needed in turn.after]
+            if any(end is None for end in ends):
+                return None
+            begins = max([end for end in ends if end is not None] + ([] if ended_s is None else [ended_s]))
+            return Moment(begins, begins + turn.typing_s)
+        if not load.loop.users:
+            return when_to_speak(turn.arrival_s, turn.typing_s, ended_s)
+        begins = self._starts_s if ended_s is None else ended_s + self._session.turns[number - 1].reading_s
+        return Moment(begins, begins + turn.typing_s)
+
+    async def _say(
+        self, number: int, turn: PlannedTurn, moment: Moment, chosen: int, messages: list[dict[str, str]]
+    ) -> tuple[Outcome, list[dict[str, str]]]:
+        """One turn, its hint included; returns its outcome and the conversation's messages after it."""
+        load, session = self._load, self._session
+        endpoint = load.endpoints[chosen].of(session)
+        # In a closed loop what is planned is what the answers before allow.
+        planned_s = moment.request_s if load.loop.users or turn.after else turn.arrival_s
+        outcome = Outcome(session.session_id, number, planned_s, priority=session.priority, tenant=session.tenant, model=session.model)
+        hinting: asyncio.Task[Hint] | None = None
+        if endpoint.hints and turn.hint is not None:
+            hint_s = moment.typing_starts_s + turn.hint.offset_s
+            if hint_s <= moment.request_s:
+                await load.until(hint_s)
+                lead_s = max(0.0, moment.request_s - load.now()) if turn.hint.offset_s else turn.typing_s
+                hinting = asyncio.create_task(self._send_hint(endpoint, session.session_id, lead_s if turn.hint.expected else None))
+        await load.until(moment.request_s)
+        messages = [*messages, *turn.says]
+        outcome.sent_s = load.now()
+        if endpoint.hints:
+            self._pretend(endpoint, turn)
+        more = dict(turn.headers) if endpoint.workflows else {}
+        extra = dict(turn.extra) | ({"priority": session.priority} if session.priority and endpoint.priorities else {})
+        asked = replace(endpoint, body=endpoint.body | extra) if extra else endpoint
+        try:
+            await ask(load.http, asked, messages, turn.answer_tokens, session.session_id, outcome, load.now, headers=more)
+        finally:
+            if hinting is not None:
+                outcome.hint = await hinting
+        if len(load.endpoints) > 1:
+            outcome.node = f"instance-{chosen}"
+        return outcome, [*messages, {"role": "assistant", "content": outcome.text}]
+
+    def _pretend(self, endpoint: Endpoint, turn: PlannedTurn) -> None:
+        async def hint(pretence: Pretence) -> None:
+            at_s = self._load.now() + pretence.delay_s
+            if at_s <= self._load.loop.seconds:
+                await self._load.until(at_s)
+                await advise(self._load.http, endpoint, pretence.session_id, None)
+
+        for pretence in turn.pretences:
+            self._load.idle.add(asyncio.create_task(hint(pretence)))
+
+    async def _send_hint(self, endpoint: Endpoint, session_id: str, expected_arrival_s: float | None) -> Hint:
+        hint = Hint(sent_s=self._load.now())
+        hint.status = await advise(self._load.http, endpoint, session_id, expected_arrival_s, priority=self._session.priority)
+        hint.answered_s = self._load.now()
+        return hint

@@ -1,0 +1,79 @@
+"""Changes to a planned load: hints that are missed, late, early or for nothing; urgent conversations; several models and tenants. Pure.
+
+Each draw depends on the seed, the session and the turn alone, so that one change never moves another's draws.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from loadtest.plans import HintPlan, PlannedSession, PlannedTurn, Pretence
+
+#: A spurious hint comes within so long after the request that it is drawn with.
+_SPURIOUS_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How hints go (SYMPHONY, figures 19 and 20). Shares of requests: missed (none is sent), late (`late_s` after typing began), early
+    (`early_s` before). spurious: hints for nothing, a request; more than 1 is a flood. expected: say when the request comes."""
+
+    missed: float = 0.0
+    late: float = 0.0
+    late_s: float = 5.0
+    early: float = 0.0
+    early_s: float = 30.0
+    spurious: float = 0.0
+    expected: bool = True
+
+
+def with_habits(sessions: Sequence[PlannedSession], habits: Habits, seed: int, time_scale: float = 1.0) -> list[PlannedSession]:
+    """The plan with hints as `habits` has them. Spurious ones are for conversations of the same tenant that began earlier in the plan."""
+    made: list[PlannedSession] = []
+    earlier: dict[str, list[str]] = {}
+    for session in sessions:
+        past = earlier.setdefault(session.tenant, [])
+        turns = tuple(_hinted(session, n, turn, habits, seed, time_scale, past) for n, turn in enumerate(session.turns))
+        made.append(replace(session, turns=turns))
+        past.append(session.session_id)
+    return made
+
+
+def _hinted(
+    session: PlannedSession, number: int, turn: PlannedTurn, habits: Habits, seed: int, time_scale: float, past: Sequence[str]
+) -> PlannedTurn:
+    draw = random.Random(f"{seed} {session.session_id} {number}").random
+    missed, kind = draw() < habits.missed, draw()
+    offset_s = 0.0
+    if kind < habits.late:
+        offset_s = habits.late_s * time_scale
+    elif kind < habits.late + habits.early:
+        offset_s = -habits.early_s * time_scale
+    pretences = []
+    if past:
+        for _ in range(int(habits.spurious) + (draw() < habits.spurious % 1)):
+            pretences.append(Pretence(draw() * _SPURIOUS_WITHIN_S * time_scale, past[int(draw() * len(past))]))
+    return replace(turn, hint=None if missed else HintPlan(offset_s, habits.expected), pretences=tuple(pretences))
+
+
+def with_priorities(sessions: Sequence[PlannedSession], urgent: float, seed: int, priority: int = -1) -> list[PlannedSession]:
+    """A share `urgent` of the jobs has `priority` (SYMPHONY, figure 21)."""
+    return [
+        replace(s, priority=priority) if random.Random(f"{seed} urgent {s.job or s.session_id}").random() < urgent else s for s in sessions
+    ]
+
+
+def with_shares(sessions: Sequence[PlannedSession], shares: Mapping[str, float], seed: int, what: str) -> list[PlannedSession]:
+    """Every job gets one of the names of `shares` as its `what`, "tenant" or "model", with probabilities in these proportions."""
+    if what not in ("tenant", "model"):
+        raise ValueError(f"{what!r} is neither tenant nor model")
+    if not shares:
+        return list(sessions)
+    names, weights = list(shares), list(shares.values())
+    made = []
+    for s in sessions:
+        (name,) = random.Random(f"{seed} {what} {s.job or s.session_id}").choices(names, weights)
+        made.append(replace(s, tenant=name) if what == "tenant" else replace(s, model=name))
+    return made
