@@ -19,7 +19,7 @@ LEAD_S = 5.0
 #: How many of the requests that hints promise come while a turn that is here now runs: they spread over all the time that people type.
 MEANWHILE = 0.05
 #: A load that a turn waits for also costs others: the way it comes by, and the device where it is computed again.
-MOVING = 3.0
+MOVING = 8.0
 
 
 def work_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
