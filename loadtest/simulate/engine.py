@@ -55,6 +55,11 @@ class Engine:
         self._mixed: list[tuple[Running, int]] | None = None
         self._version = self._chosen = 0
         self.busy_s = 0.0
+        #: Seconds that the device owes to something else (a codec): the next step is so much longer.
+        self._owed_s = 0.0
+        self._between = False
+        self._leaving: list[tuple[Running, Callable[[bool], None]]] = []
+        self._joining: list[tuple[Running, int]] = []
         self._seed_pace()
 
     def _seed_pace(self) -> None:
@@ -67,10 +72,29 @@ class Engine:
     def join(self, sequence: Running) -> None:
         """Its cache is in reach: it computes from the next step on."""
         self.prefilling.append(sequence)
+        self._wake()
+
+    def disturb(self, seconds: float) -> None:
+        """Something else has the device for so long: its next step takes longer by that."""
+        self._owed_s += seconds
+
+    def leave(self, sequence: Running, gone: Callable[[bool], None]) -> None:
+        """Take one that decodes out at the end of the step under way; `gone` is told whether it had not ended by then."""
+        self._leaving.append((sequence, gone))
         if self._stretch is not None:
             self._cut()
-        elif self._mixed is None:
-            self._begin()
+
+    def take(self, sequence: Running) -> None:
+        """Go on with one that decoded elsewhere, from the next step on."""
+        self._joining.append((sequence, sequence.generated))
+        self._wake()
+
+    def _wake(self) -> None:
+        """Somebody is new: the stretch under way ends with its step; an idle device begins at once."""
+        if self._stretch is not None:
+            self._cut()
+        elif self._mixed is None and not self._between:
+            self._next()
 
     def catch_up(self) -> None:
         """Count the steps of a stretch that are over by now."""
@@ -117,9 +141,15 @@ class Engine:
             self._stretch = None
         else:
             self._mixed_over()
+        self._next()
+
+    def _next(self) -> None:
+        """Between two steps. Whoever is told of it may bring new work, which waits for the end of this."""
+        self._between = True
+        self._change()
         self._finish()
-        if self._stretch is None and self._mixed is None:
-            self._begin()
+        self._between = False
+        self._begin()
 
     def _mixed_over(self) -> None:
         chosen, self._mixed = self._mixed, None
@@ -136,6 +166,24 @@ class Engine:
                 heapq.heappush(self.decoding, (last, sequence.arrival, sequence))
                 self._spoke(sequence)
 
+    def _change(self) -> None:
+        """Between two steps: who was to leave leaves, unless it has ended; who comes from elsewhere joins."""
+        leaving, self._leaving = self._leaving, []
+        for sequence, gone in leaving:
+            stays = [d for d in self.decoding if d[2] is not sequence or d[0] <= self.steps.made]
+            there = len(stays) < len(self.decoding)
+            if there:
+                self.decoding = stays
+                heapq.heapify(self.decoding)
+                self._context_tokens -= sequence.context_tokens
+            gone(there)
+        joining, self._joining = self._joining, []
+        for sequence, generated in joining:
+            sequence.steps, sequence.decoding_from = self.steps, self.steps.made + 1 - generated
+            last = self.steps.made + sequence.request.answer_tokens - generated
+            heapq.heappush(self.decoding, (last, sequence.arrival, sequence))
+            self._context_tokens += sequence.context_tokens
+
     def _finish(self) -> None:
         while self.decoding and self.decoding[0][0] <= self.steps.made:
             _, _, sequence = heapq.heappop(self.decoding)
@@ -150,6 +198,8 @@ class Engine:
             count = min(self.decoding[0][0] - self.steps.made, _STRETCH)
             batch = len(self.decoding)
             first_s, slope_s = self._kind.costs.decode(batch, self._context_tokens)
+            if self._owed_s:
+                first_s, count, self._owed_s = first_s + self._owed_s, 1, 0.0
             self._stretch = _Stretch(self._events.now, count, first_s, slope_s * batch)
             self._schedule(self._events.now + self._stretch.seconds(count))
 
@@ -166,6 +216,7 @@ class Engine:
         self._mixed = chosen
         seconds = kind.costs.mixed_s(batch, self._context_tokens, [(count, s.prefilled) for s, count in chosen])
         pace.stepped(seconds, sum(count for _, count in chosen), batch)
+        seconds, self._owed_s = seconds + self._owed_s, 0.0
         self.busy_s += seconds
         self._schedule(self._events.now + seconds)
 

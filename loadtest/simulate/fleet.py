@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.ids import SessionKey
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
+from loadtest.simulate.mechanisms import ALL, BLOB, DRAM, HBM, NONE, PEER, Mechanisms
 from loadtest.simulate.node import Node
 from loadtest.simulate.sequences import Request
+from loadtest.simulate.systems.conductor import Conductor
+from loadtest.simulate.systems.contract import System
+from loadtest.simulate.systems.infercept import InferCept, LlumnixInferCept, MigratingInferCept
+from loadtest.simulate.systems.llumnix import Llumnix
+from loadtest.simulate.systems.parrot import Parrot
 from scheduler.core.advisories import Hint
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.fleet import Model, Rates
@@ -23,24 +29,42 @@ _VALIDATE_EVERY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is compared: a placement policy of the scheduler, whether nodes keep KV, whether clients send hints."""
+    """What is compared: a placement policy of the scheduler or another system in its place, what nodes can do with KV, whether clients
+    send hints."""
 
     name: str
-    placement: str
-    cache: bool = True
+    placement: str = "balanced"
     hints: bool = False
+    has: Mechanisms = ALL
+    system: Callable[[], System] | None = None
 
+
+#: What InferCept's nodes do: host memory, and no request begins before all of its KV is there.
+_HOST = Mechanisms(frozenset((HBM, DRAM)), layerwise=False, layer_priority=False)
+#: LMCache as SYMPHONY compares with it (figure 14): encoded KV in remote storage, loaded when a request asks for it, decoded on the device.
+#: CacheGen's paper has KV 3.5 to 4.3 times smaller than in 8 bits; LMCache's default settings come to about 7 times over 16 bits.
+_LMCACHE = Mechanisms(frozenset((HBM, BLOB)), layerwise=False, codec=7.0, decode_bytes_per_s=20e9)
 
 VARIANTS: dict[str, Variant] = {
     v.name: v
     for v in (
-        Variant("balanced", "balanced", hints=True),
-        Variant("balanced-no-hints", "balanced"),
+        Variant("balanced", hints=True),
+        Variant("balanced-no-hints"),
         Variant("sticky", "sticky"),
-        Variant("recompute", "balanced", cache=False),
+        Variant("recompute", has=NONE),
         Variant("cache-aware", "cache-aware"),
         Variant("random", "random"),
         Variant("round-robin", "round-robin"),
+        Variant("llumnix", has=NONE, system=Llumnix),
+        Variant("infercept", has=_HOST, system=InferCept),
+        Variant("llumnix-infercept", has=_HOST, system=LlumnixInferCept),
+        Variant("infercept-migration", has=replace(_HOST, tiers=_HOST.tiers | {PEER}), system=MigratingInferCept),
+        Variant("parrot", has=Mechanisms(frozenset((HBM,)), layer_priority=False), system=Parrot),
+        Variant("lmcache", has=_LMCACHE),
+        # One mechanism less each (figure 17).
+        Variant("no-cooperative", hints=True, has=Mechanisms(cooperative=False)),
+        Variant("no-layer-priority", hints=True, has=Mechanisms(layer_priority=False)),
+        Variant("no-layerwise", hints=True, has=Mechanisms(layerwise=False)),
     )
 }
 
@@ -63,19 +87,36 @@ class Fleet:
         rates = Rates(kind.link_bytes_per_s, kind.ssd_bytes_per_s, kind.blob_bytes_per_s)
         for number in range(nodes):
             name = f"node-{number}"
-            self.nodes[name] = Node(name, kind, events, self.nodes, cache=variant.cache, ended=self._ended)
+            keep = None if variant.system is None else lambda node, sequence: self._conducted.keep(node, sequence)
+            self.nodes[name] = Node(name, kind, events, self.nodes, ended=self._ended, has=variant.has, keep=keep)
+            if variant.system is not None:
+                continue
             self.control.fleet.worker_joined(name, f"{name}:1", (model,), events.now, rates)
             self.control.fleet.store_joined(name, f"{name}:2")
             # Reports of real nodes are not in step.
             events.at(events.now + REPORT_EVERY_S * number / nodes, self._reporting(self.nodes[name]))
-        self._tick()
+        if variant.system is None:
+            self._tick()
+        else:
+            self._conducted = Conductor(events, variant.system(), self.nodes)
+
+    @property
+    def migrated(self) -> int:
+        """Requests that another system moved while they ran."""
+        return 0 if self.variant.system is None else self._conducted.migrated
 
     def ask(self, request: Request) -> None:
         """A turn is here."""
-        ask = Ask(request.request_id, request.session, self.kind.model, request.priority)
+        if self.variant.system is not None:
+            request.node, sources = self._conducted.place(request)
+            self.nodes[request.node].submit(request, sources)
+            return
+        hop = request.hop if self.variant.hints else None
+        ask = Ask(request.request_id, request.session, self.kind.model, request.priority, hop=hop)
         placement = self.control.place(ask, self._events.now)
         request.node = placement.node
         self.nodes[placement.node].submit(request, placement.sources)
+        self._carry_out(list(placement.commands))
         if self.control.decisions % _VALIDATE_EVERY == 0:
             self.validate()
 
@@ -106,6 +147,7 @@ class Fleet:
             now = self._events.now
             load, here, ended = node.load()
             self.control.fleet.loaded(node.name, load, here, ended, now, number)
+            self.control.callgraphs.finished(ended, now)
             for session, held in node.held():
                 self.control.directory.report(node.name, session, self.kind.model, self.tokens.get(session, held.tokens), now, held)
             self._events.at(now + REPORT_EVERY_S, report)

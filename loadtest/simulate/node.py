@@ -16,6 +16,7 @@ from loadtest.simulate.channels import Channel, Job, Key
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.engine import Engine
 from loadtest.simulate.events import Events
+from loadtest.simulate.mechanisms import ALL, BANDS, BLOB, DRAM, HBM, PEER, SSD, Mechanisms
 from loadtest.simulate.sequences import Request, Running
 from loadtest.simulate.tiers import DOUBTED, PLAIN, Tier, advised
 from scheduler.core.directory import Held
@@ -27,10 +28,12 @@ _DEMAND, _HINTED = 0, 1
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """A session's cache on its way into DRAM. jobs: with their ways; waits: what to do when it is here; rank: of the session then."""
+    """A session's cache on its way into DRAM. jobs: with their ways; sizes: of these in bytes; waits: what to do when it is here; rank: of
+    the session then."""
 
     tokens: int
     rank: int
+    sizes: list[tuple[Channel, float]] = field(default_factory=list)
     jobs: list[tuple[Channel, Job]] = field(default_factory=list)
     left: int = 0
     waits: list[Callable[[], None]] = field(default_factory=list)
@@ -38,12 +41,25 @@ class _Fetch:
 
 
 class Node:
-    """See the module. peers: by name, of the whole fleet. ended: told of each answer that is complete, before its client is."""
+    """See the module. peers: by name, of the whole fleet. ended: told of each answer that is complete, before its client is. has: the
+    mechanisms it has. keep: which tiers keep a turn's KV when it has ended; all that it has, unless another system decides that."""
 
-    def __init__(self, name: str, kind: NodeKind, events: Events, peers: dict[str, Node], *, cache: bool, ended: Callable[[Request], None]):
-        self.name, self.kind, self._events, self._peers, self._cache, self._told = name, kind, events, peers, cache, ended
+    def __init__(
+        self,
+        name: str,
+        kind: NodeKind,
+        events: Events,
+        peers: dict[str, Node],
+        *,
+        ended: Callable[[Request], None],
+        has: Mechanisms = ALL,
+        keep: Callable[[Node, Running], frozenset[str]] | None = None,
+    ) -> None:
+        self.name, self.kind, self._events, self._peers, self._told, self.has = name, kind, events, peers, ended, has
+        self._keep = keep or (lambda node, sequence: has.tiers)
         self.engine = Engine(events, kind, self._spoke, self._over)
-        self.hbm, self.dram, self.ssd = Tier(kind.hbm_bytes), Tier(kind.dram_bytes, self._changed), Tier(kind.ssd_bytes, self._changed)
+        self.hbm = Tier(kind.hbm_bytes, bands=BANDS if has.layer_priority else 1, hold_advised=not has.cooperative)
+        self.dram, self.ssd = Tier(kind.dram_bytes, self._changed), Tier(kind.ssd_bytes, self._changed)
         self.link, self.disk = Channel(events, kind.link_bytes_per_s), Channel(events, kind.ssd_bytes_per_s)
         self.bus, self.blob = Channel(events, kind.dram_bytes_per_s), Channel(events, kind.blob_bytes_per_s)
         self.token_bytes = kind.shape.token_bytes
@@ -55,6 +71,8 @@ class Node:
         self._hints: dict[SessionKey, tuple[int, float]] = {}
         self._dirty: set[SessionKey] = set()
         self._ended_ids: list[str] = []
+        #: Of HBM, reserved for requests that are on their way here (`migrations`).
+        self.incoming_bytes = 0.0
         #: Request-seconds here, for load over time; and outcomes that explain results.
         self._area = self._area_since = 0.0
         self.recomputed_tokens = self.wasted_bytes = 0.0
@@ -93,7 +111,7 @@ class Node:
         sequence = Running(request, self._arrivals, self._events.now, self.engine.steps, self.kind.max_tokens, need)
         self.outstanding[request.request_id] = sequence
         chunk = self.kind.shape.chunk_tokens
-        if self._cache:
+        if self.has.keeps:
             wanted = min(request.history_tokens, request.prompt_tokens - 1) // chunk * chunk
             self._gather(sequence, wanted, sources)
         heapq.heappush(self._waiting, (sequence.order, sequence))
@@ -102,10 +120,15 @@ class Node:
     def _gather(self, sequence: Running, wanted: int, sources: tuple[str, ...]) -> None:
         """Decide how much of its cache is used, and send for what is not in DRAM or HBM."""
         session = sequence.request.session
+        if BLOB not in self.has.tiers:
+            near = [self._peers[name].tokens_here(session) for name in sources] if PEER in self.has.tiers else []
+            wanted = min(wanted, max(self.tokens_in(self.hbm, session), self.tokens_here(session), *near))
         for tier in (self.hbm, self.dram, self.ssd):
-            tier.touch(session, PLAIN)
+            # What a hint brought stands as it stood until its request has room (worker.core.standings).
+            tier.touch(session, self._hints[session][0] if tier is self.hbm and session in self._hints else PLAIN)
         self._hints.pop(session, None)
-        near = min(wanted, max(self.tokens_in(self.hbm, session), self.tokens_in(self.dram, session)))
+        in_hbm = self.tokens_in(self.hbm, session) if self.hbm.share_of(session) == 1.0 else 0
+        near = min(wanted, max(in_hbm, self.tokens_in(self.dram, session)))
         fetch = self._fetches.get(session)
         if fetch is not None and fetch.tokens > near and self._worth(fetch, near, min(wanted, fetch.tokens)):
             near = min(wanted, fetch.tokens)
@@ -130,6 +153,8 @@ class Node:
 
     def _hidden_s(self, sequence: Running, cached: int) -> float:
         """How much of a load runs under the compute of the rest of the prompt."""
+        if not self.has.layerwise:
+            return 0.0
         layers = self.kind.shape.layers
         return self.kind.costs.prefill_s(sequence.request.prompt_tokens - cached, cached) * (layers - 1) / layers
 
@@ -149,23 +174,37 @@ class Node:
         while self._waiting and self._running < self.kind.max_batch:
             sequence = self._waiting[0][1]
             session = sequence.request.session
-            had = self.hbm.take(session)
+            rank, had, share = self.hbm.rank_of(session), self.hbm.bytes_of(session), self.hbm.share_of(session)
+            held = self.hbm.take(session)
             if not self.hbm.reserve(sequence.need_bytes):
-                if had:
-                    self.hbm.put(session, had)
+                if held:
+                    self.hbm.put(session, had, rank)
                 return
             heapq.heappop(self._waiting)
             self._running += 1
             sequence.admitted = True
-            bytes_ = sequence.load_tokens * self.token_bytes - had
+            bytes_ = sequence.load_tokens * self.token_bytes - held
             if bytes_ > 0:
                 sequence.awaits += 1
-                hidden_s = self._hidden_s(sequence, sequence.load_tokens)
-                least = bytes_ / self.bus.bytes_per_s * (1 - 1 / self.kind.shape.layers)
                 key = (_DEMAND, sequence.request.priority)
-                self.bus.send(bytes_, key, lambda s=sequence: self._arrived(s), min(hidden_s, least))  # type: ignore[misc]
+                hidden_s = self._hidden_of_bus_s(sequence, bytes_ / self.bus.bytes_per_s, share)
+                self.bus.send(bytes_, key, lambda s=sequence: self._arrived(s), hidden_s)  # type: ignore[misc]
             elif not sequence.awaits:
                 self._start(sequence)
+
+    def _hidden_of_bus_s(self, sequence: Running, load_s: float, share: float) -> float:
+        """How much of a load into HBM of so many seconds is not waited for, when the lowest `share` of the layers is there.
+
+        Layer l comes after (l - present + 1) loads and is wanted after l computations: `worker.core.load_plan.may_start`.
+        """
+        if not self.has.layerwise:
+            return 0.0
+        layers = self.kind.shape.layers
+        present = min(int(share * layers), layers - 1)
+        compute_s = self.kind.costs.prefill_s(sequence.request.prompt_tokens - sequence.load_tokens, sequence.load_tokens) / layers
+        each_s = load_s / (layers - present)
+        waited_s = max(each_s - present * compute_s, load_s - (layers - 1) * compute_s, 0.0)
+        return load_s - waited_s
 
     def _start(self, sequence: Running) -> None:
         sequence.prefilled = sequence.request.cached_tokens = sequence.load_tokens
@@ -183,14 +222,21 @@ class Node:
         del self.outstanding[request.request_id]
         self._ended_ids.append(request.request_id)
         self._running -= 1
-        if self._cache:
-            chunk = self.kind.shape.chunk_tokens
-            bytes_ = float((request.prompt_tokens + request.answer_tokens) // chunk * chunk * self.token_bytes)
-            for tier in (self.hbm, self.dram, self.ssd):
-                tier.put(request.session, bytes_)
-            self._changed(request.session)
+        if self.has.keeps:
+            self._kept(sequence)
         self._told(request)
         self._admit()
+
+    def _kept(self, sequence: Running) -> None:
+        request, chunk = sequence.request, self.kind.shape.chunk_tokens
+        bytes_ = float((request.prompt_tokens + request.answer_tokens) // chunk * chunk * self.token_bytes)
+        keep = self._keep(self, sequence)
+        for name, tier in ((HBM, self.hbm), (DRAM, self.dram), (SSD, self.ssd)):
+            if name in keep:
+                tier.put(request.session, bytes_)
+            else:
+                tier.take(request.session)
+        self._changed(request.session)
 
     # ---- bringing caches ---------------------------------------------------------------------------------------
     def _parts(self, session: SessionKey, near: int, wanted: int, sources: tuple[str, ...]) -> list[tuple[Channel, float]]:
@@ -200,21 +246,21 @@ class Node:
         if have > near:
             parts.append((self.disk, float((have - near) * self.token_bytes)))
         peer = next((self._peers[name] for name in sources if self._peers[name].tokens_here(session) > have), None)
-        if peer is not None:
+        if peer is not None and PEER in self.has.tiers:
             there = min(wanted, peer.tokens_here(session))
             bytes_ = float((there - have) * self.token_bytes)
-            parts.append((self.link, bytes_))
+            parts.append((self.link, bytes_ / self.has.codec))
             if peer.tokens_in(peer.dram, session) < there:
                 parts.append((peer.disk, bytes_))
             have = there
         if wanted > have:
-            parts.append((self.blob, float((wanted - have) * self.token_bytes)))
+            parts.append((self.blob, float((wanted - have) * self.token_bytes) / self.has.codec))
         return parts
 
     def _fetch(
         self, session: SessionKey, tokens: int, rank: int, parts: list[tuple[Channel, float]], key: Key, hidden_s: float = 0.0
     ) -> _Fetch:
-        fetch = self._fetches[session] = _Fetch(tokens, rank, left=len(parts))
+        fetch = self._fetches[session] = _Fetch(tokens, rank, parts, left=len(parts))
         layers = self.kind.shape.layers
         for way, bytes_ in parts:
             hidden = min(hidden_s, bytes_ / way.bytes_per_s * (1 - 1 / layers))
@@ -227,9 +273,12 @@ class Node:
             return
         del self._fetches[session]
         bytes_ = float(fetch.tokens * self.token_bytes)
+        if self.has.decode_bytes_per_s:
+            coded = sum(size for way, size in fetch.sizes if way in (self.link, self.blob)) * self.has.codec
+            self.engine.disturb(coded / self.has.decode_bytes_per_s)
         if self.dram.bytes_of(session) < bytes_:
             self.dram.put(session, bytes_, fetch.rank)
-        if self.ssd.bytes_of(session) < bytes_:
+        if SSD in self.has.tiers and self.ssd.bytes_of(session) < bytes_:
             self.ssd.put(session, bytes_)
         self._changed(session)
         for go_on in fetch.waits:
@@ -260,8 +309,11 @@ class Node:
     def _offer(self, session: SessionKey, rank: int) -> None:
         """What is in DRAM goes on into free HBM (cooperative management, section 3.4 of the paper)."""
         bytes_ = self.dram.bytes_of(session)
-        had = self.hbm.bytes_of(session)
-        if bytes_ <= had or session not in self._hints:
+        had = self.hbm.bytes_of(session) * self.hbm.share_of(session)
+        if session not in self._hints:
+            return
+        if bytes_ <= had:
+            self.hbm.touch(session, rank)
             return
         self.bus.send(bytes_ - had, (_HINTED, -rank), lambda: self._in_hbm(session, bytes_))
 
@@ -288,6 +340,48 @@ class Node:
             del self._fetches[session]
             for way, job in fetch.jobs:
                 way.cancel(job)
+
+    # ---- requests that move while they decode (`migrations`) ---------------------------------------------------
+    def expect(self, bytes_: float) -> bool:
+        """Reserve HBM for one that may come. False: there is none."""
+        if self._running >= self.kind.max_batch or not self.hbm.reserve(bytes_):
+            return False
+        self.incoming_bytes += bytes_
+        return True
+
+    def unexpect(self, bytes_: float) -> None:
+        """It has ended where it was."""
+        self.incoming_bytes -= bytes_
+        self.hbm.release(bytes_)
+        self._admit()
+
+    def hand_over(self, sequence: Running) -> None:
+        """It has left for another node."""
+        self._count_load()
+        del self.outstanding[sequence.request.request_id]
+        self.hbm.release(sequence.need_bytes)
+        self._running -= 1
+        self._admit()
+
+    def receive(self, sequence: Running) -> None:
+        """It has come, into the HBM that was reserved for it."""
+        self._count_load()
+        self._arrivals += 1
+        sequence.arrival, sequence.request.node = self._arrivals, self.name
+        self.incoming_bytes -= sequence.need_bytes
+        self.outstanding[sequence.request.request_id] = sequence
+        self._running += 1
+        self.engine.take(sequence)
+
+    @property
+    def queued_bytes(self) -> float:
+        """What the first of those that wait needs."""
+        return self._waiting[0][1].need_bytes if self._waiting else 0.0
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return self._running
 
     # ---- reports -----------------------------------------------------------------------------------------------
     def load(self) -> tuple[Load, list[str], list[str]]:
@@ -326,7 +420,7 @@ class Node:
         for tier in (self.hbm, self.dram, self.ssd):
             tier.validate()
         self.engine.validate()
-        in_use = sum(s.need_bytes for s in self.outstanding.values() if s.admitted)
+        in_use = self.incoming_bytes + sum(s.need_bytes for s in self.outstanding.values() if s.admitted)
         assert abs(in_use - self.hbm.in_use_bytes) < 1.0 + 1e-9 * in_use, (
             f"{self.name}: {self.hbm.in_use_bytes} bytes of HBM in use, not {in_use}"
         )

@@ -122,6 +122,7 @@ def simulate(run: Run, said: Sequence[Script]) -> Outcome:
     hints, outcomes = fleet.hints, dict(fleet.control.advisories.outcomes)
     found = figures(users.requests, fleet.loads[1:samples], run.warm_up_s, until_s) | {
         "hints": {"sent": hints} | outcomes,
+        "migrated": fleet.migrated,
         "moved_bytes": {way: round(sum(getattr(n, way).bytes for n in fleet.nodes.values())) for way in ("link", "disk", "bus", "blob")},
         "busy_share": round(sum(n.engine.busy_s for n in fleet.nodes.values()) / (run.nodes * max(events.now, 1e-9)), 4),
         "events": events.done,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
+from contracts.workflow import Hop
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,9 @@ class Request:
     priority: int = 0
     expected_tokens: int | None = None
     hinted: bool = False
+    #: The application run that it belongs to, and its place in the run's workflow (agents).
+    group: str = ""
+    hop: Hop | None = None
     node: str = ""
     cached_tokens: int = 0
     first_s: float = -1.0
@@ -33,12 +37,13 @@ class Request:
 
 
 class Steps:
-    """How many steps of decoding a node has made."""
+    """How many steps of decoding a node has made, from a number on that no answer is as long as: one that came from another node has
+    decoded here, as it were, since before the first."""
 
     __slots__ = ("made",)
 
     def __init__(self) -> None:
-        self.made = 0
+        self.made = 1 << 30
 
 
 @dataclass(slots=True, eq=False)

@@ -1,19 +1,23 @@
-"""A tier of one node: which sessions' KV it holds, whole prefixes, and who goes first when it is full.
+"""A tier of one node: which sessions' KV it holds, how many of its layers, and who goes first when it is full.
 
-Victims as in the store (`kvstore.core.eviction`), a session at a time: whose hint ended or was withdrawn, then the unadvised, then the
-advised, the least urgent first; within these the least recently used.
+Victims as in the store and the worker (`kvstore.core.eviction`, `worker.core.victims`), a session at a time: whose hint ended or was
+withdrawn, then the unadvised, then the advised, the least urgent first; within these the highest layers of all sessions, then the least
+recently used (SYMPHONY, section 3.4). Layers go in `bands`; with one band a session goes whole, which is layer priority switched off.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from contracts.ids import SessionKey
 
 DOUBTED, PLAIN = 0, 1
 #: The rank of an advised session is this less its priority.
 _ADVISED = 1 << 20
+#: Ranks above this are of advised sessions.
+HELD = _ADVISED >> 1
 
 
 def advised(priority: int) -> int:
@@ -21,60 +25,102 @@ def advised(priority: int) -> int:
     return _ADVISED - priority
 
 
-class Tier:
-    """See the module. `left` is told what was evicted. In bytes; `in_use_bytes` belong to running requests and are never evicted."""
+@dataclass(slots=True)
+class _Entry:
+    """bytes: of the session's whole prefix. level: bands of it that are here, the lowest ones."""
 
-    def __init__(self, capacity_bytes: float, left: Callable[[SessionKey], None] = lambda session: None) -> None:
-        self.capacity_bytes, self._left = capacity_bytes, left
+    bytes: float
+    rank: int
+    level: int
+
+
+class Tier:
+    """See the module. `left` is told what was evicted whole. In bytes; `in_use_bytes` belong to running requests and are never evicted.
+
+    hold_advised: running requests do not displace what a live hint brought (cooperative management switched off).
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: float,
+        left: Callable[[SessionKey], None] = lambda session: None,
+        bands: int = 1,
+        hold_advised: bool = False,
+    ) -> None:
+        self.capacity_bytes, self._left, self.bands, self.hold_advised = capacity_bytes, left, bands, hold_advised
         self.in_use_bytes = self.cached_bytes = 0.0
-        self._ranks: dict[int, OrderedDict[SessionKey, float]] = {}
+        self._entries: dict[SessionKey, _Entry] = {}
+        #: By rank: by level less one, the sessions of which so many bands are here, the least recently used first.
+        self._ranks: dict[int, list[OrderedDict[SessionKey, None]]] = {}
         self._rank_bytes: dict[int, float] = {}
-        self._rank_of: dict[SessionKey, int] = {}
 
     def bytes_of(self, session: SessionKey) -> float:
-        """What it holds of this session; 0: nothing."""
-        rank = self._rank_of.get(session)
-        return 0.0 if rank is None else self._ranks[rank][session]
+        """The size of what it holds of this session, were all its layers here; 0: nothing."""
+        entry = self._entries.get(session)
+        return 0.0 if entry is None else entry.bytes
+
+    def share_of(self, session: SessionKey) -> float:
+        """The share of the layers that are here."""
+        entry = self._entries.get(session)
+        return 0.0 if entry is None else entry.level / self.bands
+
+    def rank_of(self, session: SessionKey) -> int:
+        """How it stands; of one that is not here as if it were plain."""
+        entry = self._entries.get(session)
+        return PLAIN if entry is None else entry.rank
 
     def put(self, session: SessionKey, bytes_: float, rank: int = PLAIN) -> bool:
-        """Hold so much of a session. False: there is no room without evicting a better one; then all is as before but for the session."""
+        """Hold so much of a session, as many layers as better ones leave room for. False: there is none; the session is not held."""
         self.take(session)
-        if not self._make_room(bytes_, rank):
+        over = self.in_use_bytes + self.cached_bytes + bytes_ - self.capacity_bytes
+        if over > 0 and self.bands == 1 and sum(self._rank_bytes[r] for r in self._able(rank)) < over:
             return False
-        self._hold(session, bytes_, rank)
-        return True
+        self._hold(session, _Entry(bytes_, rank, self.bands))
+        self._make_room(0.0, rank)
+        return session in self._entries
 
-    def _hold(self, session: SessionKey, bytes_: float, rank: int) -> None:
-        self._ranks.setdefault(rank, OrderedDict())[session] = bytes_
-        self._rank_of[session] = rank
-        self._rank_bytes[rank] = self._rank_bytes.get(rank, 0.0) + bytes_
-        self.cached_bytes += bytes_
+    def _hold(self, session: SessionKey, entry: _Entry) -> None:
+        levels = self._ranks.get(entry.rank)
+        if levels is None:
+            levels = self._ranks[entry.rank] = [OrderedDict() for _ in range(self.bands)]
+            self._rank_bytes[entry.rank] = 0.0
+        levels[entry.level - 1][session] = None
+        self._entries[session] = entry
+        held = entry.bytes * entry.level / self.bands
+        self._rank_bytes[entry.rank] += held
+        self.cached_bytes += held
 
     def take(self, session: SessionKey) -> float:
         """Give up what is held of a session; returns how much that was."""
-        rank = self._rank_of.pop(session, None)
-        if rank is None:
+        entry = self._entries.pop(session, None)
+        if entry is None:
             return 0.0
-        bytes_ = self._ranks[rank].pop(session)
-        self._freed(rank, bytes_)
-        return bytes_
+        del self._ranks[entry.rank][entry.level - 1][session]
+        held = entry.bytes * entry.level / self.bands
+        self._freed(entry.rank, held)
+        return held
 
     def _freed(self, rank: int, bytes_: float) -> None:
         self.cached_bytes -= bytes_
         self._rank_bytes[rank] -= bytes_
-        if not self._ranks[rank]:
+        if not any(self._ranks[rank]):
             del self._ranks[rank], self._rank_bytes[rank]
+            if not self._ranks:
+                self.cached_bytes = 0.0
 
     def touch(self, session: SessionKey, rank: int) -> None:
         """It was used, or its rank changes."""
-        if session in self._rank_of:
-            self._hold(session, self.take(session), rank)
+        entry = self._entries.get(session)
+        if entry is not None:
+            self.take(session)
+            self._hold(session, _Entry(entry.bytes, rank, entry.level))
 
     def reserve(self, bytes_: float) -> bool:
-        """Room for a running request; whatever is cached gives way. False: others in use fill it."""
+        """Room for a running request; whatever is cached gives way. False: others in use fill it, or hold it (`hold_advised`)."""
         if self.in_use_bytes + bytes_ > self.capacity_bytes:
             return False
-        self._make_room(bytes_, None)
+        if not self._make_room(bytes_, None):
+            return False
         self.in_use_bytes += bytes_
         return True
 
@@ -84,28 +130,42 @@ class Tier:
         if abs(self.in_use_bytes) < 1.0:
             self.in_use_bytes = 0.0
 
+    def _able(self, rank: int | None) -> list[int]:
+        """Ranks that may be evicted for one of `rank`, the worst first: none that is better; plain sessions may evict anyone. None: for a
+        running request."""
+        if rank is None:
+            return [r for r in sorted(self._ranks) if not self.hold_advised or r < HELD]
+        return [r for r in sorted(self._ranks) if rank == PLAIN or r <= rank]
+
     def _make_room(self, bytes_: float, rank: int | None) -> bool:
-        """Evict until so much is free, nobody of a better rank than `rank`; plain sessions and None may evict anyone."""
+        """Evict until so much is free. False, and nothing is changed: that is impossible."""
         over = self.in_use_bytes + self.cached_bytes + bytes_ - self.capacity_bytes
         if over <= 0:
             return True
-        if self.in_use_bytes + bytes_ > self.capacity_bytes:
-            return False
-        able = [r for r in sorted(self._ranks) if rank is None or rank == PLAIN or r <= rank]
-        if sum(self._rank_bytes[r] for r in able) < over:
+        able = self._able(rank)
+        if sum(self._rank_bytes[r] for r in able) < over - 1.0:
             return False
         for r in able:
-            held = self._ranks[r]
-            while held and over > 0:
-                session, freed = held.popitem(last=False)
-                del self._rank_of[session]
-                over -= freed
-                self._freed(r, freed)
-                self._left(session)
+            for level in range(self.bands, 0, -1):
+                while over > 0 and r in self._ranks and self._ranks[r][level - 1]:
+                    over -= self._peel(r, level)
         return True
+
+    def _peel(self, rank: int, level: int) -> float:
+        """The highest layers here of the least recently used session go; returns how much that frees."""
+        session = next(iter(self._ranks[rank][level - 1]))
+        entry = self._entries[session]
+        self.take(session)
+        if level > 1:
+            self._hold(session, _Entry(entry.bytes, rank, level - 1))
+        else:
+            self._left(session)
+        return entry.bytes / self.bands
 
     def validate(self) -> None:
         """Raise AssertionError when it holds more than it can, or its tables disagree."""
         assert self.in_use_bytes + self.cached_bytes <= self.capacity_bytes * (1 + 1e-9) + 1.0, "a tier holds more than it can"
-        held = {session: bytes_ for sessions in self._ranks.values() for session, bytes_ in sessions.items()}
-        assert held.keys() == self._rank_of.keys() and abs(sum(held.values()) - self.cached_bytes) < 1.0 + 1e-9 * self.cached_bytes
+        listed = {s: (r, n + 1) for r, levels in self._ranks.items() for n, level in enumerate(levels) for s in level}
+        assert listed == {s: (e.rank, e.level) for s, e in self._entries.items()}
+        held = sum(e.bytes * e.level / self.bands for e in self._entries.values())
+        assert abs(held - self.cached_bytes) < 1.0 + 1e-9 * self.cached_bytes

@@ -27,12 +27,14 @@ _SPURIOUS_WITHIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """new_tokens: what is typed or pasted, on top of the history. arrival_s: in the trace, from its start."""
+    """new_tokens: what is typed or pasted, on top of the history. arrival_s: in the trace, from its start. reading_s: of its answer, until
+    typing begins again, for people at a time; None: by the answer's length."""
 
     new_tokens: int
     answer_tokens: int
     typing_s: float
     arrival_s: float = 0.0
+    reading_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class Users:
             self._plan(talk, starts_s, starts_s + talk.script.turns[0].typing_s, partial(self._after_reading, queue))
 
     def _after_reading(self, queue: list[Script], talk: _Talk, end_s: float) -> None:
-        reading_s = talk.script.turns[talk.next - 1].answer_tokens / TOKENS_PER_WORD / READ_WORDS_PER_S
+        turn = talk.script.turns[talk.next - 1]
+        reading_s = turn.answer_tokens / TOKENS_PER_WORD / READ_WORDS_PER_S if turn.reading_s is None else turn.reading_s
         if talk.next == len(talk.script.turns):
             self._next_talk(queue, reading_s)
             return

@@ -166,7 +166,7 @@ def test_a_long_prompt_is_computed_in_pieces_and_a_more_urgent_one_first() -> No
 def fleet(events: Events, count: int = 2, **changes: float) -> list[Node]:
     peers: dict[str, Node] = {}
     for n in range(count):
-        peers[f"node-{n}"] = Node(f"node-{n}", replace(KIND, **changes), events, peers, cache=True, ended=lambda r: None)
+        peers[f"node-{n}"] = Node(f"node-{n}", replace(KIND, **changes), events, peers, ended=lambda r: None)
     return list(peers.values())
 
 

@@ -1,0 +1,107 @@
+"""InferCept (Abhyankar et al., ICML '24) as SYMPHONY uses it: a session's KV goes to the host memory of its node, and the session with it.
+
+SYMPHONY, section 4: InferCept "offloads KV caches to the host's main memory"; "the first request in each session is routed to the node with
+the fewest active requests, while subsequent requests in that session are sent to the same node"; and 4.2: it "only supports storing KV cache
+into host memory and discards if the KV cache sizes grow higher than host memory".
+
+From InferCept's own paper: a paused request's KV is preserved in HBM, discarded or swapped, whichever wastes the least memory over time
+(`min_waste`). A pause lasts as long as those that ended so far did on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contracts.ids import SessionKey
+from loadtest.simulate.systems.contract import Active, Migration, Paused, View
+from loadtest.simulate.systems.llumnix import Llumnix
+
+PRESERVE, SWAP, DISCARD = frozenset(("hbm", "dram")), frozenset(("dram",)), frozenset[str]()
+#: A pause is expected to last so long until some have ended, and by so much the mean moves with each.
+_FIRST_PAUSE_S, _WEIGHT = 30.0, 0.05
+
+
+def min_waste(paused: Paused, pause_s: float) -> frozenset[str]:
+    """Where its KV stays: the least of the three wastes, in byte-seconds of HBM.
+
+    Preserving wastes its memory for the pause. Discarding wastes, while it is computed again, its own memory and that of the batch that
+    waits. Swapping wastes the batch's memory while it moves out and in.
+    """
+    own, batch = paused.tokens * paused.token_bytes, paused.batch_tokens * paused.token_bytes
+    wastes = {
+        SWAP: 2 * paused.swap_s * batch,
+        PRESERVE: pause_s * own,
+        DISCARD: paused.fwd_s * (own + batch),
+    }
+    return min(wastes, key=lambda kept: wastes[kept])
+
+
+class InferCept:
+    """See the module. Sessions stick to their nodes."""
+
+    migrates_every_s = 0.0
+
+    def __init__(self) -> None:
+        self._home: dict[SessionKey, str] = {}
+        self._paused_s: dict[SessionKey, float] = {}
+        self.pause_s = _FIRST_PAUSE_S
+
+    def place(self, session: SessionKey, group: str, now: float, views: Sequence[View]) -> str:
+        """Its node; of a first turn, the one with the fewest requests."""
+        since_s = self._paused_s.pop(session, None)
+        if since_s is not None:
+            self.pause_s += _WEIGHT * (now - since_s - self.pause_s)
+        if session not in self._home:
+            self._home[session] = min(views, key=lambda v: v.requests).name
+        return self._home[session]
+
+    def sources(self, session: SessionKey) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def ended(self, paused: Paused, node: str, now: float) -> frozenset[str]:
+        """By the least waste; the session's node is where its KV is."""
+        self._home[paused.session] = node
+        self._paused_s[paused.session] = now
+        return min_waste(paused, self.pause_s)
+
+    def migrations(self, views: Sequence[View], active: dict[str, Sequence[Active]]) -> list[Migration]:
+        """None."""
+        return []
+
+
+class MigratingInferCept(InferCept):
+    """SYMPHONY's figure 6: a turn goes to the node with the fewest requests, and its KV is brought there when it has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cached_at: dict[SessionKey, str] = {}
+
+    def place(self, session: SessionKey, group: str, now: float, views: Sequence[View]) -> str:
+        """The node with the fewest requests."""
+        super().place(session, group, now, views)
+        return min(views, key=lambda v: v.requests).name
+
+    def sources(self, session: SessionKey) -> tuple[str, ...]:
+        """Where its last turn ended."""
+        return (self._cached_at[session],) if session in self._cached_at else ()
+
+    def ended(self, paused: Paused, node: str, now: float) -> frozenset[str]:
+        """As above."""
+        self._cached_at[paused.session] = node
+        return super().ended(paused, node, now)
+
+
+class LlumnixInferCept(InferCept):
+    """Both, as SYMPHONY puts them together: "we integrate Llumnix with Infercept, enabling Llumnix to avoid recomputation". Turns go to
+    their session's node, and Llumnix moves them from there while they decode; the session's KV, and so its node, move with them."""
+
+    migrates_every_s = Llumnix.migrates_every_s
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._llumnix = Llumnix()
+
+    def migrations(self, views: Sequence[View], active: dict[str, Sequence[Active]]) -> list[Migration]:
+        """Llumnix's."""
+        return self._llumnix.migrations(views, active)
