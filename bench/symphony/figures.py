@@ -1,0 +1,318 @@
+"""What each figure of SYMPHONY asks, simulated at the paper's scale: eight A100s, Llama-3.1-8B and Llama-2-13B. Returns plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bench.symphony import agents, loads
+from contracts.ids import DEFAULT_TENANT
+from loadtest.simulate.costs import NodeKind
+from loadtest.simulate.fleet import VARIANTS, Variant
+from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, Mechanisms
+from loadtest.simulate.presets import A100, LLAMA_2_7B, PRESETS, a100
+from loadtest.simulate.scenario import Outcome, Run, simulate
+from loadtest.simulate.users import Habits, Script
+
+NODES = 8
+KIND_8B, KIND_13B = PRESETS["a100-llama-3.1-8b"], PRESETS["a100-llama-2-13b"]
+#: Longest conversations: what a device can hold of the 13B model beside others, and the paper's context of the 8B model.
+MOST_8B, MOST_13B = 100_000, 24_000
+SYSTEMS = ("recompute", "infercept", "llumnix", "llumnix-infercept", "balanced")
+USERS = (64, 256, 512, 1024, 1536, 2048)
+Load = Callable[..., list[Script]]
+
+
+@dataclass
+class Bench:
+    """Settings of all runs, and what they found. say: told of each run that has ended."""
+
+    quick: bool
+    seed: int
+    say: Callable[[str], None]
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """(virtual seconds, of which are not counted)."""
+        return (100.0, 50.0) if self.quick else (240.0, 90.0)
+
+    def users(self, every: Sequence[int] = USERS) -> tuple[int, ...]:
+        """The loads of a curve."""
+        return tuple(every[1:3]) if self.quick else tuple(every)
+
+    def run(self, kind: NodeKind, users: int, variant: Variant, load: Load = loads.sharegpt_like, *, urgent: float = 0.0, **more: Any) -> Outcome:
+        """One run."""
+        seconds, warm_up_s = self.seconds
+        most = MOST_13B if kind.model == KIND_13B.model else MOST_8B
+        options = {"urgent": urgent} if urgent else {}
+        said = load(users, seconds, most, self.seed, **options)
+        found = simulate(Run(kind, more.pop("nodes", NODES), variant, users, seconds, self.seed, warm_up_s, **more), said)
+        f = found.figures
+        self.say(f"{kind.model}, {users} users, {variant.name}: {1000 * f['normalised_s']['mean']:.1f} ms a token, {f['real_s']:.0f} s")
+        return found
+
+    def curve(self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int], load: Load = loads.sharegpt_like) -> list[dict[str, Any]]:
+        """A row a system and load."""
+        return [row(n, v, self.run(kind, n, v, load)) for n in users for v in variants]
+
+
+def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
+    """What the figures show of a run."""
+    f = found.figures
+    return {
+        "users": users,
+        "system": variant.name,
+        "tpot_s": f["tpot_s"].get("mean"),
+        "ttft_s": f["ttft_s"].get("mean"),
+        "ttft_p99_s": f["ttft_s"].get("p99"),
+        "normalised_s": f["normalised_s"].get("mean"),
+        "end_to_end_s": f["end_to_end_s"].get("mean"),
+        "requests_per_s": f["requests_per_s"],
+        "output_tokens_per_s": f["output_tokens_per_s"],
+        "requests": f["requests"],
+        "unfinished": f["unfinished"],
+        "cached_share_returning": f["cached_share_returning"],
+        "peak_to_median": f["peak_to_median"].get("whole_run"),
+        "migrated": f["migrated"],
+        "hints": f["hints"]["sent"],
+        "moved_bytes": f["moved_bytes"],
+    }
+
+
+# ---- the motivating figures ---------------------------------------------------------------------------------------
+def figure_1(bench: Bench) -> dict[str, Any]:
+    """Requests on the most and the least loaded GPU over time, sticky sessions and ours."""
+    users = 256 if bench.quick else 1024
+    found = {}
+    for name in ("infercept", "balanced"):
+        table = np.asarray(bench.run(KIND_13B, users, VARIANTS[name]).fleet.loads)
+        found[name] = {"most": table.max(axis=1).round(3).tolist(), "least": table.min(axis=1).round(3).tolist(), "mean": table.mean(axis=1).round(3).tolist()}
+    return {"users": users, "model": KIND_13B.model, "every_s": 10.0, "systems": found}
+
+
+def figure_2(bench: Bench) -> dict[str, Any]:
+    """TPOT of one A100 with so many requests at a time, none kept waiting by a person."""
+    rows = []
+    for together in (1, 2, 4, 8, 16, 32, 64):
+
+        def at_once(users: int, seconds: float, most: int, seed: int) -> list[Script]:
+            said = loads.sharegpt_like(users, seconds * 12, most, seed)
+            return [replace(s, turns=tuple(replace(t, typing_s=0.001, reading_s=0.0) for t in s.turns)) for s in said if s.turns[0].typing_s < 1e8]
+
+        found = bench.run(KIND_8B, together, VARIANTS["recompute"], at_once, nodes=1)
+        step_s, _ = KIND_8B.costs.decode(together, together * 2200.0)
+        rows.append({"requests_at_a_time": together, "tpot_s": found.figures["tpot_s"]["mean"], "decode_step_s": step_s})
+    return {"model": KIND_8B.model, "context_tokens": 2200, "rows": rows}
+
+
+def figure_4(bench: Bench) -> dict[str, Any]:
+    """Time to first token of a returning turn by the length of its history: computed again, swapped in before or while it computes."""
+    kind, new = a100(LLAMA_2_7B, 32_768), 113
+    rows = []
+    for history in (512, 1024, 2048, 4096, 8192, 16_384):
+        rest_s = kind.costs.prefill_s(new, history)
+        load_s = history * kind.shape.token_bytes / kind.dram_bytes_per_s
+        each_s = load_s / kind.shape.layers
+        rows.append(
+            {
+                "history_tokens": history,
+                "recompute_s": kind.costs.prefill_s(history + new, 0),
+                "swap_s": load_s + rest_s,
+                "layerwise_s": max(each_s + rest_s, load_s + rest_s / kind.shape.layers),
+                "already_there_s": rest_s,
+            }
+        )
+    return {"model": LLAMA_2_7B.name, "new_tokens": new, "device": A100.name, "rows": rows}
+
+
+def figure_5(bench: Bench) -> dict[str, Any]:
+    """The share of a turn's prompt that had been computed before, by turn."""
+    import random
+
+    sums: dict[int, list[float]] = {}
+    turns = [0, 0]
+    lengths = []
+    for n in range(1000 if bench.quick else 20_000):
+        rng = random.Random(f"{bench.seed} {n}")
+        said = loads.conversation(rng, loads.chat_turn, MOST_8B, loads.turn_count(rng))
+        turns[0] += len(said) > 1
+        turns[1] += 1
+        history = 0
+        for number, turn in enumerate(said, 1):
+            if number <= 20:
+                both = sums.setdefault(number, [0.0, 0.0])
+                both[0] += history
+                both[1] += history + turn.new_tokens
+            history += turn.new_tokens + turn.answer_tokens
+        lengths.append((len(said), history))
+    return {
+        "conversations": turns[1],
+        "multi_turn_share": turns[0] / turns[1],
+        "mean_turns": float(np.mean([n for n, _ in lengths])),
+        "mean_session_tokens": float(np.mean([t for _, t in lengths])),
+        "longest_turns": max(n for n, _ in lengths),
+        "share_of_recomputed_tokens_all": sum(a for a, _ in sums.values()) / sum(b for _, b in sums.values()),
+        "rows": [{"turn": n, "wasted_share": a / b} for n, (a, b) in sorted(sums.items())],
+    }
+
+
+def figure_6(bench: Bench) -> dict[str, Any]:
+    """Recompute, swap, and swap with the KV migrated when a request comes, on eight GPUs."""
+    variants = [VARIANTS[n] for n in ("recompute", "infercept", "infercept-migration", "balanced")]
+    users = bench.users((256, 512, 1024, 1536))
+    return {"8b": bench.curve(KIND_8B, variants, users), "13b": bench.curve(KIND_13B, variants, users)}
+
+
+# ---- the evaluation -----------------------------------------------------------------------------------------------
+def figure_11(bench: Bench) -> dict[str, Any]:
+    """TPOT, TTFT and requests/s against users, Llama-3.1-8B."""
+    return against_users(bench, KIND_8B)
+
+
+def figure_12(bench: Bench) -> dict[str, Any]:
+    """The same, Llama-2-13B."""
+    return against_users(bench, KIND_13B)
+
+
+def against_users(bench: Bench, kind: NodeKind) -> dict[str, Any]:
+    """All systems at rising load, and where they cross."""
+    rows = bench.curve(kind, [VARIANTS[n] for n in SYSTEMS], bench.users())
+    return {"model": kind.model, "rows": rows, "crossings": crossings(rows), "users_at_equal_tpot": at_equal(rows)}
+
+
+def figure_13(bench: Bench) -> dict[str, Any]:
+    """The same systems on bursts."""
+    rows = bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536, 2048)), loads.burstgpt_like)
+    return {"model": KIND_8B.model, "rows": rows, "crossings": crossings(rows)}
+
+
+def figure_14(bench: Bench) -> dict[str, Any]:
+    """KV in remote storage behind a slow link: LMCache's way, and ours with and without its codec."""
+    codec = VARIANTS["lmcache"].has
+    remote = frozenset((HBM, DRAM, BLOB))
+    coded = Mechanisms(remote, codec=codec.codec, decode_bytes_per_s=codec.decode_bytes_per_s)
+    variants = [
+        VARIANTS["lmcache"],
+        replace(VARIANTS["balanced"], name="balanced, remote tier", has=Mechanisms(remote)),
+        replace(VARIANTS["balanced"], name="balanced, remote tier, codec", has=coded),
+        replace(VARIANTS["balanced"], name="balanced, all tiers"),
+    ]
+    kind = replace(KIND_13B, blob_bytes_per_s=1.25e9)
+    return {"model": kind.model, "remote_bytes_per_s": kind.blob_bytes_per_s, "codec": codec.codec, "rows": bench.curve(kind, variants, bench.users((256, 512, 1024, 1536)))}
+
+
+def figure_15(bench: Bench) -> dict[str, Any]:
+    """Requests on each GPU with 256 users."""
+    found = {}
+    for model, kind in (("8b", KIND_8B), ("13b", KIND_13B)):
+        for name in ("recompute", "infercept", "llumnix-infercept", "balanced"):
+            outcome = bench.run(kind, 256, VARIANTS[name])
+            table = np.asarray(outcome.fleet.loads)
+            found[f"{model} {name}"] = {
+                "peak_to_median": outcome.figures["peak_to_median"],
+                "each_gpu_mean": table.mean(axis=0).round(3).tolist(),
+                "each_gpu_peak": table.max(axis=0).round(3).tolist(),
+            }
+    return {"users": 256, "systems": found}
+
+
+def figure_16(bench: Bench) -> dict[str, Any]:
+    """A team of agents writes 4, 8 and 12 files."""
+    rows = []
+    for files in (4,) if bench.quick else (4, 8, 12):
+        for name in ("recompute", "parrot", "infercept", "balanced-no-hints", "balanced"):
+            found = agents.serve(KIND_8B, NODES, VARIANTS[name], files, teams=4 if bench.quick else 24, projects=2, seed=bench.seed)
+            bench.say(f"{files} files, {name}: {found['project_mean_s']:.1f} s a project")
+            rows.append({"files": files, "system": name} | found)
+    return {"model": KIND_8B.model, "rows": rows}
+
+
+def figure_17(bench: Bench) -> dict[str, Any]:
+    """Each mechanism switched off."""
+    variants = [VARIANTS[n] for n in ("balanced", "no-cooperative", "no-layer-priority", "no-layerwise", "balanced-no-hints")]
+    variants.append(replace(VARIANTS["sticky"], name="no balancing"))
+    return {"model": KIND_13B.model, "rows": bench.curve(KIND_13B, variants, bench.users((256, 512, 768, 1024, 1280)))}
+
+
+def figure_18(bench: Bench) -> dict[str, Any]:
+    """Prompts of 1,024 tokens, answers of one."""
+    return {"model": KIND_8B.model, "rows": bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536, 2048)), loads.prefill_heavy)}
+
+
+def figure_19(bench: Bench) -> dict[str, Any]:
+    """A share of the requests comes without a hint."""
+    users = 256 if bench.quick else 768
+    rows = []
+    for missed in (0.0, 1.0) if bench.quick else (0.0, 0.1, 0.25, 0.5, 0.75, 1.0):
+        found = bench.run(KIND_13B, users, VARIANTS["balanced"], habits={DEFAULT_TENANT: Habits(missed=missed)})
+        rows.append({"missed": missed} | row(users, VARIANTS["balanced"], found))
+    others = [row(users, VARIANTS[n], bench.run(KIND_13B, users, VARIANTS[n])) for n in ("infercept", "sticky")]
+    return {"model": KIND_13B.model, "users": users, "rows": rows, "stateful": others}
+
+
+def figure_20(bench: Bench) -> dict[str, Any]:
+    """Hints for nothing."""
+    users = 256 if bench.quick else 1024
+    rows = []
+    for spurious in (0.0, 0.6) if bench.quick else (0.0, 0.2, 0.4, 0.6, 0.9):
+        found = bench.run(KIND_13B, users, VARIANTS["balanced"], habits={DEFAULT_TENANT: Habits(spurious=spurious)})
+        rows.append({"spurious": spurious} | row(users, VARIANTS["balanced"], found))
+    return {"model": KIND_13B.model, "users": users, "rows": rows}
+
+
+def figure_21(bench: Bench) -> dict[str, Any]:
+    """A share of the sessions has priority: ours, and vLLM's priority scheduling."""
+    users = 256 if bench.quick else 1024
+    rows = []
+    for share in (0.3,) if bench.quick else (0.1, 0.3, 0.5):
+        for name in ("recompute", "balanced"):
+            f = bench.run(KIND_13B, users, VARIANTS[name], urgent=share).figures
+            for priority, who in (("-1", "prioritised"), ("0", "regular")):
+                its = f["by_priority"][priority]
+                rows.append({"share": share, "system": name, "who": who} | {k: its[k]["mean"] for k in ("tpot_s", "ttft_s", "normalised_s")})
+    return {"model": KIND_13B.model, "users": users, "rows": rows}
+
+
+# ---- what curves say ----------------------------------------------------------------------------------------------
+def crossings(rows: Sequence[dict[str, Any]], what: str = "normalised_s") -> list[dict[str, Any]]:
+    """Where one system's curve passes another's: pairs with the loads between which their order turns."""
+    users = sorted({r["users"] for r in rows})
+    at = {(r["system"], r["users"]): r[what] for r in rows}
+    names = list(dict.fromkeys(r["system"] for r in rows))
+    found = []
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            for low, high in zip(users, users[1:], strict=False):
+                before, after = at[a, low] / at[b, low] - 1, at[a, high] / at[b, high] - 1
+                if before * after < 0 and max(abs(before), abs(after)) > 0.05:
+                    faster = a if after < 0 else b
+                    found.append({"between_users": [low, high], "faster_after": faster, "faster_before": b if faster == a else a})
+    return found
+
+
+def at_equal(rows: Sequence[dict[str, Any]], what: str = "tpot_s") -> list[dict[str, Any]]:
+    """For each other system and load: how many users ours serves at the same value, between the loads that were run."""
+    ours = sorted((r["users"], r[what]) for r in rows if r["system"] == "balanced")
+    found = []
+    for r in rows:
+        if r["system"] == "balanced":
+            continue
+        reached = [(u, v) for u, v in ours if v <= r[what]]
+        if not reached:
+            continue
+        users: float = reached[-1][0]
+        beyond = next(((u, v) for u, v in ours if u > users), None)
+        if beyond is not None:
+            low = reached[-1][1]
+            users += (r[what] - low) / (beyond[1] - low) * (beyond[0] - users)
+        found.append({"system": r["system"], "users": r["users"], what: r[what], "ours": round(users), "at_least": beyond is None})
+    return found
+
+
+FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "11": figure_11, "12": figure_12, "15": figure_15, "1": figure_1, "17": figure_17, "18": figure_18, "13": figure_13, "19": figure_19,
+    "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2, "4": figure_4, "5": figure_5,
+}  # fmt: skip

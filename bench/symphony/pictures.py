@@ -1,0 +1,2 @@
+def draw(name, found, path):
+    pass
