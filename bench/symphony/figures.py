@@ -43,7 +43,9 @@ class Bench:
         """The loads of a curve."""
         return tuple(every[1:3]) if self.quick else tuple(every)
 
-    def run(self, kind: NodeKind, users: int, variant: Variant, load: Load = loads.sharegpt_like, *, urgent: float = 0.0, **more: Any) -> Outcome:
+    def run(
+        self, kind: NodeKind, users: int, variant: Variant, load: Load = loads.sharegpt_like, *, urgent: float = 0.0, **more: Any
+    ) -> Outcome:
         """One run."""
         seconds, warm_up_s = self.seconds
         most = MOST_13B if kind.model == KIND_13B.model else MOST_8B
@@ -54,7 +56,9 @@ class Bench:
         self.say(f"{kind.model}, {users} users, {variant.name}: {1000 * f['normalised_s']['mean']:.1f} ms a token, {f['real_s']:.0f} s")
         return found
 
-    def curve(self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int], load: Load = loads.sharegpt_like) -> list[dict[str, Any]]:
+    def curve(
+        self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int], load: Load = loads.sharegpt_like
+    ) -> list[dict[str, Any]]:
         """A row a system and load."""
         return [row(n, v, self.run(kind, n, v, load)) for n in users for v in variants]
 
@@ -89,7 +93,11 @@ def figure_1(bench: Bench) -> dict[str, Any]:
     found = {}
     for name in ("infercept", "balanced"):
         table = np.asarray(bench.run(KIND_13B, users, VARIANTS[name]).fleet.loads)
-        found[name] = {"most": table.max(axis=1).round(3).tolist(), "least": table.min(axis=1).round(3).tolist(), "mean": table.mean(axis=1).round(3).tolist()}
+        found[name] = {
+            "most": table.max(axis=1).round(3).tolist(),
+            "least": table.min(axis=1).round(3).tolist(),
+            "mean": table.mean(axis=1).round(3).tolist(),
+        }
     return {"users": users, "model": KIND_13B.model, "every_s": 10.0, "systems": found}
 
 
@@ -100,7 +108,11 @@ def figure_2(bench: Bench) -> dict[str, Any]:
 
         def at_once(users: int, seconds: float, most: int, seed: int) -> list[Script]:
             said = loads.sharegpt_like(users, seconds * 12, most, seed)
-            return [replace(s, turns=tuple(replace(t, typing_s=0.001, reading_s=0.0) for t in s.turns)) for s in said if s.turns[0].typing_s < 1e8]
+            return [
+                replace(s, turns=tuple(replace(t, typing_s=0.001, reading_s=0.0) for t in s.turns))
+                for s in said
+                if s.turns[0].typing_s < 1e8
+            ]
 
         found = bench.run(KIND_8B, together, VARIANTS["recompute"], at_once, nodes=1)
         step_s, _ = KIND_8B.costs.decode(together, together * 2200.0)
@@ -201,7 +213,12 @@ def figure_14(bench: Bench) -> dict[str, Any]:
         replace(VARIANTS["balanced"], name="balanced, all tiers"),
     ]
     kind = replace(KIND_13B, blob_bytes_per_s=1.25e9)
-    return {"model": kind.model, "remote_bytes_per_s": kind.blob_bytes_per_s, "codec": codec.codec, "rows": bench.curve(kind, variants, bench.users((256, 512, 1024, 1536)))}
+    return {
+        "model": kind.model,
+        "remote_bytes_per_s": kind.blob_bytes_per_s,
+        "codec": codec.codec,
+        "rows": bench.curve(kind, variants, bench.users((256, 512, 1024, 1536))),
+    }
 
 
 def figure_15(bench: Bench) -> dict[str, Any]:
@@ -239,7 +256,10 @@ def figure_17(bench: Bench) -> dict[str, Any]:
 
 def figure_18(bench: Bench) -> dict[str, Any]:
     """Prompts of 1,024 tokens, answers of one."""
-    return {"model": KIND_8B.model, "rows": bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536, 2048)), loads.prefill_heavy)}
+    return {
+        "model": KIND_8B.model,
+        "rows": bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536, 2048)), loads.prefill_heavy),
+    }
 
 
 def figure_19(bench: Bench) -> dict[str, Any]:
@@ -272,7 +292,9 @@ def figure_21(bench: Bench) -> dict[str, Any]:
             f = bench.run(KIND_13B, users, VARIANTS[name], urgent=share).figures
             for priority, who in (("-1", "prioritised"), ("0", "regular")):
                 its = f["by_priority"][priority]
-                rows.append({"share": share, "system": name, "who": who} | {k: its[k]["mean"] for k in ("tpot_s", "ttft_s", "normalised_s")})
+                rows.append(
+                    {"share": share, "system": name, "who": who} | {k: its[k]["mean"] for k in ("tpot_s", "ttft_s", "normalised_s")}
+                )
     return {"model": KIND_13B.model, "users": users, "rows": rows}
 
 
