@@ -1,7 +1,7 @@
 """A MetaGPT-like team in virtual time (figure 16): `bench.agents.team` draws its projects, the simulated fleet serves them.
 
-So many teams work at a time, each on one project after the other. Requests say their workflow, agent and run; with hints the scheduler's own
-call graph (`scheduler.core.callgraph_table`), which has learned from projects that are not counted, advises the next hops.
+So many teams work at a time, each on one project after the other. Requests say their workflow, agent and run; with hints the scheduler's
+own call graph (`scheduler.core.callgraph_table`), which has learned from projects that are not counted, advises the next hops.
 """
 
 from __future__ import annotations

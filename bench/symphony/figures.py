@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -142,8 +144,6 @@ def figure_4(bench: Bench) -> dict[str, Any]:
 
 def figure_5(bench: Bench) -> dict[str, Any]:
     """The share of a turn's prompt that had been computed before, by turn."""
-    import random
-
     sums: dict[int, list[float]] = {}
     turns = [0, 0]
     lengths = []
@@ -307,7 +307,7 @@ def crossings(rows: Sequence[dict[str, Any]], what: str = "normalised_s") -> lis
     found = []
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
-            for low, high in zip(users, users[1:], strict=False):
+            for low, high in pairwise(users):
                 before, after = at[a, low] / at[b, low] - 1, at[a, high] / at[b, high] - 1
                 if before * after < 0 and max(abs(before), abs(after)) > 0.05:
                     faster = a if after < 0 else b

@@ -1,4 +1,4 @@
-"""The figures as pictures: plain axes, one colour, marker and line a system throughout, chosen to be told apart by the colour-blind and in grey
+"""The figures as pictures: plain axes, one colour, marker and line a system throughout, to be told apart by the colour-blind and in grey
 (Okabe and Ito's palette)."""
 
 from __future__ import annotations
@@ -246,6 +246,7 @@ def figure_21(found: dict[str, Any]) -> Figure:
 
 
 DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
-    "1": figure_1, "2": figure_2, "4": figure_4, "5": figure_5, "6": figure_6, "11": against_users, "12": against_users, "13": against_users,
+    "1": figure_1, "2": figure_2, "4": figure_4, "5": figure_5, "6": figure_6, "11": against_users, "12": against_users,
+    "13": against_users,
     "14": _two, "15": figure_15, "16": figure_16, "17": _two, "18": _two, "19": figure_19, "20": figure_20, "21": figure_21,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import ALL, BLOB, DRAM, HBM, NONE, PEER, Mechanisms
 from loadtest.simulate.node import Node
-from loadtest.simulate.sequences import Request
+from loadtest.simulate.sequences import Request, Running
 from loadtest.simulate.systems.conductor import Conductor
 from loadtest.simulate.systems.contract import System
 from loadtest.simulate.systems.infercept import InferCept, LlumnixInferCept, MigratingInferCept
@@ -85,9 +85,10 @@ class Fleet:
         self.hints = 0
         model = Model(kind.model, kind.shape, kind.max_tokens, 0)
         rates = Rates(kind.link_bytes_per_s, kind.ssd_bytes_per_s, kind.blob_bytes_per_s)
+        self._conducted: Conductor | None = None
+        keep = None if variant.system is None else self._keep
         for number in range(nodes):
             name = f"node-{number}"
-            keep = None if variant.system is None else lambda node, sequence: self._conducted.keep(node, sequence)
             self.nodes[name] = Node(name, kind, events, self.nodes, ended=self._ended, has=variant.has, keep=keep)
             if variant.system is not None:
                 continue
@@ -103,11 +104,15 @@ class Fleet:
     @property
     def migrated(self) -> int:
         """Requests that another system moved while they ran."""
-        return 0 if self.variant.system is None else self._conducted.migrated
+        return 0 if self._conducted is None else self._conducted.migrated
+
+    def _keep(self, node: Node, sequence: Running) -> frozenset[str]:
+        assert self._conducted is not None
+        return self._conducted.keep(node, sequence)
 
     def ask(self, request: Request) -> None:
         """A turn is here."""
-        if self.variant.system is not None:
+        if self._conducted is not None:
             request.node, sources = self._conducted.place(request)
             self.nodes[request.node].submit(request, sources)
             return

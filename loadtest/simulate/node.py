@@ -121,8 +121,8 @@ class Node:
         """Decide how much of its cache is used, and send for what is not in DRAM or HBM."""
         session = sequence.request.session
         if BLOB not in self.has.tiers:
-            near = [self._peers[name].tokens_here(session) for name in sources] if PEER in self.has.tiers else []
-            wanted = min(wanted, max(self.tokens_in(self.hbm, session), self.tokens_here(session), *near))
+            there = [self._peers[name].tokens_here(session) for name in sources] if PEER in self.has.tiers else []
+            wanted = min(wanted, max(self.tokens_in(self.hbm, session), self.tokens_here(session), *there))
         for tier in (self.hbm, self.dram, self.ssd):
             # What a hint brought stands as it stood until its request has room (worker.core.standings).
             tier.touch(session, self._hints[session][0] if tier is self.hbm and session in self._hints else PLAIN)

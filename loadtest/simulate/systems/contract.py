@@ -5,7 +5,7 @@ A system sees its nodes as they are now, without the delay that reports have in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,6 @@ class System(Protocol):
         """A turn has ended there: the tiers of that node that keep its KV."""
         ...
 
-    def migrations(self, views: Sequence[View], active: dict[str, Sequence[Active]]) -> list[Migration]:
+    def migrations(self, views: Sequence[View], active: Mapping[str, Sequence[Active]]) -> list[Migration]:
         """What to move now. active: of each node, the requests that decode there and are not being moved."""
         ...

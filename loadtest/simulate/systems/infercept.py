@@ -1,8 +1,8 @@
 """InferCept (Abhyankar et al., ICML '24) as SYMPHONY uses it: a session's KV goes to the host memory of its node, and the session with it.
 
 SYMPHONY, section 4: InferCept "offloads KV caches to the host's main memory"; "the first request in each session is routed to the node with
-the fewest active requests, while subsequent requests in that session are sent to the same node"; and 4.2: it "only supports storing KV cache
-into host memory and discards if the KV cache sizes grow higher than host memory".
+the fewest active requests, while subsequent requests in that session are sent to the same node"; and 4.2: it "only supports storing KV
+cache into host memory and discards if the KV cache sizes grow higher than host memory".
 
 From InferCept's own paper: a paused request's KV is preserved in HBM, discarded or swapped, whichever wastes the least memory over time
 (`min_waste`). A pause lasts as long as those that ended so far did on average.
@@ -10,7 +10,7 @@ From InferCept's own paper: a paused request's KV is preserved in HBM, discarded
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from contracts.ids import SessionKey
 from loadtest.simulate.systems.contract import Active, Migration, Paused, View
@@ -65,7 +65,7 @@ class InferCept:
         self._paused_s[paused.session] = now
         return min_waste(paused, self.pause_s)
 
-    def migrations(self, views: Sequence[View], active: dict[str, Sequence[Active]]) -> list[Migration]:
+    def migrations(self, views: Sequence[View], active: Mapping[str, Sequence[Active]]) -> list[Migration]:
         """None."""
         return []
 
@@ -102,6 +102,6 @@ class LlumnixInferCept(InferCept):
         super().__init__()
         self._llumnix = Llumnix()
 
-    def migrations(self, views: Sequence[View], active: dict[str, Sequence[Active]]) -> list[Migration]:
+    def migrations(self, views: Sequence[View], active: Mapping[str, Sequence[Active]]) -> list[Migration]:
         """Llumnix's."""
         return self._llumnix.migrations(views, active)

@@ -13,7 +13,7 @@ request is moved at a time for each pair, which balances more eagerly than its d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from contracts.ids import SessionKey
 from loadtest.simulate.systems.contract import Active, Migration, Paused, View
@@ -45,7 +45,7 @@ class Llumnix:
         """Nothing is kept."""
         return frozenset()
 
-    def migrations(self, views: Sequence[View], active: dict[str, Sequence[Active]]) -> list[Migration]:
+    def migrations(self, views: Sequence[View], active: Mapping[str, Sequence[Active]]) -> list[Migration]:
         """One request for each pair of nodes, the least free with the freest, the next with the next."""
         ranked = sorted(views, key=lambda v: (freeness(v), v.name))
         found = []

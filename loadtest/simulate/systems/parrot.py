@@ -1,9 +1,9 @@
 """Parrot (Lin et al., OSDI '24) as SYMPHONY uses it: it knows which requests belong to one application run and puts them together.
 
 SYMPHONY, section 4.4: "Parrot-serve introduces a semantic variable abstraction to chain multiple LLM requests. However, this abstraction
-fails when processing agentic workflows with conditionals [...]. Similar to Infercept, this forces the serving state to become fragmented and
-stateful, leading to load imbalance. Furthermore, because Parrot relies exclusively on keeping KV caches in GPU memory, it must discard prior
-requests when memory is exhausted."
+fails when processing agentic workflows with conditionals [...]. Similar to Infercept, this forces the serving state to become fragmented
+and stateful, leading to load imbalance. Furthermore, because Parrot relies exclusively on keeping KV caches in GPU memory, it must discard
+prior requests when memory is exhausted."
 
 From Parrot's own paper (section 5.4, Algorithm 1): requests that share a prefix, or a context that an engine has, go to that engine; others
 where they cost the least, here where there are the fewest requests.
@@ -11,7 +11,7 @@ where they cost the least, here where there are the fewest requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from contracts.ids import SessionKey
 from loadtest.simulate.systems.contract import Active, Migration, Paused, View
@@ -42,6 +42,6 @@ class Parrot:
         """It stays in HBM until somebody needs the room."""
         return IN_HBM
 
-    def migrations(self, views: Sequence[View], active: dict[str, Sequence[Active]]) -> list[Migration]:
+    def migrations(self, views: Sequence[View], active: Mapping[str, Sequence[Active]]) -> list[Migration]:
         """None."""
         return []
