@@ -116,3 +116,17 @@ class Channel:
 
 def _nothing() -> None:
     """Nobody waits for a tail."""
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A session's cache on its way into DRAM. jobs: with their ways; sizes: of these in bytes; waits: what to do when it is here; rank: of
+    the session then."""
+
+    tokens: int
+    rank: int
+    sizes: list[tuple[Channel, float]] = field(default_factory=list)
+    jobs: list[tuple[Channel, Job]] = field(default_factory=list)
+    left: int = 0
+    waits: list[Callable[[], None]] = field(default_factory=list)
+    cancelled: bool = False

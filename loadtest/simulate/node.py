@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
-from loadtest.simulate.channels import Channel, Job, Key
+from loadtest.simulate import hiding
+from loadtest.simulate.channels import Channel, Fetch, Key
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.engine import Engine
 from loadtest.simulate.events import Events
@@ -24,20 +24,6 @@ from scheduler.core.fleet import Load
 
 #: What requests wait for goes before what hints want.
 _DEMAND, _HINTED = 0, 1
-
-
-@dataclass(slots=True, eq=False)
-class _Fetch:
-    """A session's cache on its way into DRAM. jobs: with their ways; sizes: of these in bytes; waits: what to do when it is here; rank: of
-    the session then."""
-
-    tokens: int
-    rank: int
-    sizes: list[tuple[Channel, float]] = field(default_factory=list)
-    jobs: list[tuple[Channel, Job]] = field(default_factory=list)
-    left: int = 0
-    waits: list[Callable[[], None]] = field(default_factory=list)
-    cancelled: bool = False
 
 
 class Node:
@@ -66,7 +52,7 @@ class Node:
         self.outstanding: dict[str, Running] = {}
         self._waiting: list[tuple[tuple[int, int], Running]] = []
         self._running = self._arrivals = 0
-        self._fetches: dict[SessionKey, _Fetch] = {}
+        self._fetches: dict[SessionKey, Fetch] = {}
         #: Sessions that a hint brought, or brings, here: their rank, and until when.
         self._hints: dict[SessionKey, tuple[int, float]] = {}
         self._dirty: set[SessionKey] = set()
@@ -146,19 +132,15 @@ class Node:
         sequence.load_tokens = near
         sequence.found = near // self.kind.shape.chunk_tokens
 
-    def _worth(self, fetch: _Fetch, near: int, wanted: int) -> bool:
+    def _worth(self, fetch: Fetch, near: int, wanted: int) -> bool:
         """Whether waiting for what is under way is sooner done than computing it."""
         left_s = max((job.left_s for _, job in fetch.jobs if not job.finished), default=0.0)
         return left_s <= self.kind.costs.prefill_s(wanted - near, near)
 
     def _hidden_s(self, sequence: Running, cached: int) -> float:
-        """How much of a load runs under the compute of the rest of the prompt."""
-        if not self.has.layerwise:
-            return 0.0
-        layers = self.kind.shape.layers
-        return self.kind.costs.prefill_s(sequence.request.prompt_tokens - cached, cached) * (layers - 1) / layers
+        return hiding.below_hbm_s(self.kind, self.has, sequence.request.prompt_tokens - cached, cached)
 
-    def _await(self, fetch: _Fetch, sequence: Running, hidden_s: float) -> None:
+    def _await(self, fetch: Fetch, sequence: Running, hidden_s: float) -> None:
         for way, job in fetch.jobs:
             way.promote(job, (_DEMAND, sequence.request.priority), hidden_s)
         sequence.awaits += 1
@@ -187,24 +169,11 @@ class Node:
             if bytes_ > 0:
                 sequence.awaits += 1
                 key = (_DEMAND, sequence.request.priority)
-                hidden_s = self._hidden_of_bus_s(sequence, bytes_ / self.bus.bytes_per_s, share)
+                rest = sequence.request.prompt_tokens - sequence.load_tokens
+                hidden_s = hiding.into_hbm_s(self.kind, self.has, rest, sequence.load_tokens, bytes_ / self.bus.bytes_per_s, share)
                 self.bus.send(bytes_, key, lambda s=sequence: self._arrived(s), hidden_s)  # type: ignore[misc]
             elif not sequence.awaits:
                 self._start(sequence)
-
-    def _hidden_of_bus_s(self, sequence: Running, load_s: float, share: float) -> float:
-        """How much of a load into HBM of so many seconds is not waited for, when the lowest `share` of the layers is there.
-
-        Layer l comes after (l - present + 1) loads and is wanted after l computations: `worker.core.load_plan.may_start`.
-        """
-        if not self.has.layerwise:
-            return 0.0
-        layers = self.kind.shape.layers
-        present = min(int(share * layers), layers - 1)
-        compute_s = self.kind.costs.prefill_s(sequence.request.prompt_tokens - sequence.load_tokens, sequence.load_tokens) / layers
-        each_s = load_s / (layers - present)
-        waited_s = max(each_s - present * compute_s, load_s - (layers - 1) * compute_s, 0.0)
-        return load_s - waited_s
 
     def _start(self, sequence: Running) -> None:
         sequence.prefilled = sequence.request.cached_tokens = sequence.load_tokens
@@ -259,15 +228,15 @@ class Node:
 
     def _fetch(
         self, session: SessionKey, tokens: int, rank: int, parts: list[tuple[Channel, float]], key: Key, hidden_s: float = 0.0
-    ) -> _Fetch:
-        fetch = self._fetches[session] = _Fetch(tokens, rank, parts, left=len(parts))
+    ) -> Fetch:
+        fetch = self._fetches[session] = Fetch(tokens, rank, parts, left=len(parts))
         layers = self.kind.shape.layers
         for way, bytes_ in parts:
             hidden = min(hidden_s, bytes_ / way.bytes_per_s * (1 - 1 / layers))
             fetch.jobs.append((way, way.send(bytes_, key, lambda: self._part_came(session, fetch), hidden)))
         return fetch
 
-    def _part_came(self, session: SessionKey, fetch: _Fetch) -> None:
+    def _part_came(self, session: SessionKey, fetch: Fetch) -> None:
         fetch.left -= 1
         if fetch.left or fetch.cancelled:
             return
