@@ -97,6 +97,22 @@ def encode_step(frame: StepFrame) -> bytes:
     )
 
 
+#: Steps of one frame.
+MOST_STEPS = 32
+
+
+def joined(steps: Sequence[StepFrame]) -> StepFrame:
+    """One frame of several, the oldest first, when a stream is slower than its engine: each message costs both ends more than what is in
+    it. A request's events keep their order: it is accepted first, and fails last."""
+    if len(steps) == 1:
+        return steps[0]
+    return StepFrame(
+        [a for step in steps for a in step.accepted],
+        [o for step in steps for o in step.outputs],
+        [f for step in steps for f in step.failed],
+    )
+
+
 def decode_step(frame: bytes) -> StepFrame:
     """The inverse of `encode_step`."""
     data = _unpack(frame)

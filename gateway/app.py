@@ -10,6 +10,7 @@ import secrets
 from aiohttp import web
 
 from contracts.api_keys import configured_digest, is_hashed
+from gateway import metrics
 from gateway.allowance import usage_of
 from gateway.core.admission import Caller, Keys
 from gateway.core.browser_limits import BrowserLimits
@@ -128,6 +129,7 @@ class Gateway:
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),
         )
+        metrics.BODY_BYTES.set_function(lambda: parts.bodies.held + parts.strangers.held)
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(parts.hints.run(), "tell hints")
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.

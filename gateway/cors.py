@@ -6,7 +6,7 @@ A page sends its credential itself (a header or the body's `token`), never a coo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from aiohttp import hdrs, web
 
@@ -23,12 +23,13 @@ _EXPOSED = (
     "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 _PREFLIGHT_S = "86400"
+_ANY_PAGE = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
 
 
-def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> dict[str, str]:
+def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> Mapping[str, str]:
     """What an answer says to the browser; empty: this page may not read it. origin: the request's header. origins: as configured."""
     if path in OPEN_ROUTES or (path.startswith("/v1/") and "*" in origins):
-        return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
+        return _ANY_PAGE
     if not origins or not path.startswith("/v1/"):
         return {}
     if origin is None or origin not in origins:

@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from contracts.errors import BodyTooLarge, InvalidRequest, NotFound, RequestError, Unavailable
 from gateway import metrics
@@ -67,10 +67,11 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
 
 async def dress(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of every answer, before they are sent."""
-    section = request.app[PARTS].config.gateway
-    response.headers["Server"] = "upbeat"  # and not which versions of what it is made of
-    response.headers.update(rate_headers(request))
-    response.headers.update(cors_headers(request.path, request.headers.get("Origin"), section.cors_origins))
+    section, headers = request.app[PARTS].config.gateway, response.headers
+    headers["Server"] = "upbeat"  # and not which versions of what it is made of
+    for more in (rate_headers(request), cors_headers(request.path, request.headers.get(hdrs.ORIGIN), section.cors_origins)):
+        if more:
+            headers.update(more)
 
 
 def route_name(request: web.Request) -> str:

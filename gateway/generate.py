@@ -114,6 +114,11 @@ class Generation:
         if self._flight is not None:
             self._flight.cancel()
 
+    @property
+    def waiting(self) -> bool:
+        """Something of what the worker has sent is not taken yet."""
+        return self._flight is not None and self._flight.waiting
+
     async def attempt(self) -> None:
         """Get accepted by some worker. Raises RequestError when that is not to be."""
         while True:

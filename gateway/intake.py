@@ -87,23 +87,22 @@ async def read_json(request: web.Request, limit_bytes: int | None = None, budget
 
     Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses the limit; Unavailable when the bodies of all requests
     together are too much; InvalidRequest for a compressed body and for anything but JSON."""
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
     parts = request.app[PARTS]
-    limit = min(parts.config.gateway.max_body_bytes, limit_bytes or 1 << 62)
-    check_length(request.content_length, limit)
+    limit, length = min(parts.config.gateway.max_body_bytes, limit_bytes or 1 << 62), request.content_length
+    check_length(length, limit)
     budget = budget or parts.bodies
-    if (request.content_length or 0) > budget.limit - budget.held:
+    if (length or 0) > budget.limit - budget.held:
         raise _no_room()
-    body = bytearray()
     try:
         if request.content.is_eof():  # it came with its headers, and there is nothing to wait for
-            body += _held(request, budget, request.content.read_nowait(), 0, limit)
-        else:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                async for piece in request.content.iter_any():
-                    body += _held(request, budget, piece, len(body), limit)
+            return parse_json(_held(request, budget, request.content.read_nowait(), 0, limit))
+        body = bytearray()
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for piece in request.content.iter_any():
+                body += _held(request, budget, piece, len(body), limit)
     except RequestError:
         raise
     except TimeoutError:
@@ -119,7 +118,6 @@ def _held(request: web.Request, budget: ByteBudget, piece: bytes, before: int, l
     if not budget.take(len(piece)):
         raise _no_room()
     request[_HELD] = (budget, before + len(piece))
-    metrics.BODY_BYTES.inc(len(piece))
     return piece
 
 
@@ -130,7 +128,6 @@ def release_body(request: web.Request) -> None:
         del request[_HELD]
         budget, amount = held
         budget.give(amount)
-        metrics.BODY_BYTES.dec(amount)
 
 
 def _no_room() -> Unavailable:

@@ -1,10 +1,12 @@
-"""Server-sent events: what a stream of chunks looks like on the wire."""
+"""Server-sent events: what a stream of chunks looks like on the wire, and how few writes it takes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from aiohttp import web
 
 from contracts.errors import RequestError
 
@@ -46,3 +48,33 @@ class TextEvents:
 def failure(error: RequestError) -> bytes:
     """The event that ends a stream which cannot go on."""
     return event(error.envelope())
+
+
+class EventStream(web.StreamResponse):
+    """A response of events. A write is a system call, and what else it costs is little: headers go with the first events, what is kept goes
+    with the next ones, and the last ones with the end."""
+
+    #: aiohttp's own word for it; were it gone, headers would go by themselves again.
+    _send_headers_immediately = False
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers={**HEADERS, **headers})
+        self._kept: list[bytes] = []
+
+    def keep(self, events: bytes) -> None:
+        """Send them with the next ones."""
+        self._kept.append(events)
+
+    async def send(self, events: bytes = b"") -> None:
+        """Send them now, after what is kept. The headers go even when there is nothing else."""
+        await self.write(self._all(events))
+
+    async def end(self, events: bytes) -> None:
+        """Send them after what is kept, and nothing more."""
+        await self.write_eof(self._all(events))
+
+    def _all(self, events: bytes) -> bytes:
+        if self._kept:
+            events = b"".join([*self._kept, events])
+            self._kept.clear()
+        return events

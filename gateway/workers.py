@@ -43,7 +43,7 @@ class Flight:
         self.stream, self.request_id = stream, request_id
         self._events: list[Event] = []
         #: Set while somebody waits for an event; there is one reader.
-        self._waiting: asyncio.Future[None] | None = None
+        self._reader: asyncio.Future[None] | None = None
         #: No event comes after those already queued.
         self.ended = False
 
@@ -51,6 +51,11 @@ class Flight:
     def node(self) -> str:
         """Where it runs."""
         return self.stream.node
+
+    @property
+    def waiting(self) -> bool:
+        """Events have come that nobody has taken."""
+        return bool(self._events)
 
     async def next(self) -> Event:
         """The next event, in the worker's order."""
@@ -65,16 +70,16 @@ class Flight:
 
     async def _some(self) -> None:
         while not self._events:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
     def deliver(self, event: Event) -> None:
         """Queue an event; never blocks the stream."""
         self.ended = isinstance(event, Failed | WorkerLost) or (isinstance(event, Output) and event.finish_reason is not None)
         self._events.append(event)
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def cancel(self) -> None:
         """End it in the worker, at once, unless it has ended. Safe to call twice."""

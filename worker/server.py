@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
-from contracts.frames import StepFrame, decode_to_worker, encode_step
+from contracts.frames import MOST_STEPS, StepFrame, decode_to_worker, encode_step, joined
 from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
@@ -36,6 +36,13 @@ class _Stream:
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
             self._loop.call_soon_threadsafe(self.frames.put_nowait, frame)
 
+    def with_waiting(self, first: StepFrame) -> StepFrame:
+        """`first`, which was taken from `frames`, and what has come after it: what waits together travels together."""
+        steps = [first]
+        while len(steps) < MOST_STEPS and not self.frames.empty():
+            steps.append(self.frames.get_nowait())
+        return joined(steps)
+
 
 class WorkerServer(worker_pb2_grpc.WorkerServicer):
     """Checks and tokenises requests and hands them to the engine. `max_tokens`: longest prompt plus output."""
@@ -59,7 +66,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 if not waiting.done():
                     waiting.cancel()
                     break
-                frame = waiting.result()
+                frame = stream.with_waiting(waiting.result())
                 stream.requests.difference_update(o.request_id for o in frame.outputs if o.finish_reason)
                 stream.requests.difference_update(f.request_id for f in frame.failed)
                 yield worker_pb2.Frame(payload=encode_step(frame))

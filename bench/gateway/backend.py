@@ -1,7 +1,8 @@
 """What answers at once: a worker over gRPC that a real scheduler knows as a node, and the same answers as an OpenAI server over HTTP.
 
-How an answer comes is in its request: `max_tokens` of `STREAMED` a token a frame, else in one piece; `top_k` of `HELD` never, of `TOGETHER`
-in steps with all others that asked so, as soon as all of them are there.
+How an answer comes is in its request: `max_tokens` of `STREAMED` a token a step, else in one piece; `top_k` of `HELD` never, of `TOGETHER`
+in steps with all others that asked so, as soon as all of them are there. All steps of a streamed answer are there at once, so that over gRPC
+they are joined as a worker joins what waits, and over HTTP written as fast as the socket takes them.
 """
 
 from __future__ import annotations
@@ -30,15 +31,21 @@ _REPORT_S = 0.5
 
 
 class _Out:
-    """One frame after another: a stream takes one write at a time."""
+    """One frame after another, as a worker sends them: a stream takes one write at a time, and the steps that wait meanwhile are joined."""
 
     def __init__(self, context: Any) -> None:
-        self._context, self._lock = context, asyncio.Lock()
+        self._context, self._waiting, self._writes = context, list[frames.StepFrame](), False
 
-    async def put(self, step: frames.StepFrame) -> None:
-        """Return once it was taken."""
-        async with self._lock:
-            await self._context.write(worker_pb2.Frame(payload=frames.encode_step(step)))
+    async def put(self, *steps: frames.StepFrame) -> None:
+        """Return once they were taken, or are left to whoever writes already."""
+        self._waiting += steps
+        if self._writes:
+            return
+        self._writes = True
+        while together := self._waiting[: frames.MOST_STEPS]:
+            del self._waiting[: len(together)]
+            await self._context.write(worker_pb2.Frame(payload=frames.encode_step(frames.joined(together))))
+        self._writes = False
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):
@@ -52,53 +59,43 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     async def Stream(self, request_iterator: Any, context: Any) -> None:
         out = _Out(context)
         batch: list[str] = []
-        streaming: dict[str, int] = {}
         tasks: dict[str, asyncio.Task[None]] = {}
         while (frame := await context.read()) is not grpc.aio.EOF:
+            first, streamed = frames.StepFrame(), list[str]()
             for command in frames.decode_to_worker(frame.payload):
                 if not isinstance(command, GenerateRequest):
-                    streaming.pop(command, None)
                     self._ended(command)
                     continue
                 rid, sampling = command.request_id, command.sampling
                 self._live.add(rid)
-                accepted = Accepted(rid, 20)
-                if sampling.top_k not in (HELD, TOGETHER) and sampling.max_tokens != STREAMED:
-                    output = Output(rid, WORD * WHOLE, [1] * WHOLE, finish_reason="length")
-                    self._ended(rid)
-                    await out.put(frames.StepFrame([accepted], [output]))
-                    continue
-                await out.put(frames.StepFrame(accepted=[accepted]))
+                first.accepted.append(Accepted(rid, 20))
                 if sampling.top_k == TOGETHER:
                     batch.append(rid)
                     if len(batch) == self._together:
                         members, batch = batch, []
                         tasks["together"] = asyncio.create_task(self._steps(members, sampling.max_tokens or 1, out))
+                elif sampling.top_k != HELD and sampling.max_tokens == STREAMED:
+                    streamed.append(rid)
                 elif sampling.top_k != HELD:
-                    streaming[rid] = STREAMED
-                    if "streaming" not in tasks or tasks["streaming"].done():
-                        tasks["streaming"] = asyncio.create_task(self._stream(streaming, out))
+                    first.outputs.append(Output(rid, WORD * WHOLE, [1] * WHOLE, finish_reason="length"))
+                    self._ended(rid)
+            if first:
+                await out.put(first)
+            if streamed:
+                await out.put(*(self._step(streamed, last=number == STREAMED) for number in range(1, STREAMED + 1)))
         for task in tasks.values():
             task.cancel()
 
-    async def _stream(self, left: dict[str, int], out: _Out) -> None:
-        """A token a step for each of these; left: how many are still to come. A frame a step, as engines send them."""
-        while left:
-            outputs = []
-            for rid in list(left):
-                left[rid] -= 1
-                outputs.append(Output(rid, WORD, [1], finish_reason=None if left[rid] else "length"))
-                if not left[rid]:
-                    del left[rid]
-                    self._ended(rid)
-            await out.put(frames.StepFrame(outputs=outputs))
-
     async def _steps(self, members: list[str], steps: int, out: _Out) -> None:
-        for step in range(steps):
-            end: Any = "length" if step == steps - 1 else None
-            await out.put(frames.StepFrame(outputs=[Output(rid, WORD, [step], finish_reason=end) for rid in members]))
-        for rid in members:
-            self._ended(rid)
+        for number in range(1, steps + 1):
+            await out.put(self._step(members, last=number == steps))
+
+    def _step(self, members: list[str], *, last: bool) -> frames.StepFrame:
+        """An engine's step: a token for each."""
+        if last:
+            for rid in members:
+                self._ended(rid)
+        return frames.StepFrame(outputs=[Output(rid, WORD, [1], finish_reason="length" if last else None) for rid in members])
 
     def _ended(self, request_id: str) -> None:
         if request_id in self._live:

@@ -105,7 +105,7 @@ def parse_json(body: bytes) -> Any:
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        value = _decode(body.decode("utf-8"))
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
     except UnicodeDecodeError as e:
@@ -140,3 +140,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(text)
     return value
+
+
+_decode = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite).decode

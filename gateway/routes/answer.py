@@ -170,39 +170,44 @@ class _Run:
 
     async def stream(self) -> web.StreamResponse:
         """The answer as server-sent events."""
-        response = web.StreamResponse(headers={**sse.HEADERS, **self._headers()})
-        await response.prepare(self.request)
+        events = sse.EventStream(self._headers())
+        await events.prepare(self.request)
         for choice in self.choices:
             opening = self.shape.opening(choice.index)
             if opening is not None:
-                await response.write(sse.event(opening))
+                events.keep(sse.event(opening))
+        if not self.generations[0].waiting:
+            await events.send()  # the caller sees that it has begun
         try:
-            await self._stream_choices(response)
+            await self._stream_choices(events)
         except RequestError as e:
             log.warning("stream failed", request=self.prompts[0].job.request_id, error=e.message)
-            await response.write(sse.failure(e))
+            await events.end(sse.failure(e))
         else:
-            if self.wanted.include_usage:
-                await response.write(sse.event(self.shape.usage(self._usage())))
-            await response.write(sse.DONE)
-        await response.write_eof()
-        return response
+            await events.end((sse.event(self.shape.usage(self._usage())) if self.wanted.include_usage else b"") + sse.DONE)
+        return events
 
-    async def _stream_choices(self, response: web.StreamResponse) -> None:
+    async def _stream_choices(self, events: sse.EventStream) -> None:
+        running = len(self.choices)
+
         async def send(index: int) -> None:
+            nonlocal running
             plain = sse.TextEvents(lambda text: self.shape.delta(index, text, None))
             async for outputs in self._outputs(index):
-                events = []
+                made = []
                 for o in outputs:
                     if o.logprobs or o.tool_calls:
-                        events.append(sse.event(self.shape.delta(index, o.text, o.logprobs, o.tool_calls or ())))
+                        made.append(sse.event(self.shape.delta(index, o.text, o.logprobs, o.tool_calls or ())))
                     elif o.text:
-                        events.append(plain.event(o.text))
+                        made.append(plain.event(o.text))
                 if outputs[-1].finish_reason is not None:
                     closing = self.shape.closing(index, self.choices[index].ended_by)
-                    events.append(sse.event(closing if index else closing | self._results()))
-                if events:
-                    await response.write(b"".join(events))
+                    made.append(sse.event(closing if index else closing | self._results()))
+                    running -= 1
+                if made and running:
+                    await events.send(b"".join(made))
+                else:
+                    events.keep(b"".join(made))  # nothing or the last of all, which goes with the end
 
         await _together([send(choice.index) for choice in self.choices])
 

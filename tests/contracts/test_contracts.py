@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from contracts.advisory import Advisory, parse_advisories, parse_advisory
 from contracts.convert import advisory_from_wire, advisory_to_wire, layers_from_bitmap, layers_to_bitmap
 from contracts.errors import InvalidRequest, NotFound, from_wire, to_wire
-from contracts.frames import MOST_COMMANDS, StepFrame, decode_step, decode_to_worker, encode_cancel, encode_step, encode_submit, together
+from contracts.frames import (
+    MOST_COMMANDS,
+    StepFrame,
+    decode_step,
+    decode_to_worker,
+    encode_cancel,
+    encode_step,
+    encode_submit,
+    joined,
+    together,
+)
 from contracts.ids import check_session_id
 from contracts.kv import KvShape, chunk_keys, fingerprint, leading, tenant_salt
 from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob, ToolCallDelta, ToolUse
@@ -124,6 +134,18 @@ def test_frames_come_back_as_they_went() -> None:
         [Failed("d", to_wire(NotFound("no", param="model")))],
     )
     assert decode_step(encode_step(step)) == step and not StepFrame() and step
+
+
+def test_steps_that_are_joined_keep_each_requests_order() -> None:
+    steps = [
+        StepFrame([Accepted("a", 5)], [Output("b", "1", [1])], [Failed("c", to_wire(NotFound("no", param="model")))]),
+        StepFrame([Accepted("d", 6)], [Output("a", "2", [2]), Output("b", "3", [3], finish_reason="stop")]),
+        StepFrame([], [Output("a", "4", [4], finish_reason="length")]),
+    ]
+    one = joined(steps)
+    assert one.accepted == [Accepted("a", 5), Accepted("d", 6)] and [f.request_id for f in one.failed] == ["c"]
+    assert [(o.request_id, o.text) for o in one.outputs] == [("b", "1"), ("a", "2"), ("b", "3"), ("a", "4")]
+    assert joined(steps[:1]) == steps[0] and len(steps[0].outputs) == 1, "nothing is changed"
 
 
 @pytest.mark.parametrize("bad", [b"\x80", b"\x90", b"\x92\x81\xa6cancel\xa1r\x01", b"\xc1", b"\x81\xa6submit\x01"])

@@ -134,6 +134,28 @@ async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: Worke
     await gateway.leave()
 
 
+async def test_steps_that_wait_for_a_slow_stream_come_together(server: WorkerServer, house: House) -> None:
+    sent = asyncio.Queue[bytes]()
+
+    async def frames() -> AsyncIterator[worker_pb2.Frame]:
+        while True:
+            yield worker_pb2.Frame(payload=await sent.get())
+
+    sampling = Sampling(seed=1, max_tokens=40, ignore_eos=True)
+    sent.put_nowait(encode_submit(GenerateRequest("slow", "t", "s", "tiny", sampling, prompt="Hello")))
+    stream = server.Stream(frames(), None)
+    seen = [decode_step((await anext(stream)).payload)]
+    async with asyncio.timeout(60):
+        while "slow" not in house.engine.finished:  # and nobody reads meanwhile
+            await asyncio.sleep(0.01)
+    while not any(o.finish_reason for o in seen[-1].outputs):
+        seen.append(decode_step((await anext(stream)).payload))
+    await stream.aclose()
+    outputs = [o for step in seen for o in step.outputs]
+    assert [a.request_id for step in seen for a in step.accepted] == ["slow"]
+    assert sum(len(o.tokens) for o in outputs) == 40 and len(seen) <= 4 < len(outputs)
+
+
 async def test_a_call_comes_with_its_pieces_and_a_bad_schema_as_a_refusal(server: WorkerServer) -> None:
     gateway = Gateway(server)
     gateway.submit("call", tool_use=ToolUse(json.dumps([TOOL]), "required", "f"))
