@@ -7,6 +7,7 @@ announced still works. Hints that wait together travel together.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from contracts.convert import session_from_wire
@@ -22,7 +23,7 @@ log = telemetry.logger("gateway.hints")
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 512
 #: Between two messages of hints, at least, in seconds: one costs a gateway as much as a request does.
-TOGETHER_S = 0.005
+TOGETHER_S = 0.01
 #: A hint that takes longer to tell is worth nothing.
 TELL_TIMEOUT_S = 2.0
 
@@ -32,7 +33,8 @@ class Hints:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._queue: asyncio.Queue[Any] = asyncio.Queue(QUEUE_LIMIT)
+        self._waiting: deque[common_pb2.Advisory | pb.InvalidateRequest] = deque()
+        self._some = asyncio.Event()
 
     def advise(self, advisories: list[common_pb2.Advisory]) -> None:
         """Tell the scheduler soon, keeping the order."""
@@ -43,35 +45,41 @@ class Hints:
         """Tell the scheduler soon, after every advisory that came before."""
         self._put("invalidation", invalidation)
 
-    def _put(self, kind: str, item: Any) -> None:
-        try:
-            self._queue.put_nowait(item)
-        except asyncio.QueueFull:
+    def _put(self, kind: str, item: common_pb2.Advisory | pb.InvalidateRequest) -> None:
+        if len(self._waiting) >= QUEUE_LIMIT:
             metrics.HINTS.labels(kind, "dropped").inc()
+            return
+        self._waiting.append(item)
+        self._some.set()
 
     async def run(self) -> None:
-        """Send what is queued, for ever."""
-        waiting: Any = None
+        """Send what waits, for ever."""
         loop, sent_s = asyncio.get_running_loop(), 0.0
-        while True:
-            first = waiting if waiting is not None else await self._queue.get()
-            waiting = None
+        while await self._some.wait():
+            first = self._waiting[0]
             if isinstance(first, pb.InvalidateRequest):
+                self._waiting.popleft()
                 await self._withdraw(first)
-                continue
-            # The first after a pause goes at once; when many come, a message has those of some milliseconds.
-            pause_s = sent_s + TOGETHER_S - loop.time()
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
-            batch = [first]
-            while len(batch) < BATCH_LIMIT and not self._queue.empty():
-                item = self._queue.get_nowait()
-                if isinstance(item, pb.InvalidateRequest):
-                    waiting = item
-                    break
-                batch.append(item)
-            sent_s = loop.time()
-            await self._advise(batch)
+            else:
+                # The first after a pause goes at once; when many come, a message has those of some milliseconds.
+                pause_s = sent_s + TOGETHER_S - loop.time()
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s)
+                sent_s = loop.time()
+                await self._advise(self._batch())
+            if not self._waiting:
+                self._some.clear()
+
+    def _batch(self) -> list[common_pb2.Advisory]:
+        """The advisories that are next, up to an invalidation."""
+        batch: list[common_pb2.Advisory] = []
+        while self._waiting and len(batch) < BATCH_LIMIT:
+            item = self._waiting[0]
+            if isinstance(item, pb.InvalidateRequest):
+                break
+            batch.append(item)
+            self._waiting.popleft()
+        return batch
 
     async def _advise(self, batch: list[common_pb2.Advisory]) -> None:
         """Each to its session's scheduler, or to the next one when that does not answer."""

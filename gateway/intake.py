@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from contracts.errors import Forbidden, InvalidRequest, RequestError, Unavailable
 from gateway import metrics
@@ -45,7 +45,7 @@ def hinter_of(request: web.Request, token: str | None) -> Hinter:
     """Who sends a hint; `token`: a credential from the body, used when no header has one. Raises Unauthorized, and Forbidden for a token
     that is bound to other pages."""
     parts = request.app[PARTS]
-    credential = bearer(request.headers.get("Authorization")) or token
+    credential = bearer(request.headers.get(hdrs.AUTHORIZATION)) or token
     if credential is None or not is_browser_token(credential):
         return Hinter(parts.keys.caller(credential))
     grant = parts.browser_tokens.read(credential, parts.clock.wall())
@@ -56,7 +56,7 @@ def hinter_of(request: web.Request, token: str | None) -> Hinter:
 def caller_of(request: web.Request) -> Caller:
     """Who calls. Raises Unauthorized, and Forbidden for a browser token, which is good for hints only."""
     parts = request.app[PARTS]
-    credential = bearer(request.headers.get("Authorization"))
+    credential = bearer(request.headers.get(hdrs.AUTHORIZATION))
     if is_browser_token(credential):
         assert credential is not None
         parts.browser_tokens.read(credential, parts.clock.wall())
@@ -72,14 +72,20 @@ def server_caller_of(request: web.Request) -> Caller:
     return caller
 
 
-async def read_hint(request: web.Request) -> Any:
-    """As `read_json`, for the routes whose credential may be in the body. One in a header is looked at first; without one, little is
-    read."""
+async def read_hint(request: web.Request) -> tuple[Any, Hinter]:
+    """As `read_json`, for the routes whose credential may be in the body's `token`, and who sends it. A credential in a header is looked at
+    first; without one, little is read. Raises what `hinter_of` raises too."""
     parts = request.app[PARTS]
-    if parts.keys.open or bearer(request.headers.get("Authorization")) is not None:
-        hinter_of(request, None)
-        return await read_json(request, HINT_BODY_BYTES)
-    return await read_json(request, STRANGERS_BODY_BYTES, parts.strangers)
+    if parts.keys.open or bearer(request.headers.get(hdrs.AUTHORIZATION)) is not None:
+        hinter = hinter_of(request, None)
+        data = await read_json(request, HINT_BODY_BYTES)
+    else:
+        hinter = None
+        data = await read_json(request, STRANGERS_BODY_BYTES, parts.strangers)
+    token = data.get("token") if isinstance(data, dict) else None
+    if token is not None and not isinstance(token, str):
+        raise InvalidRequest("token must be a string", param="token", code="invalid_type")
+    return data, hinter if hinter is not None and token is None else hinter_of(request, token)
 
 
 async def read_json(request: web.Request, limit_bytes: int | None = None, budget: ByteBudget | None = None) -> Any:
@@ -87,7 +93,7 @@ async def read_json(request: web.Request, limit_bytes: int | None = None, budget
 
     Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses the limit; Unavailable when the bodies of all requests
     together are too much; InvalidRequest for a compressed body and for anything but JSON."""
-    encoding = request.headers.get("Content-Encoding")
+    encoding = request.headers.get(hdrs.CONTENT_ENCODING)
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
     parts = request.app[PARTS]

@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 
 from contracts.v1 import scheduler_pb2 as pb
-from runtime.outgoing import Outgoing
 
 #: Questions of one message: so many are decided before anything else of the scheduler's is done.
 _TOGETHER = 32
@@ -23,13 +22,6 @@ _TOGETHER = 32
 _UNANSWERED = 2
 #: For how long what nobody waits for is kept back, in seconds.
 _TELL_S = 0.01
-
-
-def _join(last: pb.PlaceRequests, new: pb.PlaceRequests) -> bool:
-    if len(last.requests) + len(new.requests) > _TOGETHER:
-        return False
-    last.requests.extend(new.requests)
-    return True
 
 
 class Placing:
@@ -47,12 +39,15 @@ class Placing:
         if self._stream is None or self._stream.ended:
             self._stream = _Stream(self._stub)
         stream = self._stream
+        asked = stream.ask(request)
+        late = asyncio.get_running_loop().call_later(timeout_s, _expire, asked)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await stream.ask(request)
+            return await asked
         except TimeoutError:
             stream.give_up("it let somebody wait for too long")
             raise
+        finally:
+            late.cancel()
 
     def tell(self, request: pb.PlaceRequest) -> None:
         """As `ask`, but nobody waits for what it says, so it may wait a moment for others."""
@@ -76,20 +71,27 @@ class Placing:
             await self._stream.close()
 
 
+def _expire(asked: asyncio.Future[pb.PlaceAnswer]) -> None:
+    if not asked.done():
+        asked.set_exception(TimeoutError())
+
+
 class _Stream:
-    """One call. _asked: who waits, in the order of the questions."""
+    """One call. _asked: who waits for an answer, in the order of the questions; _unsent: the questions that no message has yet."""
 
     def __init__(self, stub: Any) -> None:
         self.ended = False
         self._asked: deque[asyncio.Future[pb.PlaceAnswer]] = deque()
-        self._outgoing: Outgoing[pb.PlaceRequests] = Outgoing(_join)
+        self._unsent: list[pb.PlaceRequest] = []
+        self._some = asyncio.Event()
         self._window = asyncio.Semaphore(_UNANSWERED)
         self._reading = asyncio.ensure_future(self._read(stub))
 
     def ask(self, request: pb.PlaceRequest) -> asyncio.Future[pb.PlaceAnswer]:
         answer: asyncio.Future[pb.PlaceAnswer] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._outgoing.put(pb.PlaceRequests(requests=[request]))
+        self._unsent.append(request)
+        self._some.set()
         return answer
 
     def give_up(self, why: str) -> None:
@@ -109,8 +111,12 @@ class _Stream:
 
     async def _read(self, stub: Any) -> None:
         async def questions() -> AsyncIterator[pb.PlaceRequests]:
-            while await self._window.acquire() and (message := await self._outgoing.get()) is not None:
-                yield message
+            while await self._window.acquire() and await self._some.wait():
+                together = self._unsent[:_TOGETHER]
+                del self._unsent[:_TOGETHER]
+                if not self._unsent:
+                    self._some.clear()
+                yield pb.PlaceRequests(requests=together)
 
         why = "it ended the stream"
         try:

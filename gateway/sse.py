@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
+from pydantic_core import PydanticSerializationError, to_json
 
 from contracts.errors import RequestError
 
@@ -31,7 +32,10 @@ def event(body: Any) -> bytes:
 
 def encoded(body: Any) -> bytes:
     """`body` as JSON on one line."""
-    return _ENCODE(body).encode("utf-8", "replace")
+    try:
+        return to_json(body)  # a quarter of the time
+    except PydanticSerializationError:  # half a character, from a client that sent it so
+        return _ENCODE(body).encode("utf-8", "replace")
 
 
 class TextEvents:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
 
@@ -21,7 +20,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import sse
 from gateway.allowance import Limited
-from gateway.intake import Hinter, hinter_of, pinned_node, read_hint
+from gateway.intake import Hinter, pinned_node, read_hint
 from gateway.parts import PARTS
 
 _INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
@@ -30,8 +29,7 @@ _INVALIDATE_FIELDS = {"session_id", "advisory_id", "token"}
 async def advise(request: web.Request) -> web.Response:
     """One advisory or a batch."""
     parts = request.app[PARTS]
-    data = await read_hint(request)
-    hinter = _hinter(request, data)
+    data, hinter = await read_hint(request)
     caller = hinter.caller
     advisories = parse_advisories(data)
     for i, advisory in enumerate(advisories):
@@ -54,8 +52,7 @@ async def advise(request: web.Request) -> web.Response:
 async def invalidate(request: web.Request) -> web.Response:
     """A session, or one advisory, is not about to speak after all."""
     parts = request.app[PARTS]
-    data = await read_hint(request)
-    hinter = _hinter(request, data)
+    data, hinter = await read_hint(request)
     caller = hinter.caller
     if not isinstance(data, dict):
         raise InvalidRequest("the body must be an object with session_id or advisory_id")
@@ -77,13 +74,6 @@ async def invalidate(request: web.Request) -> web.Response:
         pb.InvalidateRequest(session=common_pb2.Session(tenant=caller.tenant, session_id=session_id), advisory_id=advisory_id)
     )
     return web.json_response({given[0]: value, "status": "accepted"}, status=202)
-
-
-def _hinter(request: web.Request, data: Any) -> Hinter:
-    token = data.get("token") if isinstance(data, dict) else None
-    if token is not None and not isinstance(token, str):
-        raise InvalidRequest("token must be a string", param="token", code="invalid_type")
-    return hinter_of(request, token)
 
 
 def _limit(request: web.Request, hinter: Hinter, hints: int) -> None:
