@@ -87,8 +87,7 @@ class Schedulers:
         except ConnectionError as e:
             self._silent(scheduler, "Place", str(e), hangs=False)
             return None
-        refused = refusal(answer.refused)
-        if refused is not None:
+        if answer.refused and (refused := refusal(answer.refused)) is not None:
             raise refused
         return answer.placed if answer.HasField("placed") else None
 

@@ -1,8 +1,8 @@
 """What answers at once: a worker over gRPC that a real scheduler knows as a node, and the same answers as an OpenAI server over HTTP.
 
 How an answer comes is in its request: `max_tokens` of `STREAMED` a token a step, else in one piece; `top_k` of `HELD` never, of `TOGETHER`
-in steps with all others that asked so, as soon as all of them are there. All steps of a streamed answer are there at once: over gRPC they are
-joined, as a worker joins what waits, and over HTTP they are written as fast as the socket takes them.
+in steps with all others that asked so, as soon as all of them are there. All steps of a streamed answer are there at once: over gRPC they
+are joined, as a worker joins what waits, and over HTTP they are written as fast as the socket takes them.
 """
 
 from __future__ import annotations

@@ -99,24 +99,24 @@ class _Tenant:
         self.allowed = allowed
         self.requests = _bucket(allowed.requests_per_min, now_s)
         self.tokens = _bucket(allowed.tokens_per_min, now_s)
-        self.windows = [(w, limit) for w, limit in ((_Window("day"), allowed.tokens_per_day), (_Window("month"), allowed.tokens_per_month))]
+        limits: list[tuple[Literal["day", "month"], int]] = [("day", allowed.tokens_per_day), ("month", allowed.tokens_per_month)]
+        #: Of those only that have a limit.
+        self.windows = [(_Window(kind), limit) for kind, limit in limits if limit]
         self.running = 0
         self.estimated = 0
 
     def refusal(self, tokens: int, now_s: float, wall_s: float) -> Refused | None:
         for window, limit in reversed(self.windows):
             window.at(wall_s)
-            if limit and window.used + self.estimated + tokens > limit:
+            if window.used + self.estimated + tokens > limit:
                 return Refused(window.kind, limit, window.ends_s - wall_s)
         if self.allowed.concurrent and self.running >= self.allowed.concurrent:
             return Refused("concurrent", self.allowed.concurrent, 1.0)
-        waits: list[tuple[What, Bucket | None, float, float]] = [
-            ("requests", self.requests, 1.0, self.allowed.requests_per_min),
-            ("tokens", self.tokens, tokens, self.allowed.tokens_per_min),
-        ]
-        found = [Refused(what, limit, bucket.wait_s(wanted, now_s)) for what, bucket, wanted, limit in waits if bucket is not None]
-        longest = max(found, key=lambda r: r.after_s, default=None)
-        return longest if longest is not None and longest.after_s > 0 else None
+        requests_s = self.requests.wait_s(1.0, now_s) if self.requests is not None else 0.0
+        tokens_s = self.tokens.wait_s(tokens, now_s) if self.tokens is not None else 0.0
+        if requests_s and requests_s >= tokens_s:
+            return Refused("requests", self.allowed.requests_per_min, requests_s)
+        return Refused("tokens", self.allowed.tokens_per_min, tokens_s) if tokens_s else None
 
 
 def _bucket(per_min: float, now_s: float) -> Bucket | None:

@@ -242,17 +242,22 @@ class _Run:
 
     def _usage(self) -> Usage:
         """Of the whole request, as far as it is."""
-        firsts = [self.generations[place * self.n].progress for place in range(len(self.prompts))]
-        return Usage(
-            prompt_tokens=sum(p.prompt_tokens for p in firsts),
-            completion_tokens=sum(c.completion_tokens for c in self.choices),
-            cached_tokens=sum(p.cached_tokens or 0 for p in firsts),
-        )
+        prompt_tokens = cached_tokens = completion_tokens = 0
+        for choice in self.choices:
+            completion_tokens += choice.completion_tokens
+            if not choice.index % self.n:
+                progress = self.generations[choice.index].progress
+                prompt_tokens += progress.prompt_tokens
+                cached_tokens += progress.cached_tokens or 0
+        return Usage(prompt_tokens, completion_tokens, cached_tokens)
 
     def used_tokens(self) -> int:
         """Prompt and answers, of the choices that a worker has accepted; a prompt once for all its choices."""
-        prompts = sum(g.progress.prompt_tokens for index, g in self.generations.items() if index % self.n == 0)
-        return prompts + sum(len(g.progress.tokens) for g in self.generations.values())
+        used = 0
+        for index, generation in self.generations.items():
+            progress = generation.progress
+            used += len(progress.tokens) + (0 if index % self.n else progress.prompt_tokens)
+        return used
 
     def _log(self) -> None:
         usage, job = self._usage(), self.prompts[0].job
