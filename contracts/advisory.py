@@ -13,6 +13,7 @@ DEFAULT_TTL_S = 60.0
 #: The longest time that a hint may speak of, in seconds.
 MAX_TTL_S = 86_400.0
 MAX_ADVISORIES = 256
+_SESSION_ALONE = {"session_id"}
 _FIELDS = {"session_id", "model_id", "expected_arrival", "ordered", "priority", "ttl_s", "token"}
 
 
@@ -44,6 +45,8 @@ def parse_advisory(data: Any, where: str = "") -> Advisory:
     if not isinstance(data, dict):
         raise InvalidRequest(f"{where or 'body'} must be an object with session_id", param=where or None)
     dot = f"{where}." if where else ""
+    if data.keys() == _SESSION_ALONE:  # as pages send it, with every key that is typed
+        return Advisory(check_session_id(data["session_id"], f"{dot}session_id"))
     for name in data:
         if name not in _FIELDS:
             shown = f"{dot}{str(name)[:80]}"

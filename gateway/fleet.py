@@ -7,6 +7,7 @@ the session before, so that an outage of the schedulers does not scatter session
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -143,8 +144,8 @@ class Fleet:
 
     def promised(self, session: SessionKey, placed: pb.Placement) -> None:
         """What a scheduler has answered to the session's hint."""
-        route = Route(placed.node, placed.worker_address, tuple(placed.source_nodes), "its hint's node", promised=True)
-        self.promises.note(session, route if placed.node else None, self._clock.now())
+        route = _promised(placed.node, placed.worker_address, tuple(placed.source_nodes)) if placed.node else None
+        self.promises.note(session, route, self._clock.now())
 
     def served(self, session: SessionKey, node: str) -> None:
         """A node has accepted a request of the session."""
@@ -190,6 +191,12 @@ class Fleet:
 
     def _owner(self, session: SessionKey, heard: dict[str, Any]) -> str:
         return next((s.address for s in self.schedulers.of(session) if s.address in heard), "")
+
+
+@lru_cache(4096)
+def _promised(node: str, worker_address: str, source_nodes: tuple[str, ...]) -> Route:
+    """There are few of them, and many hints."""
+    return Route(node, worker_address, source_nodes, "its hint's node", promised=True)
 
 
 def fleet_from_wire(message: Any) -> FleetView:

@@ -12,6 +12,7 @@ from typing import Any
 
 from contracts.convert import session_from_wire
 from contracts.errors import RequestError
+from contracts.ids import SessionKey
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from gateway import metrics
@@ -23,7 +24,7 @@ log = telemetry.logger("gateway.hints")
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 512
 #: Between two messages of hints, at least, in seconds: one costs a gateway as much as a request does.
-TOGETHER_S = 0.01
+TOGETHER_S = 0.02
 #: A hint that takes longer to tell is worth nothing.
 TELL_TIMEOUT_S = 2.0
 
@@ -61,9 +62,9 @@ class Hints:
                 self._waiting.popleft()
                 await self._withdraw(first)
             else:
-                # The first after a pause goes at once; when many come, a message has those of some milliseconds.
+                # The first after a pause goes at once, and so does a full message; when many come, one has those of some milliseconds.
                 pause_s = sent_s + TOGETHER_S - loop.time()
-                if pause_s > 0:
+                if pause_s > 0 and len(self._waiting) < BATCH_LIMIT:
                     await asyncio.sleep(pause_s)
                 sent_s = loop.time()
                 await self._advise(self._batch())
@@ -84,24 +85,26 @@ class Hints:
     async def _advise(self, batch: list[common_pb2.Advisory]) -> None:
         """Each to its session's scheduler, or to the next one when that does not answer."""
         schedulers, silent = self._fleet.schedulers, set[str]()
-        while batch:
-            groups: dict[str, tuple[Scheduler, list[common_pb2.Advisory]]] = {}
-            for advisory in batch:
-                order = [s for s in schedulers.of(session_from_wire(advisory.session)) if s.address not in silent]
-                if order:
-                    groups.setdefault(order[0].address, (order[0], []))[1].append(advisory)
-            told = await asyncio.gather(*(self._tell(s, "Advise", pb.AdviseRequest(advisories=group)) for s, group in groups.values()))
+        left = [(session_from_wire(advisory.session), advisory) for advisory in batch]
+        while left:
+            groups: dict[str, tuple[Scheduler, list[tuple[SessionKey, common_pb2.Advisory]]]] = {}
+            for hint in left:
+                scheduler = next((s for s in schedulers.of(hint[0]) if s.address not in silent), None)
+                if scheduler is not None:
+                    groups.setdefault(scheduler.address, (scheduler, []))[1].append(hint)
+            messages = [(s, pb.AdviseRequest(advisories=[advisory for _, advisory in group])) for s, group in groups.values()]
+            told = await asyncio.gather(*(self._tell(s, "Advise", message) for s, message in messages))
             reached = sum(len(group) for _, group in groups.values())
-            metrics.HINTS.labels("advisory", "lost").inc(len(batch) - reached)
-            batch = []
+            metrics.HINTS.labels("advisory", "lost").inc(len(left) - reached)
+            left = []
             for (scheduler, group), answer in zip(groups.values(), told, strict=True):
                 if answer is not None:
                     metrics.HINTS.labels("advisory", "told").inc(len(group))
-                    for advisory, placed in zip(group, answer.placements, strict=False):
-                        self._fleet.promised(session_from_wire(advisory.session), placed)
+                    for (session, _), placed in zip(group, answer.placements, strict=False):
+                        self._fleet.promised(session, placed)
                 else:
                     silent.add(scheduler.address)
-                    batch += group
+                    left += group
 
     async def _withdraw(self, invalidation: pb.InvalidateRequest) -> None:
         """To the session's scheduler, then to the others until one knows the hint: it may have come while that one was away."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import hdrs, web
 
@@ -27,8 +26,7 @@ STRANGERS_SHARE = 8
 _HELD = web.RequestKey("held body bytes", tuple[ByteBudget, int])
 
 
-@dataclass(frozen=True, slots=True)
-class Hinter:
+class Hinter(NamedTuple):
     """Who sends a hint: a caller with a key, or a page with a browser token, whose `grant` narrows what it may say."""
 
     caller: Caller

@@ -21,7 +21,7 @@ _TOGETHER = 32
 #: Messages that may be unanswered: a scheduler with much to do gets fewer and longer ones, one with little is asked at once.
 _UNANSWERED = 2
 #: For how long what nobody waits for is kept back, in seconds.
-_TELL_S = 0.01
+_TELL_S = 0.02
 
 
 class Placing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from contracts.ids import SessionKey
 from gateway.core.routing import BUSIER, FleetView, Node, Route, load
@@ -21,8 +21,7 @@ LOOK_S = 0.05
 _KEPT = 50_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Promise:
+class _Promise(NamedTuple):
     route: Route
     heard_s: float
 
