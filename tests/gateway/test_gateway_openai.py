@@ -50,6 +50,24 @@ async def test_a_stream_opens_with_the_role_and_ends_with_usage_and_done(s: Stac
     assert {c["object"] for c in chunks[:-1]} == {"chat.completion.chunk"} and len({c["id"] for c in chunks[:-1]}) == 1
 
 
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+async def test_a_stream_begins_when_it_is_accepted_and_its_end_is_one_piece(s: Stack, route: str) -> None:
+    said = {"prompt": "x"} if route == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    body = {"model": MODEL, **said, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+    s.workers[0].token_s = 0.2
+    async with s.http.post(f"{s.url}/v1/{route}", json=body) as r:
+        pieces, piece = [], b""
+        async for data, whole in r.content.iter_chunks():
+            piece += data
+            if whole:
+                pieces.append(piece)
+                piece = b""
+    if route == "chat/completions":
+        assert pieces[0].count(b"data: ") == 1 and b'"role":"assistant"' in pieces[0], "the role is there before any token"
+    ends = pieces[-1].split(b"\n\n")
+    assert b'"finish_reason":"length"' in ends[-4] and b'"total_tokens"' in ends[-3] and ends[-2:] == [b"data: [DONE]", b""]
+
+
 async def test_streamed_and_whole_answers_are_equal_token_for_token(s: Stack) -> None:
     _, whole, _ = await s.chat(seed=7)
     async with s.http.post(
