@@ -169,7 +169,7 @@ class Engine:
 
     def _take_events(self, block: bool) -> None:
         try:
-            event = self.inbox.get(timeout=IDLE_S) if block else self.inbox.get_nowait()
+            event = self.inbox.get(timeout=min(max(self.prefetching.due_in_s, 0.0), IDLE_S)) if block else self.inbox.get_nowait()
             self._quiet = False
             while True:
                 self._on(event)

@@ -8,6 +8,7 @@ Invariants: no sequence waits for a load of a hint (`give_way_to`); a session is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from contracts.convert import session_from_wire
@@ -57,7 +58,7 @@ class Prefetching:
                 d.cache.want(block, session)
         if d.settings.cooperative:
             self._stalled.pop(session, None)
-            self._offers[session] = Offer(session, list(message.keys), message.priority, now + message.arrival_s, expires)
+            self._offers[session] = Offer(session, list(message.keys), message.priority, now, now + message.arrival_s, expires)
 
     def withdrawn(self, session: SessionKey) -> None:
         """The advisory was invalidated: what was fetched goes first, what was not fetched is not."""
@@ -98,7 +99,14 @@ class Prefetching:
     @property
     def due(self) -> bool:
         """`pump` has something to try."""
-        return bool(self._offers) and len(self._fetches) < IN_FLIGHT
+        return self.due_in_s <= 0
+
+    @property
+    def due_in_s(self) -> float:
+        """Seconds until it is due; infinite: not without an event."""
+        if not self._offers or len(self._fetches) >= IN_FLIGHT:
+            return math.inf
+        return min(o.from_s for o in self._offers.values()) - self.device.clock.now()
 
     def _forget(self, session: SessionKey) -> None:
         self._offers.pop(session, None)
@@ -147,8 +155,9 @@ class Prefetching:
     def pump(self) -> None:
         """Ask for the next bands, as long as loads and room allow."""
         self._fetches = [f for f in self._fetches if not f.load.closed]
-        while len(self._fetches) < IN_FLIGHT and (offer := next_offer(self._offers.values())) is not None:
-            if offer.expires_s <= self.device.clock.now():
+        now = self.device.clock.now()
+        while len(self._fetches) < IN_FLIGHT and (offer := next_offer(self._offers.values(), now)) is not None:
+            if offer.expires_s <= now:
                 del self._offers[offer.session]
                 continue
             offer.no_room = not self._ask(offer)

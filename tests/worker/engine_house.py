@@ -125,11 +125,11 @@ class FakeStore:
                     self.manifests.append(manifest_from_wire(message.turn.manifest))
             self.handled += 1
 
-    def hint(self, session: str, keys: list[bytes], *, priority: int = 0, expires_s: float = 60.0) -> None:
-        """This session is about to speak: its chunks are offered to the worker."""
+    def hint(self, session: str, keys: list[bytes], *, priority: int = 0, arrival_s: float = 0.0, expires_s: float = 60.0) -> None:
+        """This session is about to speak, in `arrival_s`: its chunks are offered to the worker."""
         wire = session_to_wire(SessionKey("t", session))
         offer = kvstore_pb2.PrefetchOffer(
-            session=wire, fingerprint=self.shape.fingerprint, keys=keys, priority=priority, expires_s=expires_s
+            session=wire, fingerprint=self.shape.fingerprint, keys=keys, priority=priority, arrival_s=arrival_s, expires_s=expires_s
         )
         self.to_engine(FromStore(kvstore_pb2.StoreToWorker(offer=offer)))
 

@@ -199,6 +199,18 @@ def test_a_hint_fills_what_is_free_and_no_more(model: Path) -> None:
     house.close()
 
 
+def test_a_request_that_is_expected_later_gets_its_memory_later(model: Path) -> None:
+    first, second = conversation(51), conversation(52)
+    house, store, keys = remembered(model, first, second)
+    try:
+        store.hint("p0", keys[0], arrival_s=1000.0)
+        store.hint("p1", keys[1], arrival_s=0.4)
+        until(lambda: in_hbm(house, keys[1]) == [len(keys[1])] * LAYERS)  # nothing but time makes it begin
+        assert in_hbm(house, keys[0]) == [0] * LAYERS, "in DRAM until half of the time has passed"
+    finally:
+        house.close()
+
+
 def test_a_hint_that_never_ends_gives_way_to_a_request_that_needs_the_memory(model: Path, cold: Cold) -> None:
     prompt, tall = conversation(11), conversation(12, 14 * CHUNK - 20)
     house, store, [keys] = remembered(model, prompt, pages=64)

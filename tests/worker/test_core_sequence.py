@@ -43,9 +43,9 @@ def test_a_sequence_starts_when_no_layer_would_be_waited_for() -> None:
 def test_all_sessions_get_their_low_layers_before_any_gets_high_ones() -> None:
     from contracts.ids import SessionKey
 
-    a, b = (Offer(SessionKey("t", n), [], 0, arrival, 100) for n, arrival in (("a", 1.0), ("b", 2.0)))
+    a, b = (Offer(SessionKey("t", n), [], 0, 0.0, arrival, 100) for n, arrival in (("a", 1.0), ("b", 2.0)))
     order = []
-    while (offer := next_offer(o for o in (a, b) if o.band < 2)) is not None:
+    while (offer := next_offer((o for o in (a, b) if o.band < 2), 1.0)) is not None:
         order.append((offer.session.session_id, offer.band))
         offer.band += 1
     assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]

@@ -176,9 +176,9 @@ def test_hinted_pages_are_used_or_wasted_once() -> None:
 
 
 def test_what_is_urgent_comes_first_then_the_lowest_layers_of_all_sessions_then_the_soonest() -> None:
-    offers = [Offer(A, [], 0, 5.0, 9.0), Offer(B, [], -1, 7.0, 9.0), Offer(C, [], 0, 3.0, 9.0)]
+    offers = [Offer(A, [], 0, 0.0, 5.0, 9.0), Offer(B, [], -1, 0.0, 7.0, 9.0), Offer(C, [], 0, 0.0, 3.0, 9.0)]
     order = []
-    while (offer := next_offer(o for o in offers if o.band < BANDS)) is not None:
+    while (offer := next_offer((o for o in offers if o.band < BANDS), 3.5)) is not None:
         order.append((offer.band, offer.session))
         offer.band += 1
     assert order == [(band, B) for band in range(BANDS)] + [(band, session) for band in range(BANDS) for session in (C, A)]
