@@ -54,8 +54,8 @@ test-slow: $(VENV)/.tests ## tests that take minutes
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged
 	$(call marked,faults)
 
-soak: $(VENV)/.tests ## long runs under load
-	$(call marked,soak)
+soak: $(VENV)/.tests ## mixed load with kills for UPBEAT_SOAK_MINUTES (4), then nothing may be held or have grown
+	$(call marked,soak,-s)
 
 gpu: $(VENV)/.tests ## tests on a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: torch sees no CUDA device on this machine"; exit 1; }
@@ -85,7 +85,7 @@ $(SDK_CREWAI)/.tests: python-sdk/pyproject.toml python-sdk/constraints-crewai.tx
 
 # A target that selects nothing must not pass.
 define marked
-	@$(PYTEST) -m "$(1)" $(ARGS); status=$$?; if [ $$status = 5 ]; then echo "make $@: no test is marked $(1)"; exit 1; fi; exit $$status
+	@$(PYTEST) -m "$(1)" $(2) $(ARGS); status=$$?; if [ $$status = 5 ]; then echo "make $@: no test is marked $(1)"; exit 1; fi; exit $$status
 endef
 
 azurite: ## Azure's storage emulator for the blob tier's tests (npm); they are skipped without it

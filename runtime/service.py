@@ -85,6 +85,7 @@ class Tasks:
 async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) -> int:
     """Start, wait for a signal or a failed task, drain, stop. Returns the exit status."""
     loop = asyncio.get_running_loop()
+    telemetry.watch_tasks(loop)
     supervised = os.environ.get(SUPERVISED) == "1"
     wanted, hurry = asyncio.Event(), asyncio.Event()
 

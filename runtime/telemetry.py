@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 #: One registry a process; what `/metrics` shows.
 REGISTRY = CollectorRegistry()
+_TASKS = Gauge("upbeat_tasks", "asyncio tasks that have not ended", registry=REGISTRY)
+
+
+def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Let the gauge show the tasks of `loop`, which is asked from whatever thread reads the metrics."""
+    _TASKS.set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
 
 def configure_logs(service: str, level: str = "info") -> None:

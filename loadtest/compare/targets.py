@@ -203,11 +203,11 @@ class Programs:
         """What placeholders stand for in instance `number` of `section`."""
         if not hasattr(self, "_ports"):
             total = sum(s.count for s in self._target.start or [])
-            first, self._ports = free_ports(total), dict[str, int]()
+            first, self._ports = free_ports(2 * total), dict[str, int]()
             for s in self._target.start or []:
                 for n in range(s.count):
                     self._ports[f"{s.name}_{n}"] = first
-                    first += 1
+                    first += 2
         cores = sorted(os.sched_getaffinity(0))
         share = max(1, len(cores) // section.count)
         mine = [cores[(number * share + i) % len(cores)] for i in range(share)]
@@ -216,6 +216,7 @@ class Programs:
         return ports | {
             "n": str(number),
             "port": str(self._ports[f"{section.name}_{number}"]),
+            "port2": str(self._ports[f"{section.name}_{number}"] + 1),
             "threads": str(share),
             "cores": ",".join(map(str, mine)),
             "scratch": str(self._scratch),

@@ -1,0 +1,120 @@
+"""The targets of this comparison, as the data of their YAML files: the same weights, threads and KV memory for each, at its best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import environments
+
+HERE = Path(__file__).resolve().parent
+BLOCK_TOKENS = 32
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all of them have. kv_mib: memory of an instance for KV; dram_gib: of an instance, for KV that left it; threads follow from
+    the machine's cores and `instances`."""
+
+    model: Path
+    weights_mib: float
+    kv_bytes_per_token: int
+    kv_mib: float
+    dram_gib: float
+    instances: int
+    longest_tokens: int
+    installed: environments.Installed
+
+
+def upbeat(s: Setting, policy: str) -> dict[str, Any]:
+    """A stack of ours. Its HBM has the weights too."""
+    hbm_gib = round((s.kv_mib + s.weights_mib) / 1024, 4)
+    sizes = {"nodes": s.instances, "model": str(s.model), "hbm_gib": hbm_gib, "dram_gib": s.dram_gib}
+    return {"upbeat": {"policy": policy, **sizes, "settings": {"worker": {"dtype": "bfloat16"}}}}
+
+
+def vllm(s: Setting, balance: str, *, caching: bool = True, lmcache: bool = False) -> dict[str, Any]:
+    """vLLM's server, an instance a share of the cores: compiled, Intel's OpenMP, threads bound, blocks of 32 tokens, and no more KV blocks
+    than ours has room for."""
+    assert s.installed.vllm is not None
+    environment = s.installed.vllm.parents[1]
+    blocks = int(s.kv_mib * MIB / s.kv_bytes_per_token / BLOCK_TOKENS)
+    command = [
+        str(s.installed.vllm), str(HERE / "vllm_server.py"), "--model", str(s.model), "--served-model-name", "bench", "--host", "127.0.0.1",
+        "--port", "${port}", "--block-size", str(BLOCK_TOKENS), "--max-model-len", str(s.longest_tokens), "--num-gpu-blocks-override",
+        str(blocks), "--enable-prompt-tokens-details", "--disable-log-stats", "--disable-uvicorn-access-log", "--seed", "0",
+    ]  # fmt: skip
+    if not caching:
+        command.append("--no-enable-prefix-caching")
+    if lmcache:
+        where = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": "PORT"}
+        connector = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": where}
+        command += ["--kv-transfer-config", json.dumps(connector).replace('"PORT"', "${port_lmcache}")]
+    env = {
+        "LD_PRELOAD": str(environment / "lib" / "libiomp5.so"),
+        "OMP_NUM_THREADS": "${threads}",
+        "VLLM_CPU_OMP_THREADS_BIND": "${cores}",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CACHE_ROOT": str(environment / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(environment / "cache" / "inductor"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": str(s.installed.lmcache) if lmcache else "",
+    }
+    at = "http://127.0.0.1:${port}"
+    server = {"name": "vllm", "count": s.instances, "command": command, "env": env, "ready": f"{at}/health", "serves": at, "ready_s": 600}
+    return {"start": [*([_lmcache(s)] if lmcache else []), server], "balance": balance, "versions": {"vllm": "vllm-cpu 0.32.0"}}
+
+
+def _lmcache(s: Setting) -> dict[str, Any]:
+    """LMCache's multi-process server, one for all instances, with as much memory as our nodes have together and a disk beneath."""
+    size = str(max(1, round(s.dram_gib * s.instances)))
+    command = [
+        str(s.installed.vllm), "-c", "from lmcache.cli.main import main; main()", "server", "--host", "127.0.0.1", "--port", "${port}",
+        "--http-host", "127.0.0.1", "--http-port", "${port2}", "--chunk-size", str(BLOCK_TOKENS), "--l1-size-gb", size, "--l1-init-size-gb",
+        size, "--no-l1-use-lazy", "--eviction-policy", "LRU", "--supported-transfer-mode", "engine_driven", "--l2-adapter",
+        '{"type": "fs_native", "base_path": "${scratch}", "num_workers": 4}',
+    ]  # fmt: skip
+    env = {"PYTHONPATH": str(s.installed.lmcache), "LMCACHE_DISABLE_BANNER": "1", "PYTHONHASHSEED": "0"}
+    return {"name": "lmcache", "command": command, "env": env, "ready": "http://127.0.0.1:${port2}/healthcheck", "ready_s": 180}
+
+
+def llama(s: Setting, balance: str) -> dict[str, Any]:
+    """llama.cpp by its Python server, which answers one request after the other and keeps states of prompts in memory."""
+    assert s.installed.llama is not None
+    command = [
+        str(s.installed.llama), "-m", "llama_cpp.server", "--model", str(environments.gguf(s.model, s.installed.llama)), "--model_alias",
+        "bench", "--host", "127.0.0.1", "--port", "${port}", "--n_ctx", str(s.longest_tokens), "--n_threads", "${threads}",
+        "--n_threads_batch", "${threads}", "--cache", "true", "--cache_type", "ram", "--cache_size", str(int(s.dram_gib * 1024 * MIB)),
+    ]  # fmt: skip
+    at = "http://127.0.0.1:${port}"
+    server = {"name": "llama", "count": s.instances, "command": command, "ready": f"{at}/v1/models", "serves": at, "unset": ["PYTHONPATH"]}
+    return {"start": [server], "balance": balance, "versions": {"llama.cpp": environments.LLAMA_PINNED[0]}}
+
+
+#: By name; the first one that is asked for is what ratios are to.
+TARGETS: dict[str, Callable[[Setting], dict[str, Any]]] = {
+    "upbeat": lambda s: upbeat(s, "balanced"),
+    "sticky": lambda s: upbeat(s, "sticky"),
+    "recompute": lambda s: upbeat(s, "recompute"),
+    "vllm": lambda s: vllm(s, "round-robin"),
+    "vllm-sticky": lambda s: vllm(s, "sticky"),
+    "vllm-recompute": lambda s: vllm(s, "round-robin", caching=False),
+    "lmcache": lambda s: vllm(s, "round-robin", lmcache=True),
+    "lmcache-sticky": lambda s: vllm(s, "sticky", lmcache=True),
+    "llama.cpp": lambda s: llama(s, "sticky"),
+}
+
+
+def needs(names: list[str]) -> dict[str, bool]:
+    """What has to be installed for these targets."""
+    return {
+        "vllm": any(name.startswith(("vllm", "lmcache")) for name in names),
+        "lmcache": any(name.startswith("lmcache") for name in names),
+        "llama": "llama.cpp" in names,
+    }
