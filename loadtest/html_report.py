@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from loadtest.compare.summary import FIGURES, shown
+from loadtest.compare.summary import FIGURES, shown, titled
 from loadtest.svg import COLOURS, Value, distribution_plot, line_plot
 
 #: What is drawn over the loads: names of `summary.FIGURES`.
@@ -109,7 +109,7 @@ def _table(label: str, targets: Mapping[str, Any], repeats: int, baseline: str) 
         known = [figure["median"] for figure in found.values() if figure is not None]
         if not known:
             continue
-        best = (max if more_is_better else min)(known)
+        best = (max if more_is_better else min)(known) if unit != "count" and len(known) > 1 else None
         cells = []
         for target, figure in found.items():
             if figure is None:
@@ -118,9 +118,9 @@ def _table(label: str, targets: Mapping[str, Any], repeats: int, baseline: str) 
             spread = f"<small>{shown(figure['min'], unit)} to {shown(figure['max'], unit)}</small>" if repeats > 1 else ""
             ratio = targets[target]["points"][label]["ratios"].get(name)
             times = f"<small>× {ratio['median']:.2f}</small>" if ratio and target != baseline else ""
-            marked = ' class="best"' if figure["median"] == best and len(known) > 1 and name not in ("requests", "failed") else ""
+            marked = ' class="best"' if figure["median"] == best else ""
             cells.append(f"<td{marked}>{shown(figure['median'], unit)}{spread}{times}</td>")
-        rows.append(f"<tr><td>{escape(name)}{f' ({unit})' if unit else ''}</td>{''.join(cells)}</tr>")
+        rows.append(f"<tr><td>{escape(titled(name, unit))}</td>{''.join(cells)}</tr>")
     note = f"<p>Medians of the repeats, least to most, and times {escape(baseline)}'s (the median of the repeats' ratios).</p>"
     return f"<h2>{escape(label)}</h2><table><tr><th></th>{head}</tr>{''.join(rows)}</table>{note}" if rows else ""
 

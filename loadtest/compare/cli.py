@@ -15,7 +15,7 @@ from loadtest.compare.load import Workload, read_workload
 from loadtest.compare.run import Comparison
 from loadtest.compare.run import compare as run_comparison
 from loadtest.compare.settings import TargetFile, load_target, load_workload, one_workload
-from loadtest.compare.summary import FIGURES, shown
+from loadtest.compare.summary import FIGURES, shown, titled
 from loadtest.html_report import html_report
 from loadtest.report import write_json, write_text
 from loadtest.stack import ending_on_sigterm
@@ -94,7 +94,7 @@ def table_of(document: dict[str, Any], label: str) -> Table:
     for name, _, unit, _ in FIGURES:
         found = [target["points"].get(label, {}).get("summary", {}).get(name) for target in targets.values()]
         if any(found):
-            table.add_row(name + (f" ({unit})" if unit else ""), *(_cell(figure, unit) for figure in found))
+            table.add_row(titled(name, unit), *(_cell(figure, unit) for figure in found))
     return table
 
 

@@ -23,8 +23,8 @@ FIGURES: tuple[tuple[str, tuple[str, ...], str, bool], ...] = (
     ("SLO attainment", ("slo_attainment",), "%", True),
     ("cached share of returning prompts", ("cached_share_returning",), "%", True),
     ("imbalance (max/mean), outstanding", ("imbalance", "outstanding"), "", False),
-    ("requests", ("requests",), "", True),
-    ("failed", ("failed",), "", False),
+    ("requests", ("requests",), "count", True),
+    ("failed", ("failed",), "count", False),
 )
 
 
@@ -79,4 +79,9 @@ def shown(value: float | None, unit: str) -> str:
         return f"{100 * value:.1f}"
     if unit == "ms":
         return f"{1000 * value:.1f}"
-    return f"{value:g}" if value == int(value) and abs(value) >= 1 else f"{value:.3f}"
+    return f"{value:g}" if unit == "count" else f"{value:.3f}"
+
+
+def titled(name: str, unit: str) -> str:
+    """A figure's name with its unit."""
+    return f"{name} ({unit})" if unit not in ("", "count") else name
