@@ -16,8 +16,6 @@ LESS_URGENT = 0.1
 HIDDEN = 1e-3
 #: How much of the work that is there now is done when the request of a hint comes that does not say when, in seconds.
 LEAD_S = 5.0
-#: How many of the requests that hints promise come while a turn that is here now runs: they spread over all the time that people type.
-MEANWHILE = 0.05
 #: A load that a turn waits for also costs others: the way it comes by, and the device where it is computed again.
 MOVING = 8.0
 
@@ -32,9 +30,12 @@ def work_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
 
 
 def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Work that hints promise, each weighted with the chance that it comes; a little of what is less urgent. A turn that is here now meets
-    `MEANWHILE` of it only, else it would leave an idle node for a busy one of which less is expected."""
-    return _felt(snapshot, snapshot.expected, turn, rows) * (snapshot.request_s * (1.0 if turn.advised else MEANWHILE))
+    """Of a hint: the work that other hints promise, each weighted with the chance that it comes; a little of what is less urgent. A turn
+    that is here now counts none of it: people type for longer than it runs, and it would leave an idle node for a busy one that expects
+    less."""
+    if not turn.advised:
+        return np.zeros(len(rows))
+    return _felt(snapshot, snapshot.expected, turn, rows) * snapshot.request_s
 
 
 def _felt(snapshot: Snapshot, by_class: Floats, turn: Turn, rows: Rows) -> Floats:

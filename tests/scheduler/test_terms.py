@@ -72,8 +72,7 @@ def test_arrivals_count_with_their_chance_and_less_urgent_ones_a_little() -> Non
     h.advisories.place(Pending(hint(SessionKey("t", "b"), "a2", priority=4), "node-0", 0.0, chance=0.5))
     h.advisories.place(Pending(hint(SessionKey("t", "c"), "a3", priority=-4), "node-2", 0.0, chance=0.5))
     assert seconds(terms.arrivals_s(h.see(), Turn("m", advised=True), ROWS)) == pytest.approx([1.5 + 0.1 * 1.0, 0.0, 1.0])
-    here_now = [terms.MEANWHILE * s for s in (1.6, 0.0, 1.0)]
-    assert seconds(terms.arrivals_s(h.see(), Turn("m"), ROWS)) == pytest.approx(here_now), "few of them come while it runs"
+    assert seconds(terms.arrivals_s(h.see(), Turn("m"), ROWS)) == [0.0] * 3, "hardly one comes while it runs"
 
 
 def test_a_cache_comes_from_dram_ssd_a_peer_or_the_blob_tier_each_at_its_pace() -> None:
