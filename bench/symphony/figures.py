@@ -24,7 +24,8 @@ KIND_8B, KIND_13B = PRESETS["a100-llama-3.1-8b"], PRESETS["a100-llama-2-13b"]
 #: Longest conversations: what a device can hold of the 13B model beside others, and the paper's context of the 8B model.
 MOST_8B, MOST_13B = 100_000, 24_000
 SYSTEMS = ("recompute", "infercept", "llumnix", "llumnix-infercept", "balanced")
-USERS = (64, 256, 512, 1024, 1536, 2048)
+#: Loads up to where the last is past what eight devices can serve; 13B has six times the KV a token, and saturates that much sooner.
+USERS_8B, USERS_13B = (64, 256, 512, 1024, 1536, 2048), (64, 128, 256, 384, 512, 640)
 Load = Callable[..., list[Script]]
 
 
@@ -39,9 +40,9 @@ class Bench:
     @property
     def seconds(self) -> tuple[float, float]:
         """(virtual seconds, of which are not counted)."""
-        return (100.0, 50.0) if self.quick else (240.0, 90.0)
+        return (100.0, 50.0) if self.quick else (200.0, 80.0)
 
-    def users(self, every: Sequence[int] = USERS) -> tuple[int, ...]:
+    def users(self, every: Sequence[int]) -> tuple[int, ...]:
         """The loads of a curve."""
         return tuple(every[1:3]) if self.quick else tuple(every)
 
@@ -94,13 +95,13 @@ def figure_1(bench: Bench) -> dict[str, Any]:
     users = 256 if bench.quick else 1024
     found = {}
     for name in ("infercept", "balanced"):
-        table = np.asarray(bench.run(KIND_13B, users, VARIANTS[name]).fleet.loads)
+        table = np.asarray(bench.run(KIND_8B, users, VARIANTS[name]).fleet.loads)
         found[name] = {
             "most": table.max(axis=1).round(3).tolist(),
             "least": table.min(axis=1).round(3).tolist(),
             "mean": table.mean(axis=1).round(3).tolist(),
         }
-    return {"users": users, "model": KIND_13B.model, "every_s": 10.0, "systems": found}
+    return {"users": users, "model": KIND_8B.model, "every_s": 10.0, "systems": found}
 
 
 def figure_2(bench: Bench) -> dict[str, Any]:
@@ -173,31 +174,31 @@ def figure_5(bench: Bench) -> dict[str, Any]:
 
 def figure_6(bench: Bench) -> dict[str, Any]:
     """Recompute, swap, and swap with the KV migrated when a request comes, on eight GPUs."""
-    variants = [VARIANTS[n] for n in ("recompute", "infercept", "infercept-migration", "balanced")]
-    users = bench.users((256, 512, 1024, 1536))
-    return {"8b": bench.curve(KIND_8B, variants, users), "13b": bench.curve(KIND_13B, variants, users)}
+    variants = [VARIANTS[n] for n in ("recompute", "infercept", "infercept-migration")]
+    found = {"8b": (KIND_8B, (256, 1024, 1536)), "13b": (KIND_13B, (128, 384, 512))}
+    return {name: bench.curve(kind, variants, bench.users(users)) for name, (kind, users) in found.items()}
 
 
 # ---- the evaluation -----------------------------------------------------------------------------------------------
 def figure_11(bench: Bench) -> dict[str, Any]:
     """TPOT, TTFT and requests/s against users, Llama-3.1-8B."""
-    return against_users(bench, KIND_8B)
+    return against_users(bench, KIND_8B, USERS_8B)
 
 
 def figure_12(bench: Bench) -> dict[str, Any]:
     """The same, Llama-2-13B."""
-    return against_users(bench, KIND_13B)
+    return against_users(bench, KIND_13B, USERS_13B)
 
 
-def against_users(bench: Bench, kind: NodeKind) -> dict[str, Any]:
+def against_users(bench: Bench, kind: NodeKind, users: Sequence[int]) -> dict[str, Any]:
     """All systems at rising load, and where they cross."""
-    rows = bench.curve(kind, [VARIANTS[n] for n in SYSTEMS], bench.users())
+    rows = bench.curve(kind, [VARIANTS[n] for n in SYSTEMS], bench.users(users))
     return {"model": kind.model, "rows": rows, "crossings": crossings(rows), "users_at_equal_tpot": at_equal(rows)}
 
 
 def figure_13(bench: Bench) -> dict[str, Any]:
     """The same systems on bursts."""
-    rows = bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536, 2048)), loads.burstgpt_like)
+    rows = bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536)), loads.burstgpt_like)
     return {"model": KIND_8B.model, "rows": rows, "crossings": crossings(rows)}
 
 
@@ -217,7 +218,7 @@ def figure_14(bench: Bench) -> dict[str, Any]:
         "model": kind.model,
         "remote_bytes_per_s": kind.blob_bytes_per_s,
         "codec": codec.codec,
-        "rows": bench.curve(kind, variants, bench.users((256, 512, 1024, 1536))),
+        "rows": bench.curve(kind, variants, bench.users((128, 256, 384, 512))),
     }
 
 
@@ -251,20 +252,20 @@ def figure_17(bench: Bench) -> dict[str, Any]:
     """Each mechanism switched off."""
     variants = [VARIANTS[n] for n in ("balanced", "no-cooperative", "no-layer-priority", "no-layerwise", "balanced-no-hints")]
     variants.append(replace(VARIANTS["sticky"], name="no balancing"))
-    return {"model": KIND_13B.model, "rows": bench.curve(KIND_13B, variants, bench.users((256, 512, 768, 1024, 1280)))}
+    return {"model": KIND_13B.model, "rows": bench.curve(KIND_13B, variants, bench.users((128, 256, 384, 512)))}
 
 
 def figure_18(bench: Bench) -> dict[str, Any]:
     """Prompts of 1,024 tokens, answers of one."""
     return {
         "model": KIND_8B.model,
-        "rows": bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((256, 512, 1024, 1536, 2048)), loads.prefill_heavy),
+        "rows": bench.curve(KIND_8B, [VARIANTS[n] for n in SYSTEMS], bench.users((64, 128, 256, 384, 512)), loads.prefill_heavy),
     }
 
 
 def figure_19(bench: Bench) -> dict[str, Any]:
     """A share of the requests comes without a hint."""
-    users = 256 if bench.quick else 768
+    users = 256 if bench.quick else 512
     rows = []
     for missed in (0.0, 1.0) if bench.quick else (0.0, 0.1, 0.25, 0.5, 0.75, 1.0):
         found = bench.run(KIND_13B, users, VARIANTS["balanced"], habits={DEFAULT_TENANT: Habits(missed=missed)})
@@ -275,7 +276,7 @@ def figure_19(bench: Bench) -> dict[str, Any]:
 
 def figure_20(bench: Bench) -> dict[str, Any]:
     """Hints for nothing."""
-    users = 256 if bench.quick else 1024
+    users = 256 if bench.quick else 512
     rows = []
     for spurious in (0.0, 0.6) if bench.quick else (0.0, 0.2, 0.4, 0.6, 0.9):
         found = bench.run(KIND_13B, users, VARIANTS["balanced"], habits={DEFAULT_TENANT: Habits(spurious=spurious)})
@@ -285,7 +286,7 @@ def figure_20(bench: Bench) -> dict[str, Any]:
 
 def figure_21(bench: Bench) -> dict[str, Any]:
     """A share of the sessions has priority: ours, and vLLM's priority scheduling."""
-    users = 256 if bench.quick else 1024
+    users = 256 if bench.quick else 512
     rows = []
     for share in (0.3,) if bench.quick else (0.1, 0.3, 0.5):
         for name in ("recompute", "balanced"):

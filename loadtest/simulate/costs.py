@@ -125,11 +125,34 @@ class Measured:
         return self._profile.prefill_s(tokens, context_tokens)
 
 
+class Slowed:
+    """Another's steps as a whole stack makes them: each takes `step_s` longer, and prompts `prefill_times` as long."""
+
+    def __init__(self, inner: Costs, step_s: float, prefill_times: float) -> None:
+        self._inner, self._step_s, self._times = inner, step_s, prefill_times
+
+    def decode(self, batch: int, context_tokens: float) -> tuple[float, float]:
+        """See Costs."""
+        seconds, slope_s = self._inner.decode(batch, context_tokens)
+        return seconds + self._step_s, slope_s
+
+    def mixed_s(self, batch: int, context_tokens: float, prefills: Iterable[tuple[int, int]]) -> float:
+        """See Costs."""
+        decode_s = self._inner.decode(batch, context_tokens)[0] if batch else 0.0
+        both_s = self._inner.mixed_s(batch, context_tokens, prefills)
+        return self._step_s + decode_s + max(both_s - decode_s, 0.0) * self._times
+
+    def prefill_s(self, tokens: int, context_tokens: int) -> float:
+        """See Costs."""
+        return self._inner.prefill_s(tokens, context_tokens) * self._times
+
+
 @dataclass(frozen=True, slots=True)
 class NodeKind:
     """All that makes up a node. Capacities of KV in bytes; rates in bytes a second, `dram` is that of the way from DRAM to HBM.
 
-    step_tokens, mixed_step_s, max_batch: as `worker` is configured.
+    step_tokens, mixed_step_s, max_batch: as `worker` is configured. request_s: from a client to the engine, and from the engine's
+    first token back to the client, together.
     """
 
     name: str
@@ -147,3 +170,4 @@ class NodeKind:
     mixed_step_s: float = 0.2
     max_batch: int = 64
     max_tokens: int = 131_072
+    request_s: float = 0.0

@@ -114,16 +114,23 @@ class Fleet:
         """A turn is here."""
         if self._conducted is not None:
             request.node, sources = self._conducted.place(request)
-            self.nodes[request.node].submit(request, sources)
+            self._submit(request, sources)
             return
         hop = request.hop if self.variant.hints else None
         ask = Ask(request.request_id, request.session, self.kind.model, request.priority, hop=hop)
         placement = self.control.place(ask, self._events.now)
         request.node = placement.node
-        self.nodes[placement.node].submit(request, placement.sources)
+        self._submit(request, placement.sources)
         self._carry_out(list(placement.commands))
         if self.control.decisions % _VALIDATE_EVERY == 0:
             self.validate()
+
+    def _submit(self, request: Request, sources: tuple[str, ...]) -> None:
+        node = self.nodes[request.node]
+        if self.kind.request_s:
+            self._events.at(self._events.now + self.kind.request_s, lambda: node.submit(request, sources))
+        else:
+            node.submit(request, sources)
 
     def advise(self, hint: Hint) -> None:
         """Somebody begins to type."""

@@ -1,0 +1,106 @@
+"""A real run and its simulation, request by request: the scripts that the stack was given, and what both say of them. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from contracts.ids import DEFAULT_TENANT, SessionKey
+from contracts.profile import Profile
+from loadtest.client import Outcome
+from loadtest.figures import spread
+from loadtest.plans import PlannedSession, PlannedTurn
+from loadtest.prompts import block_words
+from loadtest.simulate.costs import NodeKind, Slowed
+from loadtest.simulate.fleet import VARIANTS
+from loadtest.simulate.presets import measured
+from loadtest.simulate.scenario import Run, simulate
+from loadtest.simulate.sequences import Request
+from loadtest.simulate.users import Script, Turn
+from loadtest.typist import typing_times
+
+#: Of a turn, evenly drawn: words of a first prompt, of a later one, and tokens of an answer.
+FIRST, LATER, ANSWER = (200, 1400), (40, 200), (24, 96)
+TURNS = 3
+
+
+def planned(sessions: int, sessions_per_s: float, seed: int) -> list[PlannedSession]:
+    """Conversations that begin at random times, with short pauses, so that a run is short."""
+    rng, at, found = random.Random(seed), 0.0, []
+    for number in range(sessions):
+        at += rng.expovariate(sessions_per_s)
+        turns, time_s = [], at
+        typed = typing_times(TURNS, rng.getrandbits(32), mean_s=4.0)
+        for turn in range(TURNS):
+            words = block_words(1000 * number + turn, rng.randint(*(LATER if turn else FIRST)))
+            turns.append(PlannedTurn(" ".join(words), rng.randint(*ANSWER), typed[0] + time_s, typed[turn]))
+            time_s += 6.0 + typed[turn]
+        found.append(PlannedSession(f"c{seed}-{number}", tuple(turns)))
+    return found
+
+
+def scripts_of(sessions: Sequence[PlannedSession], outcomes: Sequence[Outcome]) -> list[Script]:
+    """What the stack was really asked, in tokens as it counted them, at the planned times."""
+    of = {(o.session_id, o.turn): o for o in outcomes if o.error is None}
+    scripts = []
+    for session in sessions:
+        turns, history = [], 0
+        for number, turn in enumerate(session.turns):
+            outcome = of.get((session.session_id, number))
+            if outcome is None:
+                break
+            turns.append(Turn(max(outcome.prompt_tokens - history, 1), outcome.output_tokens, turn.typing_s, turn.arrival_s))
+            history = max(outcome.prompt_tokens, history + 1) + outcome.output_tokens
+        if turns:
+            scripts.append(Script(SessionKey(DEFAULT_TENANT, session.session_id), tuple(turns)))
+    return scripts
+
+
+def lone(outcomes: Sequence[Outcome], profile: Profile) -> tuple[float, float, float]:
+    """(seconds of a request beside its steps, seconds of a step beside the profile's, how many times as long prompts take), from requests
+    that had the stack to themselves, of two lengths."""
+    steps = [o.tpot_s - profile.decode_s(1, o.prompt_tokens + o.output_tokens / 2) for o in outcomes if o.tpot_s is not None]
+    pairs = sorted((profile.prefill_s(o.prompt_tokens), o.ttft_s) for o in outcomes)
+    half = len(pairs) // 2
+    low, high = (_middle(part) for part in (pairs[:half], pairs[half:]))
+    times = max((high[1] - low[1]) / (high[0] - low[0]), 0.1)
+    return max(low[1] - times * low[0], 0.0), sorted(steps)[len(steps) // 2], times
+
+
+def _middle(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return tuple(sorted(p[i] for p in pairs)[len(pairs) // 2] for i in (0, 1))  # type: ignore[return-value]
+
+
+def kind_of(profile: Profile, hbm_gib: float, dram_gib: float, beside: tuple[float, float, float] | None) -> NodeKind:
+    """The profile as a preset; beside: what `lone` found."""
+    kind = measured(profile, hbm_gib, dram_gib)
+    if beside is None:
+        return kind
+    request_s, step_s, times = beside
+    return replace(kind, costs=Slowed(kind.costs, step_s, times), request_s=request_s)
+
+
+def predicted(kind: NodeKind, nodes: int, scripts: Sequence[Script]) -> list[Request]:
+    """The same scripts on the simulated fleet."""
+    return simulate(Run(kind, nodes, VARIANTS["balanced"]), scripts).users.requests
+
+
+def row(ttft: Sequence[float], tpot: Sequence[float], normalised: Sequence[float]) -> dict[str, Any]:
+    """Means and medians."""
+    return {"ttft_s": spread(ttft), "tpot_s": spread(tpot), "normalised_s": spread(normalised)}
+
+
+def of_outcomes(outcomes: Sequence[Outcome], later: bool | None = None) -> dict[str, Any]:
+    """What was measured. later: only first turns, or only those after them."""
+    good = [o for o in outcomes if o.error is None and (later is None or later == (o.turn > 0))]
+    normal = [(o.end_s - o.sent_s) / o.output_tokens for o in good]
+    return row([o.ttft_s for o in good], [o.tpot_s for o in good if o.tpot_s is not None], normal)
+
+
+def of_requests(requests: Sequence[Request], later: bool | None = None) -> dict[str, Any]:
+    """What was predicted."""
+    good = [r for r in requests if r.end_s >= 0 and (later is None or later == (r.turn > 0))]
+    tpot = [(r.end_s - r.first_s) / (r.answer_tokens - 1) for r in good if r.answer_tokens > 1]
+    return row([r.first_s - r.sent_s for r in good], tpot, [(r.end_s - r.sent_s) / r.answer_tokens for r in good])
