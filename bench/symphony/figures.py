@@ -16,7 +16,7 @@ from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.fleet import VARIANTS, Variant
 from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, Mechanisms
 from loadtest.simulate.presets import A100, LLAMA_2_7B, PRESETS, a100
-from loadtest.simulate.scenario import Outcome, Run, simulate
+from loadtest.simulate.scenario import SAMPLE_EVERY_S, Outcome, Run, simulate
 from loadtest.simulate.users import Habits, Script
 
 NODES = 8
@@ -95,13 +95,13 @@ def figure_1(bench: Bench) -> dict[str, Any]:
     users = 256 if bench.quick else 1024
     found = {}
     for name in ("infercept", "balanced"):
-        table = np.asarray(bench.run(KIND_8B, users, VARIANTS[name]).fleet.loads)
+        table = bench.loads(bench.run(KIND_8B, users, VARIANTS[name]))
         found[name] = {
             "most": table.max(axis=1).round(3).tolist(),
             "least": table.min(axis=1).round(3).tolist(),
             "mean": table.mean(axis=1).round(3).tolist(),
         }
-    return {"users": users, "model": KIND_8B.model, "every_s": 10.0, "systems": found}
+    return {"users": users, "model": KIND_8B.model, "every_s": SAMPLE_EVERY_S, "systems": found}
 
 
 def figure_2(bench: Bench) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def figure_15(bench: Bench) -> dict[str, Any]:
     for model, kind in (("8b", KIND_8B), ("13b", KIND_13B)):
         for name in ("recompute", "infercept", "llumnix-infercept", "balanced"):
             outcome = bench.run(kind, 256, VARIANTS[name])
-            table = np.asarray(outcome.fleet.loads)
+            table = bench.loads(outcome)
             found[f"{model} {name}"] = {
                 "peak_to_median": outcome.figures["peak_to_median"],
                 "each_gpu_mean": table.mean(axis=0).round(3).tolist(),

@@ -64,6 +64,9 @@ def run(
     early: Annotated[float, typer.Option(help="share of hints that come 30 s before typing begins", min=0.0, max=1.0)] = 0.0,
     dram_gib: Annotated[float | None, typer.Option(help="DRAM of a node for KV, GiB")] = None,
     hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
+    every_core: Annotated[
+        bool, typer.Option("--every-core", help="run the production cores of store and HBM too; some ten times slower")
+    ] = False,
     seed: Annotated[int, typer.Option(help="equal seeds give equal runs")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     out: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
@@ -89,7 +92,9 @@ def run(
         )
         habits = {DEFAULT_TENANT: Habits(missed=missed, spurious=spurious, late=late, early=early)}
         limit_s = minutes * 60 if users else float("inf")
-        base = Run(kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits)
+        base = Run(
+            kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits, every_core=every_core
+        )
         found: dict[str, dict[str, Any]] = {}
         for variant in variants:
             with console.status(f"{variant.name} ..."):
@@ -111,6 +116,7 @@ def run(
             "conversations": len(said),
             "urgent": urgent,
             "hints": {"missed": missed, "spurious": spurious, "late": late, "early": early},
+            "every_core": every_core,
             "seed": seed,
         },
         "policies": found,

@@ -171,3 +171,5 @@ class NodeKind:
     max_batch: int = 64
     max_tokens: int = 131_072
     request_s: float = 0.0
+    #: Of the model, where `shape` has fewer (`core_node.coarse`); 0: as many as the shape.
+    layers_modelled: int = 0

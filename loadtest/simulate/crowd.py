@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class Crowd:
         self._draw = random.Random(seed)
         self.control = Control(Settings(served_model=kind.model, hints_per_s=2 * turns_per_s, hint_burst=10 * turns_per_s))
         self.nodes = {f"node-{n}": _Node(f"node-{n}") for n in range(nodes)}
-        self.spent_s: Counter[str] = Counter()
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
         self.waits_s: list[float] = []
         self.found: Counter[str] = Counter()

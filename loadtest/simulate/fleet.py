@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from contracts.ids import SessionKey
+from loadtest.simulate.core_node import CoreNode
+from loadtest.simulate.core_store import Blob, CoreStore
+from loadtest.simulate.core_turns import coarse
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import ALL, BLOB, DRAM, HBM, NONE, PEER, Mechanisms
@@ -70,9 +73,16 @@ VARIANTS: dict[str, Variant] = {
 
 
 class Fleet:
-    """See the module. Requests and hints go in at virtual now; `Request.done` is called at a request's end."""
+    """See the module. Requests and hints go in at virtual now; `Request.done` is called at a request's end. every_core: nodes run the
+    production cores of store and HBM (`core_node`), not the aggregated tiers."""
 
-    def __init__(self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None) -> None:
+    def __init__(
+        self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None, every_core: bool = False
+    ) -> None:
+        if every_core:
+            if variant.system is not None or not variant.has.keeps:
+                raise ValueError(f"{variant.name} has no cores of ours to run in full; take one of our own policies")
+            kind = replace(kind, shape=coarse(kind.shape), layers_modelled=kind.shape.layers)
         self._events, self.kind, self.variant = events, kind, variant
         base = settings or Settings()
         self.control = Control(
@@ -87,9 +97,14 @@ class Fleet:
         rates = Rates(kind.link_bytes_per_s, kind.ssd_bytes_per_s, kind.blob_bytes_per_s)
         self._conducted: Conductor | None = None
         keep = None if variant.system is None else self._keep
+        blob, stores = Blob(), dict[str, CoreStore]()
         for number in range(nodes):
             name = f"node-{number}"
-            self.nodes[name] = Node(name, kind, events, self.nodes, ended=self._ended, has=variant.has, keep=keep)
+            if every_core:
+                core = CoreNode(name, kind, events, self.nodes, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores)
+                self.nodes[name] = core
+            else:
+                self.nodes[name] = Node(name, kind, events, self.nodes, ended=self._ended, has=variant.has, keep=keep)
             if variant.system is not None:
                 continue
             self.control.fleet.worker_joined(name, f"{name}:1", (model,), events.now, rates)

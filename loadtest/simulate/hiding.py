@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loadtest.simulate.channels import Fetch
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.mechanisms import Mechanisms
 
@@ -25,3 +26,9 @@ def into_hbm_s(kind: NodeKind, has: Mechanisms, tokens: int, cached: int, load_s
     compute_s = kind.costs.prefill_s(tokens, cached) / layers
     each_s = load_s / (layers - present)
     return load_s - max(each_s - present * compute_s, load_s - (layers - 1) * compute_s, 0.0)
+
+
+def is_worth_waiting(kind: NodeKind, fetch: Fetch, near: int, wanted: int) -> bool:
+    """Whether waiting for what is under way is sooner done than computing tokens `near` to `wanted`."""
+    left_s = max((job.left_s for _, job in fetch.jobs if not job.finished), default=0.0)
+    return left_s <= kind.costs.prefill_s(wanted - near, near)

@@ -116,7 +116,7 @@ class Node:
         in_hbm = self.tokens_in(self.hbm, session) if self.hbm.share_of(session) == 1.0 else 0
         near = min(wanted, max(in_hbm, self.tokens_in(self.dram, session)))
         fetch = self._fetches.get(session)
-        if fetch is not None and fetch.tokens > near and self._worth(fetch, near, min(wanted, fetch.tokens)):
+        if fetch is not None and fetch.tokens > near and hiding.is_worth_waiting(self.kind, fetch, near, min(wanted, fetch.tokens)):
             near = min(wanted, fetch.tokens)
             fetch.rank = PLAIN
             self._await(fetch, sequence, self._hidden_s(sequence, near))
@@ -131,11 +131,6 @@ class Node:
         self.recomputed_tokens += wanted - near
         sequence.load_tokens = near
         sequence.found = near // self.kind.shape.chunk_tokens
-
-    def _worth(self, fetch: Fetch, near: int, wanted: int) -> bool:
-        """Whether waiting for what is under way is sooner done than computing it."""
-        left_s = max((job.left_s for _, job in fetch.jobs if not job.finished), default=0.0)
-        return left_s <= self.kind.costs.prefill_s(wanted - near, near)
 
     def _hidden_s(self, sequence: Running, cached: int) -> float:
         return hiding.below_hbm_s(self.kind, self.has, sequence.request.prompt_tokens - cached, cached)
@@ -187,16 +182,18 @@ class Node:
         request = sequence.request
         self._count_load()
         request.end_s = self._events.now
-        self.hbm.release(sequence.need_bytes)
         del self.outstanding[request.request_id]
         self._ended_ids.append(request.request_id)
         self._running -= 1
-        if self.has.keeps:
-            self._kept(sequence)
+        self._free(sequence)
         self._told(request)
         self._admit()
 
-    def _kept(self, sequence: Running) -> None:
+    def _free(self, sequence: Running) -> None:
+        """Its HBM is free again, and its KV is where it is kept."""
+        self.hbm.release(sequence.need_bytes)
+        if not self.has.keeps:
+            return
         request, chunk = sequence.request, self.kind.shape.chunk_tokens
         bytes_ = float((request.prompt_tokens + request.answer_tokens) // chunk * chunk * self.token_bytes)
         keep = self._keep(self, sequence)
@@ -352,6 +349,12 @@ class Node:
         """Requests in the batch."""
         return self._running
 
+    @property
+    def pages(self) -> tuple[int, int]:
+        """Of HBM, in pieces: all, and those that no running request uses."""
+        piece = self.kind.shape.piece_bytes
+        return int(self.kind.hbm_bytes // piece), int((self.kind.hbm_bytes - self.hbm.in_use_bytes) // piece)
+
     # ---- reports -----------------------------------------------------------------------------------------------
     def load(self) -> tuple[Load, list[str], list[str]]:
         """What the worker reports: its load, the requests that are here, and those that ended since it was last asked."""
@@ -359,14 +362,14 @@ class Node:
         kind, pace = self.kind, self.engine.pace
         sequences = self.outstanding.values()
         by_priority = pace.outstanding_s(sequences, kind.shape.chunk_tokens)
-        piece = kind.shape.piece_bytes
+        total, free = self.pages
         load = Load(
             running=self._running,
             waiting=len(self._waiting),
             outstanding_s=sum(by_priority.values()),
             request_s=pace.request_s,
-            hbm_pages_total=int(kind.hbm_bytes // piece),
-            hbm_pages_free=int((kind.hbm_bytes - self.hbm.in_use_bytes) // piece),
+            hbm_pages_total=total,
+            hbm_pages_free=free,
             prefill_token_s=pace.prefill_token_s,
             by_priority=by_priority,
         )
