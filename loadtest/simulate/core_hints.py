@@ -46,14 +46,14 @@ class HintedLoads:
         """The store brings this session up."""
         now = self._events.now
         arrival_s, expires_s = now + offer.arrival_s, now + offer.expires_s
-        self.offers[offer.session] = Offer(offer.session, list(offer.keys), offer.priority, arrival_s, expires_s)
-        self._events.at(now, self.pump)
+        known = self.offers[offer.session] = Offer(offer.session, list(offer.keys), offer.priority, now, arrival_s, expires_s)
+        self._events.at(known.from_s, self.pump)
 
     def pump(self) -> None:
         """Ask for the next bands of sessions that are coming, as long as loads and room allow."""
         while sum(isinstance(load, HintedBand) for load in self._node.loads.values()) < IN_FLIGHT:
             able = [o for o in self.offers.values() if not o.no_room]
-            offer = next_offer(able)
+            offer = next_offer(able, self._events.now)
             if offer is None:
                 break
             if offer.expires_s <= self._events.now or offer.band >= min(BANDS, self._node.shape.layers):

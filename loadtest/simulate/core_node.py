@@ -126,7 +126,10 @@ class CoreNode(Node):
         gaps = cache.gaps(here)
         total = -(-(request.prompt_tokens + request.answer_tokens) // self.shape.chunk_tokens)
         need = sum(map(len, gaps)) + (total - len(here)) * len(layers)
-        if not cache.make_room(need, self._events.now):
+        # Where nothing runs, what hints hold is all that keeps everybody waiting.
+        held, cache.hold_hinted = cache.hold_hinted, cache.hold_hinted and self._running > 0
+        able, cache.hold_hinted = cache.make_room(need, self._events.now), held
+        if not able:
             for block in here:
                 cache.release(block)
             return False
@@ -332,17 +335,28 @@ class CoreNode(Node):
             self._events.at(self._events.now + len(grant.indices) * self.shape.chunk_bytes / self.kind.dram_bytes_per_s, written)
 
     # ---- hints -------------------------------------------------------------------------------------------------
-    def prefetch(self, session: SessionKey, priority: int, expires_s: float, tokens: int, sources: tuple[str, ...]) -> None:
+    def prefetch(
+        self,
+        session: SessionKey,
+        priority: int,
+        expires_s: float,
+        tokens: int,
+        sources: tuple[str, ...],
+        arrival_s: float | None = None,
+    ) -> None:
         """The scheduler's command for a hint."""
         now = self._events.now
+        lead_s = 0.0 if arrival_s is None else max(arrival_s - now, 0.0)
         self.cache.standings.advise(session, priority, expires_s, now)
-        self.store.handle(ev.Advised(session, priority, 0.0, expires_s - now, sources, now))
+        self._events.at(expires_s, self._admit)  # what it holds may then be had
+        self.store.handle(ev.Advised(session, priority, lead_s, expires_s - now, sources, now))
 
     def withdraw(self, session: SessionKey) -> None:
         """The hint is void, or went to another node."""
         self.hinted.forget(session)
         self.cache.standings.withdraw(session)
         self.store.handle(ev.Invalidated(session, self._events.now))
+        self._admit()
 
     # ---- reports -----------------------------------------------------------------------------------------------
     @property

@@ -157,7 +157,8 @@ class Fleet:
             node = self.nodes[command.node]
             if isinstance(command, Prefetch):
                 hint = command.hint
-                node.prefetch(hint.session, hint.priority, hint.expires_s, self.tokens.get(hint.session, 0), command.sources)
+                tokens = self.tokens.get(hint.session, 0)
+                node.prefetch(hint.session, hint.priority, hint.expires_s, tokens, command.sources, hint.arrival_s)
             else:
                 node.withdraw(command.session)
 

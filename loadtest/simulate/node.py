@@ -153,7 +153,7 @@ class Node:
             session = sequence.request.session
             rank, had, share = self.hbm.rank_of(session), self.hbm.bytes_of(session), self.hbm.share_of(session)
             held = self.hbm.take(session)
-            if not self.hbm.reserve(sequence.need_bytes):
+            if not self.hbm.reserve(sequence.need_bytes, by_force=not self._running):
                 if held:
                     self.hbm.put(session, had, rank)
                 return
@@ -253,10 +253,11 @@ class Node:
             self._offer(session, fetch.rank)
 
     # ---- hints -------------------------------------------------------------------------------------------------
-    def prefetch(self, session: SessionKey, priority: int, expires_s: float, tokens: int, sources: tuple[str, ...]) -> None:
-        """The scheduler's command for a hint: bring `tokens` of the session's cache up, as far as better ones leave room."""
-        chunk, rank = self.kind.shape.chunk_tokens, advised(priority)
-        wanted = tokens // chunk * chunk
+    def prefetch(
+        self, session: SessionKey, priority: int, expires_s: float, tokens: int, sources: tuple[str, ...], arrival_s: float | None = None
+    ) -> None:
+        """The scheduler's command for a hint: bring `tokens` of the session's cache up at once, as far as better ones leave room."""
+        rank, wanted = advised(priority), tokens // self.kind.shape.chunk_tokens * self.kind.shape.chunk_tokens
         self._hints[session] = (rank, expires_s)
         self._events.at(expires_s, lambda: self._expired(session, expires_s))
         fetch = self._fetches.get(session)

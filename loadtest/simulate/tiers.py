@@ -115,11 +115,14 @@ class Tier:
             self.take(session)
             self._hold(session, _Entry(entry.bytes, rank, entry.level))
 
-    def reserve(self, bytes_: float) -> bool:
-        """Room for a running request; whatever is cached gives way. False: others in use fill it, or hold it (`hold_advised`)."""
+    def reserve(self, bytes_: float, *, by_force: bool = False) -> bool:
+        """Room for a running request; whatever is cached gives way. False: others in use fill it, or hold it (`hold_advised`). by_force:
+        what is held gives way too, as nothing else would ever end the wait."""
         if self.in_use_bytes + bytes_ > self.capacity_bytes:
             return False
-        if not self._make_room(bytes_, None):
+        hold, self.hold_advised = self.hold_advised, self.hold_advised and not by_force
+        able, self.hold_advised = self._make_room(bytes_, None), hold
+        if not able:
             return False
         self.in_use_bytes += bytes_
         return True
