@@ -12,6 +12,20 @@ measurements of Llama-2-7B and 13B in half precision on one A100-80G (InternLM/l
 | 13B, decode, batch 16, about 2,100 tokens each | 33 ms | 32 ms |
 | 7B, decode, batch 32, about 2,100 tokens each | 31 ms | 30 ms |
 
+H100 80GB SXM and H200 SXM: NVIDIA's data sheets (989 TFLOPS dense bfloat16, twice that in FP8; 3,350 and 4,800 GB/s). Fitted to throughputs
+that TensorRT-LLM 0.5.0 publishes in FP8 (docs/source/performance.md and docs/source/blogs/H200launch.md there), weights and KV of one byte:
+
+| measured there | published | fitted here |
+| --- | --- | --- |
+| 7B, H100, batch 64, 128 tokens in, 2,048 out | 5,367 tokens/s | 5,780 |
+| 7B, H100, batch 32, 2,048 in, 2,048 out | 2,230 tokens/s | 2,347 |
+| 7B, H100, batch 64, 2,048 in, 128 out | 2,058 tokens/s | 2,009 |
+| 13B, H200, batch 64, 2,048 in, 128 out | 1,349 tokens/s | 1,360 |
+| 70B, four H100, batch 64, 2,048 in, 128 out | 843 tokens/s | 819 |
+
+70B runs on several devices as one node, with what tensor parallelism leaves of their rates: 0.6, from the last row. That is an old release;
+newer ones lose less.
+
 The tests hold the fit to these within 10 %. The machine around a device is SYMPHONY's (section 4, "Testbed Setup"): of a host with four
 devices, 256 GB DRAM, 4 TB SSD and a 100 Gbit/s link, each has a quarter. Rates of PCIe 4.0 x16 (25 GB/s reached), of an SSD (6 GB/s a
 host) and of the blob tier (the scheduler's default) are assumptions.
@@ -27,31 +41,59 @@ from loadtest.simulate.costs import Device, Measured, ModelShape, NodeKind, Roof
 from runtime import profiles
 
 A100 = Device("A100-80GB", flops=312e12, memory_bytes_per_s=2039e9, memory_bytes=80e9, mfu=0.70, mbu=0.87, overhead_s=0.002)
+H100 = Device("H100-80GB", flops=989e12, memory_bytes_per_s=3350e9, memory_bytes=80e9, mfu=0.50, mbu=0.87, overhead_s=0.002)
+H200 = Device("H200-141GB", flops=989e12, memory_bytes_per_s=4800e9, memory_bytes=141e9, mfu=0.50, mbu=0.87, overhead_s=0.002)
 LLAMA_2_7B = ModelShape("Llama-2-7B", 6.74e9, layers=32, heads=32, kv_heads=32, head_dim=128)
 LLAMA_31_8B = ModelShape("Llama-3.1-8B", 8.03e9, layers=32, heads=32, kv_heads=8, head_dim=128)
 LLAMA_2_13B = ModelShape("Llama-2-13B", 13.02e9, layers=40, heads=40, kv_heads=40, head_dim=128)
+LLAMA_31_70B = ModelShape("Llama-3.1-70B", 70.55e9, layers=80, heads=64, kv_heads=8, head_dim=128)
+#: Of several devices' rates, what tensor parallelism leaves.
+_TENSOR_PARALLEL = 0.6
 #: Of a device's memory, what serving systems leave to weights and KV; activations and buffers take so much of it.
 _USABLE, _ACTIVATION_BYTES = 0.9, 4e9
 _GIB = float(1 << 30)
 
 
-def a100(model: ModelShape, max_tokens: int) -> NodeKind:
-    """One A100 of the paper's testbed."""
+def together(device: Device, count: int) -> Device:
+    """So many devices as one, with a model's layers split over them."""
+    if count == 1:
+        return device
+    rate = count * _TENSOR_PARALLEL
+    return Device(
+        f"{count}x{device.name}",
+        device.flops * rate,
+        device.memory_bytes_per_s * rate,
+        device.memory_bytes * count,
+        device.mfu,
+        device.mbu,
+        device.overhead_s,
+    )
+
+
+def testbed(device: Device, model: ModelShape, max_tokens: int, count: int = 1) -> NodeKind:
+    """`count` devices of the paper's testbed as one node, each with its quarter of a host. PCIe 5.0 carries twice what 4.0 does."""
+    whole = together(device, count)
+    name = device.name.split("-")[0].lower() + (f"x{count}" if count > 1 else "")
     return NodeKind(
-        name=f"a100-{model.name.lower()}",
+        name=f"{name}-{model.name.lower()}",
         model=model.name,
         shape=model.kv_shape(),
-        costs=Roofline(A100, model),
-        hbm_bytes=A100.memory_bytes * _USABLE - model.weight_bytes - _ACTIVATION_BYTES,
-        dram_bytes=60e9,
-        ssd_bytes=1e12,
-        dram_bytes_per_s=25e9,
-        ssd_bytes_per_s=1.5e9,
-        link_bytes_per_s=100e9 / 8 / 4,
-        blob_bytes_per_s=3e8,
+        costs=Roofline(whole, model),
+        hbm_bytes=whole.memory_bytes * _USABLE - model.weight_bytes - count * _ACTIVATION_BYTES,
+        dram_bytes=count * 60e9,
+        ssd_bytes=count * 1e12,
+        dram_bytes_per_s=count * (25e9 if device is A100 else 50e9),
+        ssd_bytes_per_s=count * 1.5e9,
+        link_bytes_per_s=count * 100e9 / 8 / 4,
+        blob_bytes_per_s=count * 3e8,
         max_batch=256,
         max_tokens=max_tokens,
     )
+
+
+def a100(model: ModelShape, max_tokens: int) -> NodeKind:
+    """One A100 of the paper's testbed."""
+    return testbed(A100, model, max_tokens)
 
 
 def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
@@ -78,8 +120,11 @@ def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
 
 
 PRESETS: dict[str, NodeKind] = {
-    "a100-llama-3.1-8b": a100(LLAMA_31_8B, 131_072),
-    "a100-llama-2-13b": a100(LLAMA_2_13B, 32_768),
+    kind.name: kind
+    for kind in (
+        *(testbed(device, model, most) for device in (A100, H100, H200) for model, most in ((LLAMA_31_8B, 131_072), (LLAMA_2_13B, 32_768))),
+        *(testbed(device, LLAMA_31_70B, 131_072, count) for device, count in ((A100, 4), (H100, 4), (H200, 2))),
+    )
 }
 
 

@@ -1,15 +1,37 @@
 """Presets keep to the published measurements that they name, and a measured profile is followed."""
 
+from dataclasses import replace
+
 import pytest
 
 from contracts.profile import LoadRate, Profile, Subject, Surface
 from loadtest.simulate.costs import Measured, Roofline
-from loadtest.simulate.presets import A100, LLAMA_2_7B, LLAMA_2_13B, LLAMA_31_8B, PRESETS, measured, node_kind
+from loadtest.simulate.presets import (
+    A100,
+    H100,
+    H200,
+    LLAMA_2_7B,
+    LLAMA_2_13B,
+    LLAMA_31_8B,
+    LLAMA_31_70B,
+    PRESETS,
+    measured,
+    node_kind,
+    together,
+)
 
 #: lmdeploy's published table for one A100-80G: (model, prompt, seconds to the first token).
 FIRST_TOKEN = [(LLAMA_2_13B, 2048, 0.243), (LLAMA_2_7B, 2048, 0.139)]
 #: (model, batch, context of each, seconds a step).
 DECODE = [(LLAMA_2_13B, 1, 64, 0.017), (LLAMA_2_7B, 1, 64, 0.0095), (LLAMA_2_13B, 16, 2112, 0.033), (LLAMA_2_7B, 32, 2112, 0.031)]
+#: TensorRT-LLM 0.5.0's published throughputs in FP8: (device, model, batch, tokens in, tokens out, tokens a second).
+THROUGHPUT = [
+    (H100, LLAMA_2_7B, 64, 128, 2048, 5367),
+    (H100, LLAMA_2_7B, 32, 2048, 2048, 2230),
+    (H100, LLAMA_2_7B, 64, 2048, 128, 2058),
+    (H200, LLAMA_2_13B, 64, 2048, 128, 1349),
+    (together(H100, 4), LLAMA_31_70B, 64, 2048, 128, 843),
+]
 
 
 def profile() -> Profile:
@@ -28,6 +50,19 @@ def test_prefill_is_as_published(model, tokens, seconds) -> None:
 @pytest.mark.parametrize(("model", "batch", "context", "seconds"), DECODE)
 def test_decode_is_as_published(model, batch, context, seconds) -> None:
     assert Roofline(A100, model).decode(batch, batch * context)[0] == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(("device", "model", "batch", "before", "answer", "per_s"), THROUGHPUT)
+def test_throughput_is_as_published(device, model, batch, before, answer, per_s) -> None:
+    costs = Roofline(replace(device, flops=2 * device.flops), replace(model, type_bytes=1))
+    seconds = batch * costs.prefill_s(before, 0) + sum(costs.decode(batch, batch * (before + n))[0] for n in range(1, answer))
+    assert batch * answer / seconds == pytest.approx(per_s, rel=0.1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_room_for_several_conversations(name) -> None:
+    kind = PRESETS[name]
+    assert kind.name == name and kind.hbm_bytes > 40_000 * kind.shape.token_bytes
 
 
 def test_a_step_is_what_is_read_or_what_is_computed_whichever_is_longer() -> None:
