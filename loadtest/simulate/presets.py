@@ -70,7 +70,7 @@ def together(device: Device, count: int) -> Device:
     )
 
 
-def testbed(device: Device, model: ModelShape, max_tokens: int, count: int = 1) -> NodeKind:
+def node_of(device: Device, model: ModelShape, max_tokens: int, count: int = 1) -> NodeKind:
     """`count` devices of the paper's testbed as one node, each with its quarter of a host. PCIe 5.0 carries twice what 4.0 does."""
     whole = together(device, count)
     name = device.name.split("-")[0].lower() + (f"x{count}" if count > 1 else "")
@@ -93,7 +93,7 @@ def testbed(device: Device, model: ModelShape, max_tokens: int, count: int = 1) 
 
 def a100(model: ModelShape, max_tokens: int) -> NodeKind:
     """One A100 of the paper's testbed."""
-    return testbed(A100, model, max_tokens)
+    return node_of(A100, model, max_tokens)
 
 
 def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
@@ -122,8 +122,8 @@ def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
 PRESETS: dict[str, NodeKind] = {
     kind.name: kind
     for kind in (
-        *(testbed(device, model, most) for device in (A100, H100, H200) for model, most in ((LLAMA_31_8B, 131_072), (LLAMA_2_13B, 32_768))),
-        *(testbed(device, LLAMA_31_70B, 131_072, count) for device, count in ((A100, 4), (H100, 4), (H200, 2))),
+        *(node_of(device, model, most) for device in (A100, H100, H200) for model, most in ((LLAMA_31_8B, 131_072), (LLAMA_2_13B, 32_768))),
+        *(node_of(device, LLAMA_31_70B, 131_072, count) for device, count in ((A100, 4), (H100, 4), (H200, 2))),
     )
 }
 
