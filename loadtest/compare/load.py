@@ -77,7 +77,7 @@ class Workload:
             planned = team_projects(agents.projects, agents.files, seed, every_s=agents.every_s, time_scale=point.time_scale)
         else:
             planned = plan(
-                salted(self.sessions, salt),
+                salted(self._held(point), salt),
                 length_scale=self.length_scale,
                 time_scale=point.time_scale,
                 seed=section.seed,
@@ -93,6 +93,17 @@ class Workload:
         if section.agents is None:
             planned = with_habits(planned, Habits(**section.hints.model_dump()), section.seed, point.time_scale)
         return planned
+
+    def _held(self, point: Point) -> Sequence[Session]:
+        """The conversations of a point: of a closed loop so many that each person has about `requests_per_user` requests."""
+        each = self.section.requests_per_user
+        if each is None or not point.users:
+            return self.sessions
+        turns = count = 0
+        while count < len(self.sessions) and (turns < each * point.users or count < point.users):
+            turns += len(self.sessions[count].turns)
+            count += 1
+        return self.sessions[:count]
 
 
 def read_workload(section: WorkloadSection) -> Workload:

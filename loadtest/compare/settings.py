@@ -162,6 +162,8 @@ class WorkloadSection(BaseModel):
     #: open: jobs begin at their times. closed: so many people at a time.
     loop: Literal["open", "closed"] = "open"
     users: list[Annotated[int, Field(ge=1)]] = []
+    #: About so many requests a person in a closed loop, in whole conversations: the same for every target, however slow. Left out: all.
+    requests_per_user: int | None = Field(default=None, ge=1)
     #: All times are multiplied by this: arrivals, reading and typing.
     time_scales: list[_Positive] = Field(default=[1.0], min_length=1)
     #: No request begins later than this.

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -103,12 +103,8 @@ def _served(target: TargetFile, body: Mapping[str, Any], urls: list[str], nodes:
         models=target.models,
         api_keys={tenant: _key(name, f"{target.name}: tenant_key_envs.{tenant}") or "" for tenant, name in target.tenant_key_envs.items()},
     )
-    endpoints = tuple(Endpoint(**_fields(endpoint) | {"base_url": url.rstrip("/")}) for url in urls)
+    endpoints = tuple(replace(endpoint, base_url=url.rstrip("/")) for url in urls)
     return Served(endpoints, nodes or len(urls), {"model": model, "addresses": len(urls), "hints": hints} | dict(target.versions))
-
-
-def _fields(endpoint: Endpoint) -> dict[str, Any]:
-    return {name: getattr(endpoint, name) for name in Endpoint.__dataclass_fields__}
 
 
 def _key(variable: str, where: str) -> str | None:
@@ -135,6 +131,10 @@ class Programs:
         self._target, self._folder = target, folder
         self._scratch = Path(tempfile.mkdtemp(prefix="upbeat-compare-"))
         self._running: list[subprocess.Popen[bytes]] = []
+        instances = [f"{section.name}_{n}" for section in target.start or [] for n in range(section.count)]
+        first = free_ports(2 * len(instances))
+        #: The first of two ports, by program and number.
+        self._ports = {name: first + 2 * i for i, name in enumerate(instances)}
         self.addresses: list[str] = []
 
     def __enter__(self) -> Programs:
@@ -201,13 +201,6 @@ class Programs:
 
     def _places(self, section: ProcessSection, number: int) -> dict[str, str]:
         """What placeholders stand for in instance `number` of `section`."""
-        if not hasattr(self, "_ports"):
-            total = sum(s.count for s in self._target.start or [])
-            first, self._ports = free_ports(2 * total), dict[str, int]()
-            for s in self._target.start or []:
-                for n in range(s.count):
-                    self._ports[f"{s.name}_{n}"] = first
-                    first += 2
         cores = sorted(os.sched_getaffinity(0))
         share = max(1, len(cores) // section.count)
         mine = [cores[(number * share + i) % len(cores)] for i in range(share)]

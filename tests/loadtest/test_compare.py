@@ -221,6 +221,7 @@ def test_a_policy_is_a_preset_or_a_placement() -> None:
             "hints": {"missed": 0.5, "spurious": 0.5},
         },
         {"loop": "closed", "users": [2, 3]},
+        {"loop": "closed", "users": [2, 3], "requests_per_user": 3, "requests": 60},
     ],
 )
 def test_every_kind_of_workload_becomes_a_plan_that_its_seed_fixes(changed: dict[str, Any]) -> None:
@@ -235,6 +236,10 @@ def test_every_kind_of_workload_becomes_a_plan_that_its_seed_fixes(changed: dict
         assert {s.priority for s in sessions} == {0, -1} and any(t.hint is None for t in turns)
     if "prefill_heavy" in changed:
         assert {len(t.text.split()) for t in turns} == {300} and {t.answer_tokens for t in turns} == {2}
+    if "requests_per_user" in changed:
+        held = [load.plan(p) for p in load.points]
+        assert [sum(len(s.turns) for s in sessions) >= 3 * n for sessions, n in zip(held, (2, 3), strict=True)] == [True, True]
+        assert len(held[0]) < len(held[1]) <= len(load.sessions)
     if "users" in changed:
         assert [p.label for p in load.points] == ["2 users", "3 users"]
 

@@ -122,9 +122,9 @@ def _judge(stack: Stack, soak: Soak) -> None:
 def _erase_everything(stack: Stack) -> None:
     """Sessions that are deleted leave no page and no slot behind."""
     with httpx.Client(base_url=stack.url, timeout=30) as http:
-        while known := http.get("/v1/sessions").json()["data"]:
+        while known := http.get("/v1/sessions?limit=1000").json()["data"]:
             for session in known:
-                assert http.delete(f"/v1/sessions/{session['session_id']}").status_code in (200, 204, 404), session
+                assert http.delete(f"/v1/sessions/{session['id']}").status_code in (200, 404), session
     deadline = time.monotonic() + REST_S
     while True:
         used = {
