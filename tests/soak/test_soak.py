@@ -52,9 +52,9 @@ PEOPLE, TEAMS, TALKS = 6, 1, 2
 #: Of all requests of people and agents so many may end with an error: those whose worker or store died twice in their time.
 MOST_FAILED = 0.02
 REST_S = 90.0
-#: Of the fullest tier so much may be left when every session was deleted: chunks of turns that were killed, which no manifest names. They are
-#: evicted as others are, and leave the slow tiers after `kv.orphan_grace_s`.
-MOST_LEFT = 0.05
+#: Of what the fullest tier held so much may be left when every session was deleted: chunks of turns that were killed, which no manifest
+#: names. They are evicted as others are, and leave the slow tiers after `kv.orphan_grace_s`.
+MOST_LEFT = 0.1
 #: Small, so that everything is pushed out of everything.
 SIZES = {"hbm_gib": 0.06, "dram_gib": 0.06}
 
@@ -129,9 +129,9 @@ def _erase_everything(stack: Stack) -> None:
         while known := http.get("/v1/sessions?limit=1000").json()["data"]:
             for session in known:
                 assert http.delete(f"/v1/sessions/{session['id']}").status_code in (200, 404), session
-    most = {name: MOST_LEFT * max(before.values()) for name in before}
+    most = MOST_LEFT * max(before.values())
     deadline = time.monotonic() + REST_S
-    while over := {name: left for name, left in _used(stack).items() if left > most[name]}:
+    while over := {name: left for name, left in _used(stack).items() if left > most}:
         assert time.monotonic() < deadline, f"bytes of pages or slots that no session has: {over}, of {before}"
         time.sleep(1.0)
 
