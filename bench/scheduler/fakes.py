@@ -1,13 +1,21 @@
-"""A fleet that is nothing but its reports: two streams a node to the scheduler, as its processes would keep them."""
+"""A fleet that is nothing but its reports: two streams a node to the scheduler, as its processes would keep them.
+
+`Reporting` runs one in a process of its own, so that those who ask for placements do not wait for a thousand nodes to report.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from contracts.v1 import common_pb2, scheduler_pb2
+from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from runtime import rpc
 
 MODEL = "bench"
 #: An 8 B model: 32 layers, 8 KV heads of 128, bfloat16.
@@ -15,6 +23,8 @@ SHAPE = common_pb2.KvShape(fingerprint=b"f" * 32, layers=32, kv_heads=8, head_di
 _TOKEN_BYTES = 32 * 8 * 128 * 2 * 2
 #: A store reports its sessions in messages of so many.
 _HELD_A_MESSAGE = 1000
+#: The fleet gives way to those who ask by so much, and hears of what was placed so often, in seconds.
+_NICE, _TELL_S = 5, 0.05
 
 
 class FakeNode:
@@ -33,17 +43,18 @@ class FakeNode:
         """The worker's reports, for ever."""
         model = scheduler_pb2.ModelInfo(name=MODEL, shape=SHAPE, max_tokens=8192)
         yield scheduler_pb2.WorkerReport(hello=scheduler_pb2.WorkerHello(node=self.name, address="x:1", models=[model], instance="1"))
-        number = 0
-        await asyncio.sleep(self._draw.random() * self._every_s)
+        clock = asyncio.get_running_loop().time
+        number, due_s = 0, clock() + self._draw.random() * self._every_s
         while True:
-            number += 1
+            # By the clock, not so long after the last one: what delays all of them once would have them report together ever after.
+            await asyncio.sleep(due_s - clock())
+            number, due_s = number + 1, due_s + self._every_s
             finished, self._finished = self._finished, []
             load = scheduler_pb2.WorkerLoad(
                 running=8, outstanding_s=self._draw.random() * 5, request_s=2.0, hbm_pages_total=100_000, finished=finished,
                 hbm_pages_free=self._draw.randrange(100_000), prefill_token_s=1e-4, number=number,
             )  # fmt: skip
             yield scheduler_pb2.WorkerReport(load=load)
-            await asyncio.sleep(self._every_s)
 
     async def store(self) -> AsyncIterator[scheduler_pb2.StoreReport]:
         """What the store holds, and then nothing more."""
@@ -77,3 +88,52 @@ class FakeFleet:
 async def _drain(call: Any) -> None:
     async for _ in call:
         pass
+
+
+class Reporting:
+    """A `FakeFleet` in another process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._took: list[str] = []
+
+    def took(self, node: str, request_id: str) -> None:
+        """A request was placed there: it is reported as finished with the node's next report."""
+        if not self._took:
+            asyncio.get_running_loop().call_later(_TELL_S, self._tell)
+        self._took.append(f"{node} {request_id}\n")
+
+    def _tell(self) -> None:
+        told, self._took = self._took, []
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("".join(told).encode())
+            self._process.stdin.flush()
+
+
+@contextlib.contextmanager
+def reporting(address: str, nodes: int, sessions: int, every_s: float) -> Iterator[Reporting]:
+    """A fleet that reports to the scheduler at `address`, on the cores that this process may use."""
+    command = [sys.executable, __file__, address, str(nodes), str(sessions), str(every_s)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        yield Reporting(process)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def _report(address: str, fleet: FakeFleet) -> None:
+    took = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(took), sys.stdin)
+    async with rpc.channel(address) as channel:
+        running = asyncio.ensure_future(fleet.run(scheduler_pb2_grpc.SchedulerStub(channel)))  # type: ignore[no-untyped-call]
+        while line := await took.readline():
+            node, request_id = line.decode().split()
+            fleet.nodes[node].took(request_id)
+        running.cancel()
+
+
+if __name__ == "__main__":
+    os.nice(_NICE)
+    asyncio.run(_report(sys.argv[1], FakeFleet(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))))

@@ -9,7 +9,7 @@ import statistics
 import time
 from typing import Any
 
-from fakes import MODEL, FakeFleet
+from fakes import MODEL, Reporting
 
 from contracts.v1 import common_pb2, scheduler_pb2
 from gateway.placing import Placing
@@ -20,7 +20,7 @@ _TIMEOUT_S = 60.0
 class Load:
     """Turns of random sessions. Latencies are kept in seconds."""
 
-    def __init__(self, stub: Any, fleet: FakeFleet, sessions: int) -> None:
+    def __init__(self, stub: Any, fleet: Reporting, sessions: int) -> None:
         self._placing, self._fleet, self._sessions = Placing(stub), fleet, sessions
         self._draw, self._count = random.Random(7), 0
         #: Calls that came to nothing: a gateway goes on without the scheduler then.
@@ -40,7 +40,7 @@ class Load:
             self.failed += 1
             return
         took.append(time.perf_counter() - began)
-        self._fleet.nodes[answer.placed.node].took(request.request_id)
+        self._fleet.took(answer.placed.node, request.request_id)
 
     async def most(self, seconds: float, at_once: int) -> float:
         """Placements a second with so many callers that wait for nothing else."""
