@@ -18,8 +18,8 @@ from contracts.v1 import scheduler_pb2 as pb
 
 #: Questions of one message: so many are decided before anything else of the scheduler's is done.
 _TOGETHER = 32
-#: Messages that may be unanswered: a scheduler with much to do gets fewer and longer ones, one with little is asked at once.
-_UNANSWERED = 2
+#: Messages that may be unanswered: what comes meanwhile goes together, so that a scheduler with much to do gets fewer and longer ones.
+_UNANSWERED = 1
 #: For how long what nobody waits for is kept back, in seconds.
 _TELL_S = 0.02
 
