@@ -228,7 +228,8 @@ def test_a_client_that_goes_away_leaves_nothing_running(client: openai.OpenAI, s
     with httpx.Client(timeout=60) as http:
         if stream:
             with http.stream("POST", f"{client.base_url}chat/completions", json=body) as r:
-                assert r.status_code == 200 and next(r.iter_lines())
+                lines = r.iter_lines()  # held: the connection ends with it
+                assert r.status_code == 200 and next(lines)
                 until(True)
         else:
             with pytest.raises(httpx.ReadTimeout):
