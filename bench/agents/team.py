@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from loadtest.agents import TeamLengths
 from loadtest.client import Endpoint, Outcome, ask
 from loadtest.prompts import block_words
 from loadtest.stack import StackError
@@ -23,18 +24,6 @@ WORKFLOW = "software-team"
 MAX_REVIEWS = 3
 #: The chance that a review sends the file back.
 SENT_BACK = 0.6
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Of texts, in tokens, and of what tools take between two requests, in seconds: a range each, of which one is drawn evenly."""
-
-    brief: tuple[int, int] = (600, 900)
-    design: tuple[int, int] = (1500, 3000)
-    file: tuple[int, int] = (2000, 4000)
-    note: tuple[int, int] = (40, 120)
-    answer: tuple[int, int] = (16, 40)
-    tool_s: tuple[float, float] = (1.5, 5.0)
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,7 @@ class Project:
     files: tuple[File, ...]
 
 
-def draw(files: int, seed: int, lengths: Lengths) -> Project:
+def draw(files: int, seed: int, lengths: TeamLengths) -> Project:
     """The project of this seed."""
     r = random.Random(seed)
 

@@ -52,9 +52,6 @@ PEOPLE, TEAMS, TALKS = 6, 1, 2
 #: Of all requests of people and agents so many may end with an error: those whose worker or store died twice in their time.
 MOST_FAILED = 0.02
 REST_S = 90.0
-#: Of what the fullest tier held so much may be left when every session was deleted: chunks of turns that were killed, which no manifest
-#: names. They are evicted as others are, and leave the slow tiers after `kv.orphan_grace_s`.
-MOST_LEFT = 0.1
 #: Small, so that everything is pushed out of everything.
 SIZES = {"hbm_gib": 0.06, "dram_gib": 0.06}
 
@@ -123,15 +120,14 @@ def _judge(stack: Stack, soak: Soak) -> None:
 
 
 def _erase_everything(stack: Stack) -> None:
-    """Sessions that are deleted leave next to no page and no slot behind."""
+    """Sessions that are deleted leave no page and no slot behind."""
     before = _used(stack)
     with httpx.Client(base_url=stack.url, timeout=30) as http:
         while known := http.get("/v1/sessions?limit=1000").json()["data"]:
             for session in known:
                 assert http.delete(f"/v1/sessions/{session['id']}").status_code in (200, 404), session
-    most = MOST_LEFT * max(before.values())
     deadline = time.monotonic() + REST_S
-    while over := {name: left for name, left in _used(stack).items() if left > most}:
+    while over := {name: left for name, left in _used(stack).items() if left}:
         assert time.monotonic() < deadline, f"bytes of pages or slots that no session has: {over}, of {before}"
         time.sleep(1.0)
 
