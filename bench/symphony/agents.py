@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.agents.team import WORKFLOW, File, Lengths, Project, draw
+from bench.agents.team import WORKFLOW, File, Project, draw
 from contracts.ids import DEFAULT_TENANT, SessionKey
 from contracts.workflow import Hop
+from loadtest.agents import TeamLengths
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import Fleet, Variant
 from loadtest.simulate.sequences import Request
 
-#: Of a program of some files: documents and code as MetaGPT writes them.
-LENGTHS = Lengths(brief=(600, 900), design=(1500, 3000), file=(2000, 4000), note=(100, 400), answer=(400, 900), tool_s=(1.5, 5.0))
+#: Documents and code as MetaGPT writes them: longer notes and answers than what this machine can afford for real.
+LENGTHS = TeamLengths(note=(100, 400), answer=(400, 900))
 _BRIEF_TOKENS = 300
 
 
