@@ -65,7 +65,11 @@ class KvShape:
 
 @dataclass(slots=True)
 class Manifest:
-    """A session's chunks, in order. `last_use_s` is wall-clock seconds since the epoch."""
+    """A session's chunks, in order. `last_use_s` is wall-clock seconds since the epoch.
+
+    former: chunks that earlier turns named and this one does not, as its history was cut or reads otherwise now; oldest first. Only
+    stores know them: they are cache until they are swept, and the session's erasure is theirs too.
+    """
 
     session: SessionKey
     model: str
@@ -73,6 +77,7 @@ class Manifest:
     keys: list[bytes] = field(default_factory=list)
     tokens: int = 0
     last_use_s: float = 0.0
+    former: list[bytes] = field(default_factory=list)
 
 
 def fingerprint(weights_digest: bytes, *, dtype: str, chunk_tokens: int, adapter: bytes = b"") -> bytes:

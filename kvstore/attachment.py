@@ -137,7 +137,9 @@ class Attachment:
             case do.TellInvalid():
                 message = pb.StoreToWorker(invalidate=session_to_wire(instruction.session))
             case do.TellErase():
-                message = pb.StoreToWorker(erase=pb.Erase(keys=instruction.keys))
+                message = pb.StoreToWorker(
+                    erase=pb.Erase(keys=instruction.keys, sessions=[session_to_wire(s) for s in instruction.sessions])
+                )
             case do.Offer() as o:
                 offer = pb.PrefetchOffer(
                     session=session_to_wire(o.session),

@@ -233,7 +233,7 @@ class Engine:
             case "offer":
                 self.prefetching.offered(message.offer)
             case _:
-                answer_store(self.device, self.prefetching, message)
+                answer_store(self.device, self.prefetching, self._sequences(), message)
 
     def _store_down(self) -> None:
         self.device.attached = False
@@ -274,7 +274,8 @@ class Engine:
         del self._live[s.request.request_id]
         self.finished.append(s.request.request_id)
         self.admission.pace.ended(s.prompt_tokens - s.cached, s.generated)
-        if self.device.settings.cache and s.state is State.RUNNING:
+        # One that was cut off in its prompt would only shorten what its session is known to have.
+        if self.device.settings.cache and s.state is State.RUNNING and s.computed >= s.prompt_tokens and not s.erased:
             full = s.computed // self.device.shape.chunk_tokens
             if full and not s.request.choice:  # of several answers, a conversation goes on with the first
                 fingerprint, now = self.device.shape.fingerprint, self.device.clock.wall()
@@ -283,6 +284,8 @@ class Engine:
                 self.saving.turn_ended(manifest, [index.get(key, block) for key, block in zip(s.keys, s.blocks[:full], strict=False)])
         s.on(Event.DONE)
         self.admission.vacate(s)
+        if s.erased:
+            self.device.cache.forget({s.request.session})
         self.prefetching.turn_ended(s.request.session)
 
     def _report(self) -> None:

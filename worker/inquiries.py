@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from contracts.convert import session_from_wire
+from contracts.ids import SessionKey
 from contracts.kv import leading
 from contracts.v1 import common_pb2, kvstore_pb2
+from worker.core.sequence import Sequence
 from worker.device import Device
 from worker.prefetching import Prefetching
 
 
-def answer_store(device: Device, prefetching: Prefetching, message: kvstore_pb2.StoreToWorker) -> None:
-    """Act on one message. Engine thread only; mutates the cache on erase and invalidate."""
+def answer_store(device: Device, prefetching: Prefetching, sequences: Iterable[Sequence], message: kvstore_pb2.StoreToWorker) -> None:
+    """Act on one message. Engine thread only; mutates the cache on erase and invalidate, and marks `sequences` of erased sessions."""
     match message.WhichOneof("kind"):
         case "hbm_query":
             query = message.hbm_query
@@ -20,8 +24,21 @@ def answer_store(device: Device, prefetching: Prefetching, message: kvstore_pb2.
         case "invalidate":
             prefetching.withdrawn(session_from_wire(message.invalidate))
         case "erase":
-            for key in message.erase.keys:
-                device.cache.erase(key)
+            gone = {session_from_wire(s) for s in message.erase.sessions}
+            _erase(device, prefetching, sequences, gone, message.erase.keys)
+
+
+def _erase(
+    device: Device, prefetching: Prefetching, sequences: Iterable[Sequence], sessions: set[SessionKey], keys: Iterable[bytes]
+) -> None:
+    for key in keys:
+        device.cache.erase(key)
+    for session in sessions:
+        prefetching.withdrawn(session)
+    if sessions:
+        device.cache.forget(sessions)
+    for sequence in sequences:
+        sequence.erased = sequence.erased or sequence.request.session in sessions
 
 
 def residency(device: Device, keys: list[bytes]) -> common_pb2.TierResidency:

@@ -216,10 +216,12 @@ class PrefetchOffer(_message.Message):
     def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., priority: _Optional[int] = ..., arrival_s: _Optional[float] = ..., expires_s: _Optional[float] = ...) -> None: ...
 
 class Erase(_message.Message):
-    __slots__ = ("keys",)
+    __slots__ = ("keys", "sessions")
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    sessions: _containers.RepeatedCompositeFieldContainer[_common_pb2.Session]
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., sessions: _Optional[_Iterable[_Union[_common_pb2.Session, _Mapping]]] = ...) -> None: ...
 
 class HbmQuery(_message.Message):
     __slots__ = ("query_id", "fingerprint", "keys")

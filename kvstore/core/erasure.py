@@ -64,7 +64,8 @@ class Erasure:
         session, now = event.session, event.now
         manifest = self._index.manifests.get(session)
         claims = self._index.claims.get(session, {})
-        named = dict.fromkeys([*(manifest.keys if manifest else ()), *claims, *(event.told.keys if event.told else ())])
+        known = (*manifest.keys, *manifest.former) if manifest else ()
+        named = dict.fromkeys([*known, *claims, *(event.told.keys if event.told else ())])
         told = event.told.fingerprint if event.told else b""
         fingerprint = manifest.fingerprint if manifest else next(iter(claims.values()), told)
         self._index.drop_manifest(session)
@@ -78,8 +79,7 @@ class Erasure:
             if named or not event.told:  # one who knows nothing must not write over one who does
                 self._out.append(PutTombstone(tombstone))
         self._out.append(DeleteManifest(session))
-        if orphans:
-            self._out.append(TellErase(orphans))
+        self._out.append(TellErase(orphans, (session,)))
         self._remove(orphans, fingerprint)
 
     def heed(self, tombstones: Iterable[Tombstone]) -> None:
@@ -91,13 +91,14 @@ class Erasure:
                 self._remember(tombstone)
             manifest = self._index.manifests.get(session)
             gone = dict.fromkeys(tombstone.keys)
-            if manifest is not None and self.void(manifest):
-                gone |= dict.fromkeys(self._index.drop_manifest(session))
+            heeded = manifest is not None and self.void(manifest)
+            if manifest is not None and heeded:
+                gone |= dict.fromkeys([*self._index.drop_manifest(session), *manifest.former])
                 self._sessions.forget(session)
                 self._out += [Counted("erasures_heeded"), DeleteManifest(session)]
             here = tuple(key for key in gone if key in self._index.chunks and key not in self._index.names)
-            if here:
-                self._out.append(TellErase(here))
+            if here or heeded:
+                self._out.append(TellErase(here, (session,) if heeded else ()))
             self._remove_here(here)
 
     def void(self, manifest: Manifest) -> bool:
@@ -109,10 +110,11 @@ class Erasure:
         tombstone = self.tombstones.get(session)
         return tombstone.erased_s + TOMBSTONE_S if tombstone is not None else float("-inf")
 
-    def erased_keys(self) -> tuple[bytes, ...]:
+    def told_again(self) -> TellErase:
         """What a worker that was not attached may still have of erased sessions."""
+        late = [t for t in reversed(self.tombstones.values()) if t.session not in self._index.manifests]
         keys = (k for t in reversed(self.tombstones.values()) for k in t.keys if k not in self._index.names)
-        return tuple(islice(keys, _TOLD))
+        return TellErase(tuple(islice(keys, _TOLD)), tuple(t.session for t in late))
 
     def _remember(self, tombstone: Tombstone) -> None:
         self.tombstones.pop(tombstone.session, None)

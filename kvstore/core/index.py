@@ -26,6 +26,8 @@ __all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
 #: Copies that take room on the SSD.
 _STORED = (CopyState.PRESENT, CopyState.WAITING)
 WITH_SLOT = (PieceState.LOADING, PieceState.SAVING, PieceState.READY)
+#: So many of the chunks that a session named before are remembered, the latest.
+MOST_FORMER = 512
 
 
 @dataclass(slots=True)
@@ -161,9 +163,14 @@ class Index:
     # ---- sessions
 
     def set_manifest(self, manifest: Manifest) -> list[bytes]:
-        """Replace the session's manifest and claims; returns the keys that nobody names any more."""
+        """Replace the session's manifest and claims; returns the keys that nobody names any more.
+
+        What the session named until now, here or by the new manifest's word, and names no more, is `former` in the one that is kept.
+        """
         session, fingerprint = manifest.session, manifest.fingerprint
         before = self._named_by(session)
+        known = self.manifests.get(session)
+        former = dict.fromkeys([*(known.former if known else ()), *manifest.former, *before])
         self.claims.pop(session, None)
         keys = []
         for position, key in enumerate(manifest.keys):
@@ -173,9 +180,9 @@ class Index:
                 key = chunk.key
             keys.append(key)
             self._name(session, key, fingerprint, chunk)
-        self.manifests[session] = replace(manifest, keys=keys)
         self.dirty.add(session)
         now = set(keys)
+        self.manifests[session] = replace(manifest, keys=keys, former=[key for key in former if key not in now][-MOST_FORMER:])
         return self._unname(session, {k: f for k, f in before.items() if k not in now})
 
     def drop_manifest(self, session: SessionKey) -> list[bytes]:

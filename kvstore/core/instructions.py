@@ -190,7 +190,10 @@ class TellInvalid:
 
 @dataclass(frozen=True, slots=True)
 class TellErase:
+    """Chunks leave HBM, and so does what is the cache of none but `sessions`: chunks that were never saved have no other name here."""
+
     keys: tuple[bytes, ...]
+    sessions: tuple[SessionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,9 +249,8 @@ class Store:
             self._out.append(do.Counted("late_turns"))
             return
         self.sessions.used(manifest.session, now)
-        manifest = replace(manifest, last_use_s=self._use_s(manifest, now))
-        self.index.set_manifest(manifest)
-        self._out.append(do.PutManifest(manifest))
+        self.index.set_manifest(replace(manifest, last_use_s=self._use_s(manifest, now)))
+        self._out.append(do.PutManifest(self.index.manifests[manifest.session]))
 
     def _use_s(self, manifest: Manifest, now: float) -> float:
         """The time of a turn that has ended here: the wall clock's, but later than what is known to have been before it, as the nodes'
@@ -306,8 +305,8 @@ class Store:
         """A worker is here: what was advised before it came is offered to it now."""
         for shape in event.shapes:
             self.index.shapes[shape.fingerprint] = shape
-        if erased := self.erasure.erased_keys():
-            self._out.append(do.TellErase(erased))
+        if self.erasure.tombstones:
+            self._out.append(self.erasure.told_again())
         for session, hint in list(self._hints.items()):
             if session not in self._fetching and self.sessions.live(session, event.now):
                 self._begin_advised(hint)

@@ -55,6 +55,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             b"".join(manifest.keys),
             manifest.tokens,
             manifest.last_use_s,
+            b"".join(manifest.former),
         ]
     )
     return _sealed(_MAGIC, body)
@@ -100,7 +101,8 @@ def decode_tombstone(data: bytes) -> Tombstone:
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest. Raises PieceLost when anything is odd."""
     try:
-        tenant, session_id, model, fingerprint, keys, tokens, last_use_s = _opened(_MAGIC, data)
+        tenant, session_id, model, fingerprint, keys, tokens, last_use_s, *former = _opened(_MAGIC, data)
     except (ValueError, TypeError) as e:
         raise PieceLost("not a manifest") from e
-    return Manifest(SessionKey(tenant, session_id), model, fingerprint, _cut(keys), tokens, last_use_s)
+    # Those written before manifests told of former chunks have no such field.
+    return Manifest(SessionKey(tenant, session_id), model, fingerprint, _cut(keys), tokens, last_use_s, _cut(former[0] if former else b""))

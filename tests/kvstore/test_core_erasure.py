@@ -6,6 +6,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.core.index import MOST_FORMER
 from kvstore.core.state import CopyState
 from kvstore.core.store import Store
 
@@ -121,6 +122,61 @@ def test_what_a_cut_history_left_in_the_arena_leaves_it_and_hbm_too():
     assert set(store.index.resident) == {KEYS[0]}
     assert not of(do.TellErase, store.handle(ev.OrphansSought(30.0)))
     store.validate()
+
+
+def test_what_earlier_turns_said_and_the_last_one_does_not_is_erased_with_the_session_unless_another_one_says_it():
+    store = make({SESSION: KEYS[:4], OTHER: KEYS[2:3]}, KEYS[:4])
+    turn = store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, [KEYS[0], KEYS[4]], 32, DAY + 1), 2.0))
+    assert of(do.PutManifest, turn)[0].manifest.former == KEYS[1:4], "other nodes and later lives know of it from the manifest"
+    assert not of(do.DeleteSsd, turn), "a history that was cut may come back, and until then its cache stays"
+    out = store.handle(ev.SessionErased(SESSION, 3.0, DAY + 5))
+    assert sorted(d.key for d in of(do.DeleteSsd, out)) == [KEYS[0], KEYS[1], KEYS[3]]
+    assert set(KEYS[:5]) - {KEYS[2]} == set(of(do.PutTombstone, out)[0].tombstone.keys)
+    assert store.index.chunks[KEYS[2]].ssd is CopyState.PRESENT
+    store.validate()
+
+
+def test_a_node_that_learns_a_manifest_knows_what_it_said_on_either_node():
+    store = make({SESSION: KEYS[:3]}, KEYS[:4])
+    learned = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:1], 16, DAY + 1, former=[KEYS[3]])
+    store.handle(ev.ManifestsListed([learned], 2.0, True, DAY + 1))
+    assert set(store.index.manifests[SESSION].former) == {KEYS[1], KEYS[2], KEYS[3]}
+    store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, DAY + 2), 3.0))
+    assert set(store.index.manifests[SESSION].former) == {KEYS[2], KEYS[3]}, "what is said again is not former"
+    out = store.handle(ev.TombstonesListed([tombstone([], DAY + 100)], 4.0))
+    assert sorted(d.key for d in of(do.DeleteSsd, out)) == KEYS[:4]
+
+
+def test_chunks_behind_one_that_was_refused_are_erased_too():
+    store = make({}, [])
+    store.handle(ev.SaveWanted(("w", 1), SESSION, SHAPE.fingerprint, KEYS[:3], 5.0))
+    for s in of(do.Sum, store.handle(ev.SaveEnded(("w", 1), (0, 2), (1,), 5.0))):
+        store.handle(ev.Summed(s.key, (1, 2), 5.0))
+        store.handle(ev.SsdWritten(s.key, ev.Wrote.OK, 5.0))
+        store.handle(ev.BlobWritten(s.key, ev.Wrote.OK, 5.0))
+    store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:1], 16, DAY), 6.0))
+    out = store.handle(ev.SessionErased(SESSION, 7.0, DAY + 5))
+    assert sorted(d.key for d in of(do.DeleteSsd, out)) == [KEYS[0], KEYS[2]]
+    assert not any(store.erasure.left(KEYS[:3]).values())
+    store.validate()
+
+
+def test_a_session_remembers_the_latest_of_what_it_named_before():
+    store = make({}, [])
+    keys = [n.to_bytes(32, "little") for n in range(MOST_FORMER + 8)]
+    for n in range(len(keys)):
+        store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, keys[n : n + 1], 16, DAY + n), float(n)))
+    assert store.index.manifests[SESSION].former == keys[-MOST_FORMER - 1 : -1]
+
+
+def test_workers_are_told_whose_session_was_erased_and_those_that_attach_later_unless_it_lives_again():
+    store = make({SESSION: KEYS[:1], OTHER: KEYS[1:2]}, [])
+    for session in (SESSION, OTHER):
+        (told,) = of(do.TellErase, store.handle(ev.SessionErased(session, 2.0, DAY + 5)))
+        assert told.sessions == (session,)
+    store.handle(ev.TurnEnded(Manifest(OTHER, "m", SHAPE.fingerprint, KEYS[3:4], 16, DAY + 200), 100.0))
+    (told,) = of(do.TellErase, store.handle(ev.ShapesDeclared("w2", [SHAPE], 101.0)))
+    assert told.sessions == (SESSION,) and set(told.keys) == set(KEYS[:2])
 
 
 def test_a_running_turns_chunks_are_not_orphans_until_it_has_been_silent_for_long():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import msgpack
 import pytest
+import xxhash
 from hypothesis import given
 
 from contracts.errors import PieceLost
@@ -107,8 +109,14 @@ def test_distinct_sessions_have_distinct_objects():
     assert len(paths) == len(odd) ** 2
 
 
+def test_a_manifest_of_a_store_that_knew_no_former_chunks_reads_as_one_without():
+    body = msgpack.packb(["t", "s", "model", b"f" * 32, b"k" * 64, 32, 12.5])
+    old = b"UPBEATMF\x01" + xxhash.xxh3_64_digest(body) + body
+    assert decode_manifest(old) == Manifest(SessionKey("t", "s"), "model", b"f" * 32, [b"k" * 32] * 2, 32, 12.5)
+
+
 def test_a_manifest_reads_back_and_any_flipped_byte_is_noticed():
-    manifest = Manifest(SessionKey("t", "s"), "model", b"f" * 32, [bytes([i]) * 32 for i in range(5)], 333, 12.5)
+    manifest = Manifest(SessionKey("t", "s"), "model", b"f" * 32, [bytes([i]) * 32 for i in range(5)], 333, 12.5, [b"e" * 32])
     data = encode_manifest(manifest)
     assert decode_manifest(data) == manifest
     for i in range(len(data)):

@@ -133,6 +133,13 @@ class FakeStore:
         )
         self.to_engine(FromStore(kvstore_pb2.StoreToWorker(offer=offer)))
 
+    def erase(self, session: str, keys: list[bytes]) -> None:
+        """The session was erased: none of its chunks is here any more."""
+        for key in keys:
+            self.chunks.pop(key, None)
+        erase = kvstore_pb2.Erase(keys=keys, sessions=[session_to_wire(SessionKey("t", session))])
+        self.to_engine(FromStore(kvstore_pb2.StoreToWorker(erase=erase)))
+
     def invalidate(self, session: str) -> None:
         """The session is not coming after all."""
         self.to_engine(FromStore(kvstore_pb2.StoreToWorker(invalidate=session_to_wire(SessionKey("t", session)))))

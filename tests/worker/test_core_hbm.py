@@ -135,6 +135,21 @@ def test_a_lost_block_is_not_matched_and_leaves_with_its_last_user() -> None:
     assert cache.pool.free == 8
 
 
+def test_an_erased_session_leaves_what_is_only_its_saved_or_not_and_what_runs_when_it_ends() -> None:
+    cache = make(16)
+    shared, own, unsaved, running = (cached(cache, key, A) for key in (b"s", b"o", b"u", b"r"))
+    cache.want(shared, B)
+    unsaved.save = Save.REFUSED
+    cache.use(running)
+    cache.forget({A})
+    assert set(cache.index) == {b"s"} and list(shared.sessions) == [B]
+    assert cache.pool.free == 8 and not own.held
+    cache.release(running)
+    assert cache.pool.free == 12
+    cache.forget({B})
+    assert cache.pool.free == 16 and not cache.index
+
+
 @given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=200))
 @settings(max_examples=50, deadline=None)
 def test_pages_are_handed_out_once_and_all_come_back(steps: list[tuple[int, bool]]) -> None:
@@ -213,6 +228,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(key=st.integers(0, 9))
     def erase(self, key: int) -> None:
         self.cache.erase(bytes([key]))
+
+    @rule(session=st.sampled_from([A, B, C]))
+    def forget(self, session: SessionKey) -> None:
+        self.cache.forget({session})
+        assert not any(session in block.sessions for block in self.cache.index.values())
 
     @rule(pages=st.integers(1, 32))
     def purge(self, pages: int) -> None:

@@ -177,6 +177,51 @@ def test_cancellation_frees_every_page(house: House) -> None:
     assert house.pool.free == house.pool.total
 
 
+def test_an_erased_session_leaves_hbm_whatever_became_of_its_chunks(house: House, cold: Cold) -> None:
+    assert house.store is not None
+    kept, prompt = random_prompt(random.Random(30), 64), random_prompt(random.Random(31), 64)
+    house.run(kept, 4, session="kept")
+    house.store.refuse = lambda key: True
+    house.run(prompt, 20, session="gone")
+    house.settle()
+    before = house.pool.free
+    house.store.erase("gone", [])
+    assert house.run(kept, 8, session="kept").tokens == cold(kept, 8)
+    house.settle()
+    assert house.pool.free == before + 5 * 4, "nobody below knows these chunks, and they have left"
+    assert house.run(prompt, 20, session="other").cached == 0
+
+
+def test_a_turn_that_runs_while_its_session_is_erased_ends_well_and_keeps_nothing(model: Path, cold: Cold) -> None:
+    house, prompt = House(model, step_ms=5), random_prompt(random.Random(32), 64)
+    assert house.store is not None
+    running = house.submit(prompt, 40, session="gone")
+    while house.computed.tokens < 80:
+        time.sleep(0.005)
+    house.store.refuse = lambda key: True  # as the store does with late saves
+    house.store.erase("gone", list(house.store.chunks))
+    assert house.wait(running)[0].tokens == cold(prompt, 40)
+    house.settle()
+    assert house.pool.free == house.pool.total and not house.store.manifests
+    house.close()
+
+
+def test_a_turn_that_was_cut_off_in_its_prompt_does_not_shorten_what_its_session_has(model: Path) -> None:
+    house, prompt = House(model, step_ms=30, step_tokens=32), random_prompt(random.Random(33), 400)
+    assert house.store is not None
+    house.run(prompt[:200], 2, session="s")
+    house.settle()
+    begun = house.computed.tokens
+    again = house.submit([7, *prompt], 4, session="s")
+    while house.computed.tokens < begun + 64:
+        time.sleep(0.005)
+    house.cancel(again)
+    assert house.wait(again)[0].finish == "cancelled"
+    house.settle()
+    assert [m.tokens for m in house.store.manifests] == [192]
+    house.close()
+
+
 def test_a_cancelled_request_is_in_no_step_after_the_one_that_runs(model: Path) -> None:
     house = House(model, step_ms=30)
     request = house.submit(random_prompt(random.Random(3), 20), 500)

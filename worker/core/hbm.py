@@ -13,7 +13,7 @@ Invariants (`validate`):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -183,12 +183,21 @@ class HbmCache:
         self.settle(block)
 
     def erase(self, key: bytes) -> None:
-        """Its session was erased: forget it, now or as soon as it is not in use."""
+        """It was erased: forget it, now or as soon as it is not in use."""
         block = self.index.get(key)
         if block is not None:
             if block.save == Save.WAITING:
                 block.save = Save.REFUSED
             self.lose(block)
+
+    def forget(self, sessions: Set[SessionKey]) -> None:
+        """The sessions were erased: as `erase`, for what is nobody else's cache, saved or not."""
+        for key, block in list(self.index.items()):
+            if not sessions.isdisjoint(block.sessions):
+                if block.sessions.keys() <= sessions:
+                    self.erase(key)
+                else:
+                    block.sessions = {session: None for session in block.sessions if session not in sessions}
 
     def _strip(self, block: Block, layers: list[int]) -> None:
         taken = [layer for layer in layers if block.pages[layer] != NO_PAGE]

@@ -77,6 +77,8 @@ class Sequence:
     matched: int = 0
     #: Chunks that are worth having from the cache; what is behind them is sooner computed. None: all.
     worth: int | None = None
+    #: Its session was erased while it ran: nothing of it is kept.
+    erased: bool = False
     #: Restarts after lost pieces; bounds how often the store is asked.
     losses: int = 0
     #: When the store was last heard of for this load, and how many pieces had come by then.
