@@ -30,6 +30,8 @@ from worker.core.load_plan import LoadRate, Missing, Prefill, Source, layer_load
 from worker.core.pages import PagePool
 
 _BUS_DEMAND, _BUS_HINT = (0, 0), (1, 0)
+#: Counting what could be purged looks at every block.
+_COUNT_EVERY_S = 1.0
 
 
 class CoreNode(Node):
@@ -59,6 +61,7 @@ class CoreNode(Node):
         self.loads: dict[ev.LoadId, TurnKv | HintedBand] = {}
         self._saves: dict[ev.SaveId, list[Block]] = {}
         self._numbers = 0
+        self._counted_s, self._available = float("-inf"), 0
         self.hinted = HintedLoads(self, events)
         piece = self.shape.piece_bytes
         rates = {Source.SSD: kind.ssd_bytes_per_s, Source.PEER: kind.link_bytes_per_s, Source.BLOB: kind.blob_bytes_per_s}
@@ -361,8 +364,10 @@ class CoreNode(Node):
     # ---- reports -----------------------------------------------------------------------------------------------
     @property
     def pages(self) -> tuple[int, int]:
-        """In all, and those that are free or could be made so at once."""
-        return self.pool.total, self.cache.available() + self.pool.free
+        """In all, and those that are free or could be made so at once; counted once a second, as the scheduler only shows it."""
+        if self._events.now >= self._counted_s + _COUNT_EVERY_S:
+            self._counted_s, self._available = self._events.now, self.cache.available()
+        return self.pool.total, self._available
 
     def validate(self) -> None:
         """Raise AssertionError when a core's invariant does not hold."""
