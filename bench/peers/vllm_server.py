@@ -1,7 +1,8 @@
 """vLLM's OpenAI server, in the environment of its own: `python vllm_server.py` takes the flags of vllm.entrypoints.openai.api_server.
 
 The `vllm` program does not find its package's metadata in the CPU wheel, so the module is run. vLLM walks over every object of every
-module that is loaded, and stumbles over those of llvmlite that LMCache's imports bring: they are hidden meanwhile, here and in the engine.
+module that is loaded, and stumbles over those of llvmlite that LMCache's imports bring: they are hidden meanwhile, here and in the engine
+(and by bench/returning_session_tiers, which has vLLM in a process of its own).
 """
 
 from __future__ import annotations

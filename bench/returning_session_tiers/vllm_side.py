@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "engine"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "peers"))
 
 from protocol import arguments, serve
 from vllm import LLM, SamplingParams
 from vllm import __version__ as version
 from vllm.config import KVTransferConfig
-from vllm.triton_utils import dispatcher
+from vllm_server import spare_llvmlite
 
 BLOCK_TOKENS = 32
 _HELD_S = 60.0
@@ -76,20 +77,6 @@ class Peer:
             self._llm.llm_engine.step()
             time.sleep(0.02)
         return 0.0
-
-
-def spare_llvmlite() -> None:
-    """vLLM walks over every object of every module, and stumbles over those of llvmlite that LMCache's imports bring: hide them then."""
-    rebind = dispatcher._rebind_kernels
-
-    def rebind_others(kernels: Any) -> None:
-        hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite")}
-        try:
-            rebind(kernels)
-        finally:
-            sys.modules.update(hidden)
-
-    dispatcher._rebind_kernels = rebind_others
 
 
 def main() -> None:
