@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,9 +64,18 @@ def compare(
 
 
 def watched(
-    targets: list[TargetFile], load: Workload, repeats: int, console: Console, folders: dict[str, Path] | None = None
+    targets: list[TargetFile],
+    load: Workload,
+    repeats: int,
+    console: Console,
+    folders: dict[str, Path] | None = None,
+    *,
+    before: Comparison | None = None,
+    kept: Callable[[Comparison], None] = lambda _: None,
+    seconds: float = math.inf,
 ) -> Comparison:
-    """Run a comparison with a progress bar, and print its tables. Raises ConfigError when two targets have one name."""
+    """Run a comparison with a progress bar, and print its tables. The rest is `run.compare`'s. Raises ConfigError when two targets have
+    one name."""
     names = [t.name for t in targets]
     for name in names:
         if names.count(name) > 1:
@@ -71,7 +83,7 @@ def watched(
     told = ", ".join(f"{key} {value}" for key, value in load.described.items())
     console.print(f"{told}; {len(load.points)} loads, {repeats} repeats, seed {load.section.seed}", soft_wrap=True)
     with Bar(console) as bar:
-        made = run_comparison(targets, load, repeats, bar, folders=folders)
+        made = run_comparison(targets, load, repeats, bar, folders=folders, before=before, kept=kept, seconds=seconds)
     for name, error in made.errors.items():
         console.print(f"[red]{name}:[/red] {error}", soft_wrap=True, highlight=False)
     if made.interrupted:
@@ -127,9 +139,10 @@ def _cell(figure: dict[str, float] | None, unit: str) -> str:
 
 
 class Bar:
-    """The progress bar: of all steps, with the time that is left, and what is under way."""
+    """The progress bar: of all steps, with the time that is left, and what is under way. A line a step where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
+        self._console, self._began_s = console, time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         self._step, self._what = 0, ""
@@ -146,6 +159,8 @@ class Bar:
         """A step begins."""
         self._step, self._what = number, what
         self._progress.update(self._task, total=float(of), completed=float(number), description=what)
+        if not self._console.is_terminal:
+            self._console.print(f"{time.monotonic() - self._began_s:6.0f} s, step {number + 1} of {of}: {what}", highlight=False)
 
     def share(self, done: float, failed: int) -> None:
         """A request has ended."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from contracts.errors import ConfigError
 from loadtest.client import Endpoint, Outcome, ask
 from loadtest.compare.load import Point, Workload
 from loadtest.compare.settings import TargetFile
-from loadtest.compare.summary import interleaved, ratios, summarised
+from loadtest.compare.summary import at, interleaved, ratios, summarised
 from loadtest.compare.targets import Served, opened
 from loadtest.figures import figures
 from loadtest.people import run_load
@@ -95,35 +96,64 @@ def compare(
     folders: dict[str, Path] | None = None,
     launcher: list[str] | None = None,
     clock: Clock | None = None,
+    before: Comparison | None = None,
+    kept: Callable[[Comparison], None] = lambda _: None,
+    seconds: float = math.inf,
 ) -> Comparison:
-    """Run it. Ctrl-C ends it, and leaves what was measured; a target that does not serve is noted and left out from then on."""
-    made = Comparison(targets, workload, repeats)
+    """Run it. Ctrl-C ends it, and leaves what was measured; a target that does not serve is noted and left out from then on.
+
+    before: what an earlier run of the same comparison measured, which is not measured again. kept: told after every target's turn.
+    seconds: no turn begins later than this, and the comparison counts as interrupted.
+    """
+    made = before or Comparison(targets, workload, repeats)
     order, points = interleaved([t.name for t in targets], repeats), workload.points
     by_name = {t.name: t for t in targets}
     steps = len(order) * len(points)
+    clock = clock or RealClock()
+    began_s = clock.now()
     try:
         for turn, (repeat, name) in enumerate(order):
-            if name in made.errors:
+            if name in made.errors or not _left(made, name, repeat):
                 continue
+            if clock.now() - began_s > seconds:
+                made.interrupted = True
+                break
             watcher.step(turn * len(points), steps, f"{name}: starting")
             try:
                 with opened(by_name[name], workload.body, (folders or {}).get(name, Path.cwd()), launcher) as served:
                     made.found[name] = dict(served.found)
                     asyncio.run(_warm_up(served))
-                    for number, point in enumerate(points):
+                    while left := _left(made, name, repeat):
+                        number, point = left[0]
                         watcher.step(turn * len(points) + number, steps, f"{name}: {point.label}")
-                        _measure(made, by_name[name], served, point, repeat, number, watcher, clock or RealClock())
+                        if not _measure(made, by_name[name], served, point, repeat, number, watcher, clock):
+                            raise StackError(f"{name} has answered nothing at {point.label}")
             except (StackError, ConfigError, OSError) as e:
                 made.errors[name] = str(e)
+            kept(made)
     except KeyboardInterrupt:
         made.interrupted = True
+        kept(made)
     return made
+
+
+def _left(made: Comparison, name: str, repeat: int) -> list[tuple[int, Point]]:
+    """The loads, with their numbers, that this repeat of a target still has to measure: none after one at which it was given up."""
+    found, most_s = [], made.workload.section.give_up_s
+    for number, point in enumerate(made.workload.points):
+        runs = made.runs.get(name, {}).get(point.label, [])
+        run = next((run for run in runs if run["repeat"] == repeat and not run.get("partial")), None)
+        if run is None:
+            found.append((number, point))
+        elif most_s is not None and (took_s := at(run, ("end_to_end_s", "mean"))) is not None and took_s > most_s:
+            break
+    return found
 
 
 def _measure(
     made: Comparison, target: TargetFile, served: Served, point: Point, repeat: int, number: int, watcher: Watcher, clock: Clock
-) -> None:
-    """One load on one target; noted even when it is cut off."""
+) -> bool:
+    """One load on one target; noted even when it is cut off. False: there is nothing to note."""
     workload = made.workload
     # Every load of a repeat says other words, and every target the same ones.
     planned = workload.plan(point, salt=repeat * len(workload.points) + number + 1)
@@ -147,7 +177,10 @@ def _measure(
             span_s = max(o.end_s for o in kept) - min(o.sent_s for o in kept)
             run = figures(kept, served.nodes, span_s / _WINDOWS, workload.slo)
             run |= {"repeat": repeat, "outcomes": [raw(o) for o in kept]} | ({"partial": True} if partial else {})
-            made.runs.setdefault(target.name, {}).setdefault(point.label, []).append(run)
+            runs = made.runs.setdefault(target.name, {}).setdefault(point.label, [])
+            # What was cut off before gives way to what is whole.
+            runs[:] = [*(r for r in runs if r["repeat"] != repeat), run]
+    return bool(kept)
 
 
 async def _warm_up(served: Served) -> None:

@@ -168,6 +168,8 @@ class WorkloadSection(BaseModel):
     time_scales: list[_Positive] = Field(default=[1.0], min_length=1)
     #: No request begins later than this.
     seconds: _Positive | None = None
+    #: A target whose requests took longer than this end to end, in the mean of one load, is not asked at the loads after it.
+    give_up_s: _Positive | None = None
     #: Requests that are sent before this are not counted.
     warm_up_s: float = Field(default=0.0, ge=0)
     requests: int = Field(default=200, ge=1)

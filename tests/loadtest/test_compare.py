@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from contracts.errors import ConfigError
 from loadtest.compare.cli import compare, watched
 from loadtest.compare.load import read_workload
+from loadtest.compare.run import Comparison
 from loadtest.compare.settings import TargetFile, WorkloadSection, load_target, load_workload, one_workload
 from loadtest.compare.summary import interleaved, ratios, summarised
 from loadtest.compare.targets import policy_of
@@ -96,6 +97,33 @@ def test_a_target_that_does_not_start_is_noted_and_the_others_go_on() -> None:
     assert "ended with status 3" in made.errors["broken"] and "no luck" in made.errors["broken"]
     assert made.runs["works"]["times × 0.001"][0]["failed"] == 0
     assert "no luck" in html_report(made.document(), "t")
+
+
+def test_a_comparison_goes_on_with_what_is_missing() -> None:
+    target, load = TargetFile.model_validate({"name": "one", "start": [FAKE]}), read_workload(section())
+    told: list[int] = []
+    first = watched([target], load, 1, Console(file=io.StringIO()), kept=lambda made: told.append(len(made.runs["one"])))
+    run = first.runs["one"]["times × 0.001"][0]
+    text = io.StringIO()
+    again = Comparison([target], load, 2, {"one": {"times × 0.001": [run]}})
+    made = watched([target], load, 2, Console(file=text), before=again)
+    found = made.runs["one"]["times × 0.001"]
+    assert told == [1] and found[0] is run and [r["repeat"] for r in found] == [0, 1]
+    assert "step 2 of 2" in text.getvalue() and "step 1 of 2" not in text.getvalue()
+
+
+def test_a_target_that_takes_too_long_is_asked_no_more() -> None:
+    target = TargetFile.model_validate({"name": "one", "start": [FAKE]})
+    load = read_workload(section(time_scales=[0.002, 0.001], give_up_s=1e-6))
+    made = watched([target], load, 2, Console(file=io.StringIO()))
+    assert not made.errors and not made.interrupted
+    assert [run["repeat"] for run in made.runs["one"]["times × 0.002"]] == [0, 1] and "times × 0.001" not in made.runs["one"]
+
+
+def test_no_turn_begins_when_the_time_is_over() -> None:
+    target = TargetFile.model_validate({"name": "one", "start": [FAKE]})
+    made = watched([target], read_workload(section()), 2, Console(file=io.StringIO()), seconds=1e-3)
+    assert made.interrupted and len(made.runs["one"]["times × 0.001"]) == 1
 
 
 def test_programs_end_with_the_comparison(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""What the comparison is for, as claims with what was wanted and what was found. Pure: from a comparison's document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Never worse than the best peer by more than this; recompute so many times slower where it saturates; so many times its users.
+MARGIN, TIMES_RECOMPUTE, TIMES_USERS = 1.05, 2.4, 4.0
+E2E, TTFT, TPOT, NORMALISED = "end to end, mean", "TTFT, mean", "TPOT, mean", "normalised latency, mean"
+RATE = "requests/s"
+#: Our engine under other policies: no peers.
+OURS = ("upbeat", "sticky", "recompute")
+#: A system saturates at the least load that reaches so much of the most requests a second that it reached at any.
+_SATURATED = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """met is None where the loads that were run do not tell."""
+
+    text: str
+    wanted: str
+    found: str
+    met: bool | None
+
+    @property
+    def line(self) -> str:
+        """As it is printed."""
+        verdict = {True: "met", False: "NOT MET", None: "not shown"}[self.met]
+        return f"{self.text}: {self.found} (wanted: {self.wanted}): {verdict}"
+
+
+def curve(document: Mapping[str, Any], name: str, of: str) -> dict[int, float]:
+    """Medians of a figure, by users, at the loads at which this target was asked."""
+    points = document["targets"].get(name, {}).get("points", {})
+    found = {}
+    for point in document["points"]:
+        figure = points.get(point["label"], {}).get("summary", {}).get(of)
+        if figure is not None:
+            found[int(point["users"])] = float(figure["median"])
+    return found
+
+
+def claims(document: Mapping[str, Any]) -> list[Claim]:
+    """All of them, the headline first."""
+    return [*against_recompute(document), *against_peers(document)]
+
+
+def saturation(document: Mapping[str, Any], name: str) -> int | None:
+    """The users at which a target saturates, or the most that it was asked by."""
+    rate = curve(document, name, RATE)
+    most = max(rate.values(), default=0.0)
+    return min((users for users, value in rate.items() if value >= _SATURATED * most), default=None)
+
+
+def against_recompute(document: Mapping[str, Any]) -> list[Claim]:
+    """Latency where recomputing saturates, and users at its TPOT there."""
+    ours, theirs, users = curve(document, "upbeat", E2E), curve(document, "recompute", E2E), saturation(document, "recompute")
+    if users is None or users not in ours:
+        return []
+    ratio = theirs[users] / ours[users]
+    found = f"{theirs[users]:.2f} s against {ours[users]:.2f} s, {ratio:.2f} x"
+    made = [
+        Claim(
+            f"{users} users, where recompute saturates, its mean end-to-end latency over ours",
+            f"at least {TIMES_RECOMPUTE} x",
+            found,
+            ratio >= TIMES_RECOMPUTE,
+        )
+    ]
+    equal = {row["users"]: row for row in users_at_equal_tpot(document) if row["target"] == "recompute"}
+    if users in equal:
+        row = equal[users]
+        found = f"{told(row)} for its {users}, at {1000 * row['tpot_s']:.1f} ms"
+        times = (row["ours"] or 0.0) / users
+        met = times >= TIMES_USERS
+        made.append(
+            Claim(
+                "users of ours at the TPOT that recompute has there",
+                f"at least {TIMES_USERS:g} x",
+                found,
+                None if not met and row["beyond"] else met,
+            )
+        )
+    return made
+
+
+def against_peers(document: Mapping[str, Any]) -> list[Claim]:
+    """Ours against the best peer, figure by figure and load by load."""
+    made = []
+    peers = [name for name in document["targets"] if name not in OURS]
+    curves = {(name, of): curve(document, name, of) for name in ("upbeat", *peers) for of in (E2E, TTFT, TPOT, NORMALISED)}
+    for point in document["points"]:
+        users = int(point["users"])
+        for of in (E2E, TTFT, TPOT, NORMALISED):
+            ours = curves["upbeat", of].get(users)
+            theirs = {name: curves[name, of][users] for name in peers if users in curves[name, of]}
+            if ours is None or not theirs:
+                continue
+            best = min(theirs, key=theirs.__getitem__)
+            over = ours / theirs[best] - 1
+            more = "over" if over > 0 else "under"
+            found = f"{1000 * ours:.1f} ms, {abs(over):.1%} {more} the best peer's ({best}, {1000 * theirs[best]:.1f} ms)"
+            made.append(Claim(f"{users} users, {of}", "at most 5 % over", found, ours <= MARGIN * theirs[best]))
+    return made
+
+
+def users_at_equal_tpot(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each other target and load: how many users ours has at the same TPOT, between the loads that were run. ours: None where ours
+    is slower at every load. beyond: it would be more than the most that was run."""
+    ours = sorted(curve(document, "upbeat", TPOT).items())
+    rows: list[dict[str, Any]] = []
+    for name in document["targets"]:
+        if name != "upbeat":
+            for users, tpot_s in curve(document, name, TPOT).items():
+                reached, beyond = users_at(ours, tpot_s)
+                rows.append({"target": name, "users": users, "tpot_s": tpot_s, "ours": reached, "beyond": beyond})
+    return rows
+
+
+def users_at(ours: Sequence[tuple[int, float]], value: float) -> tuple[float | None, bool]:
+    """The most users at which the curve `ours` is still at `value`, on straight lines between its points; and whether the curve ends
+    before it is passed."""
+    below = [i for i, (_, v) in enumerate(ours) if v <= value]
+    if not below:
+        return None, False
+    users, low = ours[below[-1]]
+    if below[-1] + 1 == len(ours):
+        return float(users), True
+    more, high = ours[below[-1] + 1]
+    return round(users + (value - low) / (high - low) * (more - users), 1), False
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """The number of users of a row of `users_at_equal_tpot`."""
+    if row["ours"] is None:
+        return "fewer than were run"
+    times = f"{row['ours']:g} ({row['ours'] / row['users']:.1f} x)"
+    return f"at least {times}, beyond the measured range," if row["beyond"] else times
