@@ -87,6 +87,12 @@ def predicted(kind: NodeKind, nodes: int, scripts: Sequence[Script]) -> list[Req
     return simulate(Run(kind, nodes, VARIANTS["balanced"]), scripts).users.requests
 
 
+def within(measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, float]:
+    """By what share of the measured mean the predicted one is off, over all turns: TTFT and TPOT."""
+    true, said = measured["all turns"], predicted["all turns"]
+    return {what: round(said[f"{what.lower()}_s"]["mean"] / true[f"{what.lower()}_s"]["mean"] - 1, 4) for what in ("TTFT", "TPOT")}
+
+
 def row(ttft: Sequence[float], tpot: Sequence[float], normalised: Sequence[float]) -> dict[str, Any]:
     """Means and medians."""
     return {"ttft_s": spread(ttft), "tpot_s": spread(tpot), "normalised_s": spread(normalised)}
