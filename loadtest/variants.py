@@ -7,26 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from loadtest.habits import SPURIOUS_WITHIN_S, Habits, draw
 from loadtest.plans import HintPlan, PlannedSession, PlannedTurn, Pretence
-
-#: A spurious hint comes within so long after the request that it is drawn with.
-_SPURIOUS_WITHIN_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """How hints go (SYMPHONY, figures 19 and 20). Shares of requests: missed (none is sent), late (`late_s` after typing began), early
-    (`early_s` before). spurious: hints for nothing, a request; more than 1 is a flood. expected: say when the request comes."""
-
-    missed: float = 0.0
-    late: float = 0.0
-    late_s: float = 5.0
-    early: float = 0.0
-    early_s: float = 30.0
-    spurious: float = 0.0
-    expected: bool = True
 
 
 def with_habits(sessions: Sequence[PlannedSession], habits: Habits, seed: int, time_scale: float = 1.0) -> list[PlannedSession]:
@@ -44,18 +28,13 @@ def with_habits(sessions: Sequence[PlannedSession], habits: Habits, seed: int, t
 def _hinted(
     session: PlannedSession, number: int, turn: PlannedTurn, habits: Habits, seed: int, time_scale: float, past: Sequence[str]
 ) -> PlannedTurn:
-    draw = random.Random(f"{seed} {session.session_id} {number}").random
-    missed, kind = draw() < habits.missed, draw()
-    offset_s = 0.0
-    if kind < habits.late:
-        offset_s = habits.late_s * time_scale
-    elif kind < habits.late + habits.early:
-        offset_s = -habits.early_s * time_scale
-    pretences = []
-    if past:
-        for _ in range(int(habits.spurious) + (draw() < habits.spurious % 1)):
-            pretences.append(Pretence(draw() * _SPURIOUS_WITHIN_S * time_scale, past[int(draw() * len(past))]))
-    return replace(turn, hint=None if missed else HintPlan(offset_s, habits.expected), pretences=tuple(pretences))
+    chance = random.Random(f"{seed} {session.session_id} {number}").random
+    drawn = draw(habits, chance)
+    pretences = tuple(
+        [Pretence(chance() * SPURIOUS_WITHIN_S * time_scale, past[int(chance() * len(past))]) for _ in range(drawn.spurious if past else 0)]
+    )
+    hint = None if drawn.missed else HintPlan(drawn.offset_s * time_scale, habits.expected)
+    return replace(turn, hint=hint, pretences=pretences)
 
 
 def with_priorities(sessions: Sequence[PlannedSession], urgent: float, seed: int, priority: int = -1) -> list[PlannedSession]:

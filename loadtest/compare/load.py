@@ -10,12 +10,13 @@ from loadtest.agents import team_projects
 from loadtest.compare.settings import WorkloadSection
 from loadtest.figures import Slo
 from loadtest.generate_trace import generated_requests
+from loadtest.habits import Habits
 from loadtest.people import Loop
 from loadtest.plans import PlannedSession
 from loadtest.policies import fixed_answers, model_max_tokens
 from loadtest.sessions import Session, find_sessions, first_requests
 from loadtest.traces import read_trace
-from loadtest.variants import Habits, with_habits, with_priorities, with_shares
+from loadtest.variants import with_habits, with_priorities, with_shares
 from loadtest.workload import fitting_scale, longest_tokens, plan, prefill_heavy, salted
 
 #: Left of the model's context for what estimates get wrong.

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from contracts.errors import ConfigError
 from contracts.ids import DEFAULT_TENANT
+from loadtest.habits import Habits
 from loadtest.report import provenance, write_json
 from loadtest.simulate.fleet import VARIANTS, Variant
 from loadtest.simulate.presets import PRESETS, node_kind
 from loadtest.simulate.scenario import Run, scripts, simulate, trace_sessions
-from loadtest.simulate.users import Habits
 from loadtest.traces import TraceError
 
 #: The table's rows: title, path into the figures, factor and digits.
@@ -90,7 +90,7 @@ def run(
             max_tokens=fits,
             urgent=urgent,
         )
-        habits = {DEFAULT_TENANT: Habits(missed=missed, spurious=spurious, late=late, early=early)}
+        habits = {DEFAULT_TENANT: Habits(missed=missed, spurious=spurious, late=late, early=early, expected=False)}
         limit_s = minutes * 60 if users else float("inf")
         base = Run(
             kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits, every_core=every_core

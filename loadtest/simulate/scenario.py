@@ -11,12 +11,13 @@ from typing import Any
 
 from contracts.ids import DEFAULT_TENANT, SessionKey
 from loadtest.generate_trace import generate
+from loadtest.habits import Habits
 from loadtest.sessions import Session, find_sessions
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import Fleet, Variant
 from loadtest.simulate.results import figures
-from loadtest.simulate.users import Habits, Script, Turn, Users
+from loadtest.simulate.users import Script, Turn, Users
 from loadtest.traces import TraceRequest, read_trace
 from loadtest.typist import typing_times
 from loadtest.workload import turn_lengths

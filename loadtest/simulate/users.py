@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from contracts.ids import SessionKey
+from loadtest.habits import SPURIOUS_WITHIN_S, Habits, draw
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import Fleet
 from loadtest.simulate.sequences import Request
@@ -21,8 +22,8 @@ from scheduler.core.advisories import Hint
 
 #: As the gateway has it: a hint without an expected arrival counts for so long.
 HINT_TTL_S = 60.0
-#: A spurious hint comes within so long after the request that it is drawn with.
-_SPURIOUS_WITHIN_S = 30.0
+#: Of people in front of a browser.
+_USUAL = Habits(expected=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +45,6 @@ class Script:
     session: SessionKey
     turns: tuple[Turn, ...]
     priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """How a tenant's hints go. Shares of requests: missed (none is sent), late (`late_s` after typing began), early (`early_s` before).
-
-    spurious: hints for nothing, a request; more than 1 is a flood. expected: say when the request comes (a browser cannot know).
-    """
-
-    missed: float = 0.0
-    spurious: float = 0.0
-    late: float = 0.0
-    late_s: float = 10.0
-    early: float = 0.0
-    early_s: float = 30.0
-    expected: bool = False
 
 
 @dataclass(slots=True)
@@ -126,22 +111,16 @@ class Users:
         if self.closing:
             return
         tenant = talk.script.session.tenant
-        habits = self.habits.get(tenant, Habits())
-        draw = random.Random(f"{self.seed} {talk.script.session} {talk.next}").random
-        missed, kind = draw() < habits.missed, draw()
-        hint_s = typing_starts_s
-        if kind < habits.late:
-            hint_s += habits.late_s
-        elif kind < habits.late + habits.early:
-            hint_s -= habits.early_s
-        hinted = self.fleet.variant.hints and not missed and hint_s < request_s
+        habits = self.habits.get(tenant, _USUAL)
+        chance = random.Random(f"{self.seed} {talk.script.session} {talk.next}").random
+        drawn = draw(habits, chance)
+        hint_s = typing_starts_s + drawn.offset_s
+        hinted = self.fleet.variant.hints and not drawn.missed and hint_s < request_s
         if hinted:
             self.events.at(hint_s, lambda: self._hint(talk.script, request_s if habits.expected else None))
         self.events.at(request_s, lambda: self._ask(talk, hinted, then))
-        if self.fleet.variant.hints and habits.spurious:
-            count = int(habits.spurious) + (draw() < habits.spurious % 1)
-            for _ in range(count):
-                self.events.at(request_s + draw() * _SPURIOUS_WITHIN_S, partial(self._pretend, tenant, draw()))
+        for _ in range(drawn.spurious if self.fleet.variant.hints else 0):
+            self.events.at(request_s + chance() * SPURIOUS_WITHIN_S, partial(self._pretend, tenant, chance()))
 
     # ---- what --------------------------------------------------------------------------------------------------
     def _ask(self, talk: _Talk, hinted: bool, then: Callable[[_Talk, float], None]) -> None:

@@ -12,6 +12,7 @@ from fake_openai_server import FakeOpenAI
 from loadtest.agents import WORKFLOW, team_projects
 from loadtest.balance import Balance, Balancer
 from loadtest.client import Endpoint, Outcome
+from loadtest.habits import Habits
 from loadtest.people import Loop, run_load
 from loadtest.plans import HintPlan, PlannedSession, PlannedTurn, Pretence, jobs, turns_of
 from loadtest.traces import Message
@@ -158,8 +159,6 @@ def test_a_balancer_counts_what_is_under_way() -> None:
 
 def test_habits_are_drawn_apart_from_each_other() -> None:
     sessions = [talk(f"s{i}", turns=4) for i in range(100)]
-    from loadtest.variants import Habits
-
     none = with_habits(sessions, Habits(), 1)
     assert none == sessions
     some = with_habits(sessions, Habits(missed=0.25, late=0.5, spurious=0.5), 1)

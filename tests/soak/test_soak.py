@@ -28,11 +28,12 @@ import pytest
 from loadtest.agents import TeamLengths, team_projects
 from loadtest.client import Endpoint, Outcome
 from loadtest.generate_trace import generated_requests
+from loadtest.habits import Habits
 from loadtest.people import Loop, run_load
 from loadtest.plans import PlannedSession
 from loadtest.sessions import find_sessions
 from loadtest.stack import Stack
-from loadtest.variants import Habits, with_habits, with_priorities
+from loadtest.variants import with_habits, with_priorities
 from loadtest.workload import fitting_scale, plan, salted
 from runtime.clock import RealClock
 from tests.e2e.chat import Chat, script

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from contracts.ids import DEFAULT_TENANT, SessionKey
+from loadtest.habits import Habits
 from loadtest.simulate.core_node import CoreNode
 from loadtest.simulate.core_turns import coarse
 from loadtest.simulate.events import Events
@@ -12,7 +13,6 @@ from loadtest.simulate.fleet import VARIANTS, Fleet
 from loadtest.simulate.presets import PRESETS
 from loadtest.simulate.scenario import Run, scripts, simulate, trace_sessions
 from loadtest.simulate.sequences import Request
-from loadtest.simulate.users import Habits
 from scheduler.core.advisories import Hint
 
 KIND = PRESETS["a100-llama-3.1-8b"]
@@ -41,7 +41,7 @@ def test_a_coarse_shape_has_as_many_bytes_a_token() -> None:
 def test_everybody_is_served_and_every_core_keeps_its_invariants(variant: str) -> None:
     token = KIND.shape.token_bytes
     tight = replace(KIND, hbm_bytes=40_000.0 * token, dram_bytes=60_000.0 * token, ssd_bytes=400_000.0 * token)
-    run = replace(RUN, kind=tight, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5)})
+    run = replace(RUN, kind=tight, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5, expected=False)})
     found = simulate(run, scripts(trace_sessions(None, sessions=160), max_tokens=20_000))  # validates every part at the end
     requests = found.users.requests
     assert found.figures["unfinished"] == 0 and len(requests) > 40

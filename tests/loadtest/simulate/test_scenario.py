@@ -8,11 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from contracts.ids import DEFAULT_TENANT
+from loadtest.habits import Habits
 from loadtest.simulate.fleet import VARIANTS
 from loadtest.simulate.presets import PRESETS
 from loadtest.simulate.results import loads_of, peak_to_median
 from loadtest.simulate.scenario import Outcome, Run, scripts, simulate, trace_sessions
-from loadtest.simulate.users import Habits, Script
+from loadtest.simulate.users import Script
 
 KIND = PRESETS["a100-llama-3.1-8b"]
 RUN = Run(KIND, 4, VARIANTS["balanced"], people=60, seconds=120.0, warm_up_s=10.0)
@@ -27,7 +28,7 @@ def times(outcome: Outcome) -> list[tuple[str, str, float, float]]:
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
-    run = replace(RUN, habits={DEFAULT_TENANT: Habits(missed=0.2, spurious=0.5, late=0.1, early=0.1)})
+    run = replace(RUN, habits={DEFAULT_TENANT: Habits(missed=0.2, spurious=0.5, late=0.1, early=0.1, expected=False)})
     a, b = simulate(run, said()), simulate(run, said())
     assert times(a) == times(b)
     assert {**a.figures, "real_s": 0} == {**b.figures, "real_s": 0}
@@ -36,7 +37,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_request_ends_once_and_in_order_under_every_policy(variant: str) -> None:
-    found = simulate(replace(RUN, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5)}), said())
+    found = simulate(replace(RUN, variant=VARIANTS[variant], habits={DEFAULT_TENANT: Habits(spurious=0.5, expected=False)}), said())
     requests = found.users.requests
     assert len({r.request_id for r in requests}) == len(requests) == found.users.ended > 50
     assert all(r.sent_s <= r.first_s <= r.end_s for r in requests)
@@ -53,7 +54,7 @@ def test_every_request_ends_once_and_in_order_under_every_policy(variant: str) -
 def test_small_tiers_stay_within_their_capacity_and_everybody_is_still_served() -> None:
     token = KIND.shape.token_bytes
     tight = replace(KIND, hbm_bytes=60_000.0 * token, dram_bytes=40_000.0 * token, ssd_bytes=80_000.0 * token)
-    run = replace(RUN, kind=tight, habits={DEFAULT_TENANT: Habits(spurious=2.0)})
+    run = replace(RUN, kind=tight, habits={DEFAULT_TENANT: Habits(spurious=2.0, expected=False)})
     found = simulate(run, scripts(trace_sessions(None, sessions=600), max_tokens=50_000))  # validates every part at the end
     assert found.figures["unfinished"] == 0 and found.figures["moved_bytes"]["blob"] > 0
 
@@ -68,7 +69,7 @@ def test_a_trace_is_replayed_at_its_times() -> None:
 
 def test_habits_are_kept() -> None:
     def hints(**habits: float) -> tuple[int, int]:
-        found = simulate(replace(RUN, habits={DEFAULT_TENANT: Habits(**habits)}), said())
+        found = simulate(replace(RUN, habits={DEFAULT_TENANT: Habits(**habits, expected=False)}), said())
         return found.fleet.hints, len(found.users.requests)
 
     sent, requests = hints()
@@ -114,7 +115,7 @@ def test_a_flood_of_hints_of_one_tenant_does_not_move_the_others_p99() -> None:
         waits = [r.first_s - r.sent_s for r in found.users.requests if r.session.tenant != "tenant-0" and r.sent_s > run.warm_up_s]
         return float(np.percentile(waits, 99))
 
-    assert others_p99_s(Habits(spurious=100.0)) <= 1.05 * others_p99_s(Habits())
+    assert others_p99_s(Habits(spurious=100.0, expected=False)) <= 1.05 * others_p99_s(Habits(expected=False))
 
 
 def test_peak_to_median_by_hand() -> None:
