@@ -9,6 +9,10 @@ the head of the queue included, over the size of the batch. A new request goes t
 free with the freest, and requests migrate while they decode, of lower priority and with shorter contexts first, until the source is
 no longer short. Its thresholds are settings; here a pair is made where the freest is more than twice as free as the least free, and a
 request is moved at a time for each pair, which balances more eagerly than its defaults, which wait until memory runs out.
+
+Where no node has anything free, F is negative, and over more requests it is nearer to nothing: by the letter, the node with the longest
+queue is the freest, and all that comes stands in line there: many are hardly served, and as few of their requests end, the mean of those
+that do looks well. Here such nodes are ranked by their requests, the fewest first, which serves everybody and more.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ UNEQUAL = 2.0
 
 
 def freeness(view: View) -> float:
-    """Bytes for each request of the batch (F in the paper); what waits counts as used and as part of the batch."""
+    """Bytes for each request of the batch (F in the paper); what waits counts as used and as part of the batch. Below nothing: only its
+    order means anything."""
     waiting = view.requests - view.running
-    return (view.hbm_bytes - view.used_bytes - view.queued_bytes * min(waiting, 1)) / max(view.requests, 1)
+    free = view.hbm_bytes - view.used_bytes - view.queued_bytes * min(waiting, 1)
+    return free / max(view.requests, 1) if free >= 0 else -float(view.requests)
 
 
 class Llumnix:

@@ -35,7 +35,14 @@ def paused(name: str = "s", **changes: float) -> Paused:
 def test_freeness_is_unused_memory_a_request_and_counts_what_waits_first() -> None:
     assert freeness(view("a", 4, 200.0)) == 200.0
     assert freeness(view("a", 0, 0.0)) == 1000.0
-    assert freeness(view("a", 4, 900.0, waiting=2, queued=300.0)) == -50.0
+    assert freeness(view("a", 4, 900.0, waiting=2, queued=50.0)) == 12.5
+    assert freeness(view("a", 4, 900.0, waiting=2, queued=300.0)) < 0
+
+
+def test_where_nothing_is_free_the_longest_queue_is_not_the_freest() -> None:
+    full = [view("long", 30, 900.0, waiting=20, queued=300.0), view("short", 12, 950.0, waiting=2, queued=300.0)]
+    assert Llumnix().place(key("s"), "", 0.0, full) == "short"
+    assert Llumnix().place(key("s"), "", 0.0, [*full, view("room", 40, 900.0)]) == "room"
 
 
 def test_llumnix_places_where_there_is_most_freeness_whoever_had_the_session() -> None:
