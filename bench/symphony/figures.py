@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.symphony import agents, loads
 from contracts.ids import DEFAULT_TENANT
@@ -27,6 +28,8 @@ MOST_8B, MOST_13B = 100_000, 24_000
 SYSTEMS = ("recompute", "infercept", "llumnix", "llumnix-infercept", "balanced")
 #: Loads up to where the last is past what eight devices can serve; 13B has six times the KV a token, and saturates that much sooner.
 USERS_8B, USERS_13B = (64, 256, 512, 1024, 1536, 2048), (64, 128, 256, 384, 512, 640, 1024)
+#: People begin within this share of the warm-up, each with a history to compute: what piles up is to be gone before anything is counted.
+BEGIN = 0.6
 Load = Callable[..., list[Script]]
 
 
@@ -41,7 +44,12 @@ class Bench:
     @property
     def seconds(self) -> tuple[float, float]:
         """(virtual seconds, of which are not counted)."""
-        return (100.0, 50.0) if self.quick else (200.0, 80.0)
+        return (100.0, 50.0) if self.quick else (300.0, 160.0)
+
+    def on_gpus(self, found: Outcome, span_s: tuple[float, float] | None = None) -> npt.NDArray[np.float64]:
+        """Requests on each GPU (columns) over the counted time of a run (rows, `SAMPLE_EVERY_S` each)."""
+        seconds, warm_up_s = span_s or self.seconds
+        return np.array(found.fleet.loads[1 : 1 + int((seconds - warm_up_s) / SAMPLE_EVERY_S)])
 
     def users(self, every: Sequence[int]) -> tuple[int, ...]:
         """The loads of a curve."""
@@ -51,11 +59,12 @@ class Bench:
         self, kind: NodeKind, users: int, variant: Variant, load: Load = loads.sharegpt_like, *, urgent: float = 0.0, **more: Any
     ) -> Outcome:
         """One run."""
-        seconds, warm_up_s = self.seconds
+        seconds, warm_up_s = more.pop("span_s", self.seconds)
         most = MOST_13B if kind.model == KIND_13B.model else MOST_8B
         options = {"urgent": urgent} if urgent else {}
         said = load(users, seconds, most, self.seed, **options)
-        found = simulate(Run(kind, more.pop("nodes", NODES), variant, users, seconds, self.seed, warm_up_s, **more), said)
+        nodes, spread_s = more.pop("nodes", NODES), BEGIN * warm_up_s
+        found = simulate(Run(kind, nodes, variant, users, seconds, self.seed, warm_up_s, spread_s=spread_s, **more), said)
         f = found.figures
         self.say(f"{kind.model}, {users} users, {variant.name}: {1000 * f['normalised_s']['mean']:.1f} ms a token, {f['real_s']:.0f} s")
         return found
@@ -94,9 +103,10 @@ def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
 def figure_1(bench: Bench) -> dict[str, Any]:
     """Requests on the most and the least loaded GPU over time, sticky sessions and ours."""
     users = 256 if bench.quick else 1024
+    span_s = bench.seconds if bench.quick else (600.0, 160.0)
     found = {}
     for name in ("infercept", "balanced"):
-        table = bench.loads(bench.run(KIND_8B, users, VARIANTS[name]))
+        table = bench.on_gpus(bench.run(KIND_8B, users, VARIANTS[name], span_s=span_s), span_s)
         found[name] = {
             "most": table.max(axis=1).round(3).tolist(),
             "least": table.min(axis=1).round(3).tolist(),
@@ -229,7 +239,7 @@ def figure_15(bench: Bench) -> dict[str, Any]:
     for model, kind in (("8b", KIND_8B), ("13b", KIND_13B)):
         for name in ("recompute", "infercept", "llumnix-infercept", "balanced"):
             outcome = bench.run(kind, 256, VARIANTS[name])
-            table = bench.loads(outcome)
+            table = bench.on_gpus(outcome)
             found[f"{model} {name}"] = {
                 "peak_to_median": outcome.figures["peak_to_median"],
                 "each_gpu_mean": table.mean(axis=0).round(3).tolist(),

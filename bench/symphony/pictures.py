@@ -13,6 +13,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 #: By system: its name, colour, marker and line.
 STYLES: dict[str, tuple[str, str, str, str]] = {
@@ -37,7 +38,7 @@ STYLES: dict[str, tuple[str, str, str, str]] = {
 WIDE, NARROW, HIGH = 9.6, 5.4, 3.4
 
 
-def draw(name: str, found: dict[str, Any], path: Path) -> None:
+def draw(name: str, found: dict[str, Any], path: Path, dots_per_inch: int = 130) -> None:
     """Write the picture of a figure's data."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(
@@ -48,7 +49,7 @@ def draw(name: str, found: dict[str, Any], path: Path) -> None:
         }
     ):  # fmt: skip
         figure = DRAWN[name](found)
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, dpi=dots_per_inch)
         plt.close(figure)
 
 
@@ -59,11 +60,20 @@ def curves(axes: Axes, rows: Sequence[dict[str, Any]], what: str, factor: float 
         title, colour, marker, line = STYLES[name]
         axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle=line, label=title)
     axes.set_xlabel("users")
+    axes.set_xticks(sorted({r["users"] for r in rows}))
     axes.set_ylabel(label)
     if log:
-        axes.set_yscale("log")
+        logarithmic(axes)
     else:
         axes.set_ylim(bottom=0)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic height with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
@@ -83,7 +93,7 @@ def against_users(found: dict[str, Any]) -> Figure:
     curves(flat[0], found["rows"], "tpot_s", 1000, "TPOT, mean (ms)")
     curves(flat[1], found["rows"], "ttft_s", 1, "TTFT, mean (s)", log=True)
     curves(flat[2], found["rows"], "requests_per_s", 1, "requests/s")
-    curves(flat[3], found["rows"], "normalised_s", 1000, "normalised latency, mean (ms a token)")
+    curves(flat[3], found["rows"], "normalised_s", 1000, "normalised latency, mean (ms a token)", log=True)
     legend(figure, flat[0], 5)
     return figure
 
@@ -98,7 +108,7 @@ def _two(found: dict[str, Any]) -> Figure:
 
 def figure_1(found: dict[str, Any]) -> Figure:
     figure, axes = panels(2)
-    top = max(max(s["most"]) for s in found["systems"].values()) * 1.05
+    top = max(max(s["most"]) for s in found["systems"].values()) * 1.3
     for ax, (name, series) in zip(axes, found["systems"].items(), strict=True):
         title, colour, _, _ = STYLES[name]
         times = [found["every_s"] * n for n in range(len(series["most"]))]
@@ -141,7 +151,7 @@ def figure_4(found: dict[str, Any]) -> Figure:
     for what, title, colour, marker, line in kinds:
         ax.plot([r["history_tokens"] for r in rows], [r[what] for r in rows], color=colour, marker=marker, linestyle=line, label=title)
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    logarithmic(ax)
     ax.set_xticks([r["history_tokens"] for r in rows], [f"{r['history_tokens']:,}" for r in rows])
     ax.set(xlabel="tokens of history", ylabel="time to first token (s)")
     ax.legend()
@@ -168,6 +178,7 @@ def figure_6(found: dict[str, Any]) -> Figure:
 
 def figure_15(found: dict[str, Any]) -> Figure:
     figure, axes = panels(2)
+    top = max(its["peak_to_median"]["whole_run"] for its in found["systems"].values()) * 1.12
     for ax, model, title in zip(axes, ("8b", "13b"), ("Llama-3.1-8B", "Llama-2-13B"), strict=True):
         shown = {k.partition(" ")[2]: v for k, v in found["systems"].items() if k.startswith(f"{model} ")}
         for at, (name, its) in enumerate(shown.items()):
@@ -175,7 +186,7 @@ def figure_15(found: dict[str, Any]) -> Figure:
             ax.bar(at, its["peak_to_median"]["whole_run"], 0.6, color=colour)
             ax.annotate(f"{its['peak_to_median']['whole_run']:.1f}", (at, its["peak_to_median"]["whole_run"]), ha="center", va="bottom")
         ax.set_xticks(range(len(shown)), [STYLES[n][0].replace(" ", "\n", 1) for n in shown])
-        ax.set(title=title, ylabel="peak load over median load")
+        ax.set(title=title, ylabel="peak load over median load (requests)", ylim=(0, top))
         ax.xaxis.grid(False)
     return figure
 

@@ -32,7 +32,7 @@ class Run:
     """Settings of a run.
 
     people: so many at a time, for `seconds` of virtual time; 0: at the trace's times, all of it. warm_up_s: not counted. drain_s: how long
-    what is under way at the end may take. every_core: see `Fleet`.
+    what is under way at the end may take. every_core: see `Fleet`. spread_s: people begin within it.
     """
 
     kind: NodeKind
@@ -46,6 +46,7 @@ class Run:
     habits: Mapping[str, Habits] = field(default_factory=dict)
     settings: Settings | None = None
     every_core: bool = False
+    spread_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ def simulate(run: Run, said: Sequence[Script]) -> Outcome:
     fleet = Fleet(events, run.kind, run.nodes, run.variant, run.settings, run.every_core)
     users = Users(events, fleet, run.seed, run.habits)
     if run.people:
-        users.closed(said, run.people)
+        users.closed(said, run.people, run.spread_s)
         total = None
     else:
         users.open(said)
