@@ -46,6 +46,18 @@ class Bench:
         """(virtual seconds, of which are not counted)."""
         return (100.0, 50.0) if self.quick else (300.0, 160.0)
 
+    @property
+    def seeds(self) -> list[int]:
+        """Of figures whose differences are as small as chance."""
+        return [self.seed] if self.quick else [self.seed, self.seed + 1, self.seed + 2]
+
+    def mean_row(self, kind: NodeKind, users: int, variant: Variant, habits: Habits | None = None) -> dict[str, Any]:
+        """A run for each of `seeds`: the means of what a row says."""
+        more = {} if habits is None else {"habits": {DEFAULT_TENANT: habits}}
+        rows = [row(users, variant, replace(self, seed=seed).run(kind, users, variant, **more)) for seed in self.seeds]
+        named = [name for name in rows[0] if all(isinstance(r[name], float) for r in rows)]
+        return rows[0] | {name: float(np.mean([r[name] for r in rows])) for name in named}
+
     def on_gpus(self, found: Outcome, span_s: tuple[float, float] | None = None) -> npt.NDArray[np.float64]:
         """Requests on each GPU (columns) over the counted time of a run (rows, `SAMPLE_EVERY_S` each)."""
         seconds, warm_up_s = span_s or self.seconds
@@ -74,6 +86,10 @@ class Bench:
     ) -> list[dict[str, Any]]:
         """A row a system and load."""
         return [row(n, v, self.run(kind, n, v, load)) for n in users for v in variants]
+
+    def mean_curve(self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int]) -> list[dict[str, Any]]:
+        """The same, means over `seeds`."""
+        return [self.mean_row(kind, n, v) for n in users for v in variants]
 
 
 def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
@@ -193,17 +209,17 @@ def figure_6(bench: Bench) -> dict[str, Any]:
 # ---- the evaluation -----------------------------------------------------------------------------------------------
 def figure_11(bench: Bench) -> dict[str, Any]:
     """TPOT, TTFT and requests/s against users, Llama-3.1-8B."""
-    return against_users(bench, KIND_8B, USERS_8B)
+    return against_users(bench, KIND_8B, USERS_8B, bench.curve)
 
 
 def figure_12(bench: Bench) -> dict[str, Any]:
     """The same, Llama-2-13B."""
-    return against_users(bench, KIND_13B, USERS_13B)
+    return against_users(bench, KIND_13B, USERS_13B, bench.mean_curve) | {"seeds": bench.seeds}
 
 
-def against_users(bench: Bench, kind: NodeKind, users: Sequence[int]) -> dict[str, Any]:
+def against_users(bench: Bench, kind: NodeKind, users: Sequence[int], curve: Callable[..., list[dict[str, Any]]]) -> dict[str, Any]:
     """All systems at rising load, and where they cross."""
-    rows = bench.curve(kind, [VARIANTS[n] for n in SYSTEMS], bench.users(users))
+    rows = curve(kind, [VARIANTS[n] for n in SYSTEMS], bench.users(users))
     return {"model": kind.model, "rows": rows, "crossings": crossings(rows), "users_at_equal_tpot": at_equal(rows)}
 
 
@@ -249,12 +265,12 @@ def figure_15(bench: Bench) -> dict[str, Any]:
 
 
 def figure_16(bench: Bench) -> dict[str, Any]:
-    """A team of agents writes 4, 8 and 12 files."""
+    """Teams of agents write 4, 8 and 12 files each: few teams, whose tools take most of the time, and many."""
     rows = []
-    for files in (4,) if bench.quick else (4, 8, 12):
+    for teams, files in [(4, 4)] if bench.quick else [(teams, files) for teams in (24, 96) for files in (4, 8, 12)]:
         for name in ("recompute", "parrot", "infercept", "balanced-no-hints", "balanced"):
-            found = agents.serve(KIND_8B, NODES, VARIANTS[name], files, teams=4 if bench.quick else 24, projects=2, seed=bench.seed)
-            bench.say(f"{files} files, {name}: {found['project_mean_s']:.1f} s a project")
+            found = agents.serve(KIND_8B, NODES, VARIANTS[name], files, teams, projects=2, seed=bench.seed)
+            bench.say(f"{teams} teams, {files} files, {name}: {found['project_mean_s']:.1f} s a project")
             rows.append({"files": files, "system": name} | found)
     return {"model": KIND_8B.model, "rows": rows}
 
@@ -263,7 +279,8 @@ def figure_17(bench: Bench) -> dict[str, Any]:
     """Each mechanism switched off."""
     variants = [VARIANTS[n] for n in ("balanced", "no-cooperative", "no-layer-priority", "no-layerwise", "balanced-no-hints")]
     variants.append(replace(VARIANTS["sticky"], name="no balancing"))
-    return {"model": KIND_13B.model, "rows": bench.curve(KIND_13B, variants, bench.users((128, 256, 384, 512)))}
+    rows = bench.mean_curve(KIND_13B, variants, bench.users((128, 256, 384, 512)))
+    return {"model": KIND_13B.model, "seeds": bench.seeds, "rows": rows}
 
 
 def figure_18(bench: Bench) -> dict[str, Any]:
@@ -279,10 +296,9 @@ def figure_19(bench: Bench) -> dict[str, Any]:
     users = 256 if bench.quick else 512
     rows = []
     for missed in (0.0, 1.0) if bench.quick else (0.0, 0.1, 0.25, 0.5, 0.75, 1.0):
-        found = bench.run(KIND_13B, users, VARIANTS["balanced"], habits={DEFAULT_TENANT: Habits(missed=missed, expected=False)})
-        rows.append({"missed": missed} | row(users, VARIANTS["balanced"], found))
-    others = [row(users, VARIANTS[n], bench.run(KIND_13B, users, VARIANTS[n])) for n in ("infercept", "sticky")]
-    return {"model": KIND_13B.model, "users": users, "rows": rows, "stateful": others}
+        rows.append({"missed": missed} | bench.mean_row(KIND_13B, users, VARIANTS["balanced"], Habits(missed=missed, expected=False)))
+    others = [bench.mean_row(KIND_13B, users, VARIANTS[n]) for n in ("infercept", "sticky")]
+    return {"model": KIND_13B.model, "users": users, "seeds": bench.seeds, "rows": rows, "stateful": others}
 
 
 def figure_20(bench: Bench) -> dict[str, Any]:
@@ -290,9 +306,9 @@ def figure_20(bench: Bench) -> dict[str, Any]:
     users = 256 if bench.quick else 512
     rows = []
     for spurious in (0.0, 0.6) if bench.quick else (0.0, 0.2, 0.4, 0.6, 0.9):
-        found = bench.run(KIND_13B, users, VARIANTS["balanced"], habits={DEFAULT_TENANT: Habits(spurious=spurious, expected=False)})
-        rows.append({"spurious": spurious} | row(users, VARIANTS["balanced"], found))
-    return {"model": KIND_13B.model, "users": users, "rows": rows}
+        habits = Habits(spurious=spurious, expected=False)
+        rows.append({"spurious": spurious} | bench.mean_row(KIND_13B, users, VARIANTS["balanced"], habits))
+    return {"model": KIND_13B.model, "users": users, "seeds": bench.seeds, "rows": rows}
 
 
 def figure_21(bench: Bench) -> dict[str, Any]:

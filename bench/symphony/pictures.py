@@ -23,7 +23,7 @@ STYLES: dict[str, tuple[str, str, str, str]] = {
     "infercept-migration": ("InferCept, migrating", "#CC79A7", "P", ":"),
     "llumnix": ("Llumnix", "#E69F00", "v", ":"),
     "llumnix-infercept": ("Llumnix + InferCept", "#009E73", "D", "-."),
-    "parrot": ("Parrot", "#CC79A7", "P", "--"),
+    "parrot": ("Parrot", "#E69F00", "P", "--"),
     "lmcache": ("LMCache", "#D55E00", "^", "-."),
     "balanced, remote tier": ("Upbeat, remote tier", "#56B4E9", "v", ":"),
     "balanced, remote tier, codec": ("Upbeat, remote tier, codec", "#009E73", "D", "--"),
@@ -102,7 +102,7 @@ def _two(found: dict[str, Any]) -> Figure:
     figure, axes = panels(2, 3.8)
     curves(axes[0], found["rows"], "normalised_s", 1000, "normalised latency, mean (ms a token)")
     curves(axes[1], found["rows"], "ttft_s", 1, "TTFT, mean (s)", log=True)
-    legend(figure, axes[0])
+    legend(figure, axes[0], 3 if len(axes[0].lines) > 4 else 2)
     return figure
 
 
@@ -161,8 +161,10 @@ def figure_4(found: dict[str, Any]) -> Figure:
 def figure_5(found: dict[str, Any]) -> Figure:
     figure, (ax,) = panels(1)
     ax.bar([r["turn"] for r in found["rows"]], [100 * r["wasted_share"] for r in found["rows"]], color="#0072B2")
-    ax.axhline(50, color="#D55E00", linestyle="--", linewidth=1.2)
-    ax.set(xlabel="turn of the conversation", ylabel="prompt tokens computed before (%)", ylim=(0, 100))
+    ax.axhline(50, color="#D55E00", linestyle="--", linewidth=1.2, label="half of the prompt")
+    ax.set_xticks([r["turn"] for r in found["rows"] if r["turn"] % 2 or r["turn"] == 2])
+    ax.set(xlabel="turn of the conversation", ylabel="prompt tokens computed before (%)", ylim=(0, 112))
+    ax.legend(loc="upper left")
     ax.xaxis.grid(False)
     return figure
 
@@ -170,7 +172,7 @@ def figure_5(found: dict[str, Any]) -> Figure:
 def figure_6(found: dict[str, Any]) -> Figure:
     figure, axes = panels(2, 3.8)
     for ax, model, title in zip(axes, ("8b", "13b"), ("Llama-3.1-8B", "Llama-2-13B"), strict=True):
-        curves(ax, found[model], "normalised_s", 1000, "normalised latency, mean (ms a token)", log=True)
+        curves(ax, found[model], "normalised_s", 1000, "normalised latency, mean (ms a token)")
         ax.set_title(title)
     legend(figure, axes[0], 4)
     return figure
@@ -203,15 +205,23 @@ def bars(ax: Axes, groups: Sequence[str], series: dict[str, Sequence[float]], la
 
 
 def figure_16(found: dict[str, Any]) -> Figure:
-    figure, axes = panels(2, 3.8)
-    files = sorted({r["files"] for r in found["rows"]})
-    names = list(dict.fromkeys(r["system"] for r in found["rows"]))
-    for ax, what, label in (
-        (axes[0], "project_mean_s", "seconds a project, mean"),
-        (axes[1], "ttft_returning_mean_s", "TTFT of returning requests, mean (s)"),
-    ):
-        bars(ax, [f"{n} files" for n in files], {s: [r[what] for r in found["rows"] if r["system"] == s] for s in names}, label)
-    legend(figure, axes[0])
+    teams = sorted({r["teams"] for r in found["rows"]})
+    figure, axes = panels(len(teams), 3.8)
+    for ax, count in zip(axes, teams, strict=True):
+        rows = [r for r in found["rows"] if r["teams"] == count]
+        names = list(dict.fromkeys(r["system"] for r in rows))
+        files = [f"{n} files" for n in sorted({r["files"] for r in rows})]
+        bars(ax, files, {s: [r["project_mean_s"] for r in rows if r["system"] == s] for s in names}, "seconds a project, mean")
+        ax.set_title(f"{count} teams at a time")
+    legend(figure, axes[0], 5)
+    return figure
+
+
+def figure_18(found: dict[str, Any]) -> Figure:
+    figure, axes = panels(2, 3.8)  # an answer is one token: its latency is its TTFT
+    curves(axes[0], found["rows"], "ttft_s", 1, "TTFT, mean (s)", log=True)
+    curves(axes[1], found["rows"], "ttft_p99_s", 1, "TTFT, 99th percentile (s)", log=True)
+    legend(figure, axes[0], 5)
     return figure
 
 
@@ -227,7 +237,7 @@ def figure_19(found: dict[str, Any]) -> Figure:
             title, colour, _, line = STYLES[r["system"]]
             ax.axhline(factor * r[what], color=colour, linestyle=line, label=f"{title}, no hints")
         ax.set(xlabel="requests without a hint (%)", ylabel=label)
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.12 * factor * max(r[what] for r in (*rows, *found["stateful"])))
     legend(figure, axes[0])
     return figure
 
@@ -240,24 +250,31 @@ def figure_20(found: dict[str, Any]) -> Figure:
     axes[0].set(xlabel="hints for nothing (% of the requests)", ylabel="output tokens/s")
     axes[1].plot(at, [1000 * r["normalised_s"] for r in rows], color="#0072B2", marker="o")
     axes[1].set(xlabel="hints for nothing (% of the requests)", ylabel="normalised latency, mean (ms a token)")
-    for ax in axes:
-        ax.set_ylim(bottom=0)
+    axes[0].set_ylim(0, 1.12 * max(r["output_tokens_per_s"] for r in rows))
+    axes[1].set_ylim(0, 1.12 * 1000 * max(r["normalised_s"] for r in rows))
     return figure
 
 
 def figure_21(found: dict[str, Any]) -> Figure:
     figure, axes = panels(2, 3.8)
-    shares = sorted({r["share"] for r in found["rows"]})
-    for ax, who in zip(axes, ("prioritised", "regular"), strict=True):
-        series = {s: [1000 * r["tpot_s"] for r in found["rows"] if r["system"] == s and r["who"] == who] for s in ("recompute", "balanced")}
-        bars(ax, [f"{share:.0%}" for share in shares], series, "TPOT, mean (ms)")
-        ax.set(title=f"{who} sessions", xlabel="share of prioritised sessions")
-    legend(figure, axes[0])
+    shares, kinds = sorted({r["share"] for r in found["rows"]}), ("prioritised", "regular")
+    series = [(system, who) for system in ("recompute", "balanced") for who in kinds]
+    for ax, what, factor, label in ((axes[0], "tpot_s", 1000, "TPOT, mean (ms)"), (axes[1], "ttft_s", 1, "TTFT, mean (s)")):
+        for n, (system, who) in enumerate(series):
+            title, colour, _, _ = STYLES[system]
+            heights = [factor * r[what] for r in found["rows"] if (r["system"], r["who"]) == (system, who)]
+            at = [g + (n - 1.5) * 0.2 for g in range(len(shares))]
+            pale = 0.45 if who == "regular" else 1.0
+            ax.bar(at, heights, 0.18, color=colour, alpha=pale, label=f"{title}, {who} sessions")
+        ax.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
+        ax.set(xlabel="share of prioritised sessions", ylabel=label)
+        ax.xaxis.grid(False)
+    legend(figure, axes[0], 2)
     return figure
 
 
 DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
     "1": figure_1, "2": figure_2, "4": figure_4, "5": figure_5, "6": figure_6, "11": against_users, "12": against_users,
     "13": against_users,
-    "14": _two, "15": figure_15, "16": figure_16, "17": _two, "18": _two, "19": figure_19, "20": figure_20, "21": figure_21,
+    "14": _two, "15": figure_15, "16": figure_16, "17": _two, "18": figure_18, "19": figure_19, "20": figure_20, "21": figure_21,
 }  # fmt: skip
