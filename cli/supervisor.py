@@ -105,7 +105,8 @@ class Supervisor:
                 return
             self._died.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), verdict.delay_s)
+                async with asyncio.timeout(verdict.delay_s):
+                    await self._stopping.wait()
 
     def _start(self, planned: Planned) -> Process:
         process = Process(

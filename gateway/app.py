@@ -175,7 +175,8 @@ class Gateway:
             self.parts.generator.stopping = True
             await self.parts.workers.stop()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.parts.idle.wait(), LAST_WORDS_S)
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self.parts.idle.wait()
         if self._runner is not None:
             await self._runner.cleanup()
         if self.parts is not None:

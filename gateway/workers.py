@@ -107,7 +107,8 @@ class WorkerStream:
         """Start `request` here; WorkerLost when no connection stands within `connect_s` seconds."""
         if not self.connected:
             try:
-                await asyncio.wait_for(self._up.wait(), connect_s)
+                async with asyncio.timeout(connect_s):
+                    await self._up.wait()
             except TimeoutError:
                 return WorkerLost(self.node)
         flight = Flight(self, request.request_id)

@@ -30,7 +30,7 @@ class Attachment:
         self.owner = f"worker-{next(_numbers)}"
         self.outgoing = Outgoing(_join)
         self.fingerprints: frozenset[bytes] = frozenset()
-        self._queries: dict[int, asyncio.Future[common_pb2.TierResidency]] = {}
+        self._queries: dict[int, asyncio.Future[common_pb2.TierResidency | None]] = {}
         self._query_numbers = counter(1)
 
     # ---- from the worker
@@ -123,7 +123,8 @@ class Attachment:
         self._node.workers.pop(self.owner, None)
         self._node.handle(ev.WorkerGone(self.owner, self._node.clock.now()))
         for future in self._queries.values():
-            future.cancel()
+            if not future.done():
+                future.set_result(None)
 
     # ---- to the worker
 
@@ -155,11 +156,13 @@ class Attachment:
     async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
         """What the worker holds of these chunks; None when it does not answer in time."""
         number = next(self._query_numbers)
-        future = self._queries[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[common_pb2.TierResidency | None] = asyncio.get_running_loop().create_future()
+        self._queries[number] = future
         self.outgoing.put(pb.StoreToWorker(hbm_query=pb.HbmQuery(query_id=number, fingerprint=fingerprint, keys=keys)))
         try:
-            return await asyncio.wait_for(future, _HBM_S)
-        except (TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(_HBM_S):
+                return await future
+        except TimeoutError:
             return None
         finally:
             self._queries.pop(number, None)

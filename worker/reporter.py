@@ -146,4 +146,5 @@ class Link:
             rest_s = (BUSY_S if load.in_flight else IDLE_S) - self.least_s
             if rest_s > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), rest_s)
+                    async with asyncio.timeout(rest_s):
+                        await self.changed.wait()

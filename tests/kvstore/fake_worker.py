@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+import grpc
 import numpy as np
 
 from contracts.convert import layers_to_bitmap, manifest_to_wire, session_to_wire, shape_to_wire
@@ -44,7 +45,7 @@ class FakeWorker:
         self._outgoing: asyncio.Queue[pb.WorkerToStore | None] = asyncio.Queue()
         self._ids = 0
         self._welcome: asyncio.Future[pb.AttachWelcome] = asyncio.get_running_loop().create_future()
-        self._loads: dict[int, asyncio.Queue[pb.StoreToWorker]] = {}
+        self._loads: dict[int, asyncio.Queue[pb.StoreToWorker | grpc.aio.AioRpcError]] = {}
         self._grants: dict[int, asyncio.Future[pb.SaveGrant]] = {}
         self.offers: asyncio.Queue[pb.PrefetchOffer] = asyncio.Queue()
         self.invalidated: asyncio.Queue[SessionKey] = asyncio.Queue()
@@ -57,7 +58,8 @@ class FakeWorker:
         self._reading = asyncio.ensure_future(self._read())
         hello = pb.AttachHello(worker_id=self._worker_id, shapes=[shape_to_wire(s) for s in self._shapes])
         self._outgoing.put_nowait(pb.WorkerToStore(hello=hello))
-        welcome = await asyncio.wait_for(self._welcome, LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):
+            welcome = await self._welcome
         self.node, self.arena_bytes = welcome.node, welcome.arena_bytes
         fd = os.open(welcome.arena_path, os.O_RDWR)
         self.arena = mmap.mmap(fd, welcome.arena_bytes)
@@ -76,24 +78,39 @@ class FakeWorker:
             while (message := await self._outgoing.get()) is not None:
                 yield message
 
-        async for m in self.stub.Attach(requests(), wait_for_ready=True):
-            kind = m.WhichOneof("kind")
-            if kind == "welcome":
-                self._welcome.set_result(m.welcome)
-            elif kind in ("found", "pieces", "end"):
-                queue = self._loads.get(getattr(m, kind).load_id)
-                if queue is not None:
-                    queue.put_nowait(m)
-            elif kind == "grant":
-                self._grants.pop(m.grant.save_id).set_result(m.grant)
-            elif kind == "offer":
-                self.offers.put_nowait(m.offer)
-            elif kind == "invalidate":
-                self.invalidated.put_nowait(SessionKey(m.invalidate.tenant, m.invalidate.session_id))
-            elif kind == "erase":
-                self.erased.put_nowait(list(m.erase.keys))
-            elif kind == "hbm_query":
-                self.send(hbm=pb.HbmResidency(query_id=m.hbm_query.query_id, hbm=self.hbm_answer))
+        try:
+            async for m in self.stub.Attach(requests(), wait_for_ready=True):
+                self._heard(m)
+        except grpc.aio.AioRpcError as e:
+            self._lost(e)
+            raise
+
+    def _lost(self, error: grpc.aio.AioRpcError) -> None:
+        """Nobody answers any more: whoever waits is told so."""
+        for queue in self._loads.values():
+            queue.put_nowait(error)
+        for future in (self._welcome, *self._grants.values()):
+            if not future.done():
+                future.set_exception(error)
+
+    def _heard(self, m: pb.StoreToWorker) -> None:
+        kind = m.WhichOneof("kind")
+        if kind == "welcome":
+            self._welcome.set_result(m.welcome)
+        elif kind in ("found", "pieces", "end"):
+            queue = self._loads.get(getattr(m, kind).load_id)
+            if queue is not None:
+                queue.put_nowait(m)
+        elif kind == "grant":
+            self._grants.pop(m.grant.save_id).set_result(m.grant)
+        elif kind == "offer":
+            self.offers.put_nowait(m.offer)
+        elif kind == "invalidate":
+            self.invalidated.put_nowait(SessionKey(m.invalidate.tenant, m.invalidate.session_id))
+        elif kind == "erase":
+            self.erased.put_nowait(list(m.erase.keys))
+        elif kind == "hbm_query":
+            self.send(hbm=pb.HbmResidency(query_id=m.hbm_query.query_id, hbm=self.hbm_answer))
 
     def send(self, **kind: object) -> None:
         """Any message, for tests that misbehave."""
@@ -111,7 +128,8 @@ class FakeWorker:
         future = self._grants[save_id] = asyncio.get_running_loop().create_future()
         request = pb.SaveRequest(save_id=save_id, session=session_to_wire(session), fingerprint=shape.fingerprint, keys=keys)
         self.send(save=request)
-        return save_id, await asyncio.wait_for(future, LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):  # not wait_for, which in Python 3.11 may swallow a cancellation
+            return save_id, await future
 
     async def save(self, session: SessionKey, shape: KvShape, chunks: dict[bytes, list[bytes]]) -> pb.SaveGrant:
         """Write the chunks' pieces where room is granted and say so."""
@@ -151,7 +169,9 @@ class FakeWorker:
         take: bool = True,
         limit_s: float = LIMIT_S,
     ) -> Loaded:
-        """Load chunks to the end, copying each piece as it comes. `take` False leaves the leases."""
+        """Load chunks to the end, copying each piece as it comes. `take` False leaves the leases. Raises AioRpcError without a store."""
+        if self._reading.done():
+            self._reading.result()
         load_id = self._next()
         queue = self._loads[load_id] = asyncio.Queue()
         bitmap = b"" if layers is None else layers_to_bitmap(layers, shape.layers)
@@ -168,7 +188,10 @@ class FakeWorker:
         loaded = Loaded()
         async with asyncio.timeout(limit_s):
             while loaded.usable < 0:
-                self._step(loaded, await queue.get(), shape, load_id, take)
+                message = await queue.get()
+                if isinstance(message, grpc.aio.AioRpcError):
+                    raise message
+                self._step(loaded, message, shape, load_id, take)
         return loaded
 
     def _step(self, loaded: Loaded, m: pb.StoreToWorker, shape: KvShape, load_id: int, take: bool) -> None:
