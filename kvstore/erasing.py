@@ -21,7 +21,6 @@ from kvstore.node import Node
 ANSWER_S, _PATIENCE_S = 8.0, 1800.0
 _LIST_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 60.0
-_CONCURRENCY = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +75,8 @@ async def look(node: Node, tombstone: ev.Tombstone) -> dict[str, int]:
     if keys:
         files = await asyncio.to_thread(lambda: sum(node.ssd.path(key, tombstone.fingerprint).exists() for key in keys))
         left["ssd"] = max(left["ssd"], files)
-    gate = asyncio.Semaphore(_CONCURRENCY)
-
-    async def there(key: bytes) -> bool:
-        async with gate:
-            return await node.blob.has_chunk(key, tombstone.fingerprint)
-
     if not left["blob"]:
-        left["blob"] = sum(await asyncio.gather(*(there(key) for key in keys)))
+        left["blob"] = sum(await asyncio.gather(*(node.blob.has_chunk(key, tombstone.fingerprint) for key in keys)))
     if tombstone.session not in index.manifests and await node.blob.has_manifest(tombstone.session):
         left["blob"] += 1
     asked = [w.hbm(tombstone.fingerprint, keys) for w in node.workers.values() if keys and tombstone.fingerprint in w.fingerprints]

@@ -27,7 +27,7 @@ from kvstore.peers import Peers
 from kvstore.reading import Reading
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import BlobTier, Listing
+from kvstore.tiers.blob import PATIENT_S, BlobTier, Listing
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
@@ -47,8 +47,6 @@ _TICK_S = 0.25
 #: A paced prefetch goes on after this time at least: fewer wake-ups, each with a little more to do.
 _RESUME_S = 0.005
 _MANIFESTS_LIMIT = 100_000
-_PROBE_CONCURRENCY = 32
-_PATIENT_S = 1.0
 #: How long the start may wait for the blob tier's tombstones.
 _HEED_S = 0.5
 #: For how long an erasure is remembered in the blob tier: longer than a node may be cut off and live.
@@ -324,34 +322,8 @@ class Node:
 
     async def _probe(self, probe: do.Probe) -> None:
         shape_of = self.store.loads.shape_of(probe.load)
-        found, failed = await self.probe_blob(probe.keys, shape_of, probe.timeout_s) if shape_of is not None else ([], 0)
+        found, failed = await self.blob.locate_many(probe.keys, shape_of, probe.timeout_s) if shape_of else ([], 0)
         self.handle(ev.Probed(probe.load, probe.keys, found, self.clock.now(), failed))
-
-    async def probe_blob(self, keys: tuple[bytes, ...], fingerprint: bytes, timeout_s: float) -> tuple[list[ev.FoundCopy], int]:
-        """Headers of those chunks that the blob tier shows within the time, and how many questions it failed to answer."""
-        gate = asyncio.Semaphore(_PROBE_CONCURRENCY)
-        found: list[ev.FoundCopy] = []
-        failed = 0
-
-        async def one(key: bytes) -> None:
-            nonlocal failed
-            async with gate:
-                copy = await self.blob.locate(key, fingerprint)
-            if isinstance(copy, ev.FoundCopy):
-                found.append(copy)
-            else:
-                failed += copy is ev.Fault.UNAVAILABLE
-
-        asking = [asyncio.ensure_future(one(key)) for key in keys]
-        if asking:
-            _, late = await asyncio.wait(asking, timeout=timeout_s)
-            for task in late:
-                task.cancel()
-            if late:
-                count("probes_timed_out", len(late))
-                failed += len(late)
-        # No answer to a hasty question is no failure.
-        return found, failed if timeout_s >= _PATIENT_S else 0
 
     def _ask_peer(self, question: do.AskPeer) -> None:
         layers = self.store.index.shapes[question.fingerprint].layers
@@ -395,6 +367,6 @@ class Node:
         if not local:
             unknown = tuple(k for k in manifest.keys if (c := index.chunks.get(k)) is None or c.blob.name == "ABSENT")
             asked = unknown if self.store.meter.admits(ev.Tier.BLOB_READ) else ()
-            found, failed = await self.probe_blob(asked, manifest.fingerprint, 1.0)
+            found, failed = await self.blob.locate_many(asked, manifest.fingerprint, PATIENT_S, waited_for=False)
             self.handle(ev.Probed(("", ""), asked, found, self.clock.now(), failed))
         return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))

@@ -16,7 +16,7 @@ from kvstore.core.instructions import AskPeer, Fetch, ReleasePeer
 from kvstore.failpoints import reach
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.ssd_reads import verify
-from kvstore.tiers.transport import Card, GivenUp, PeerRange, Transport, never
+from kvstore.tiers.transport import Card, GivenUp, Transport, never
 from runtime import rpc
 from runtime.clock import Clock
 from runtime.service import Tasks
@@ -136,7 +136,7 @@ class Peers:
         size = fetch.shape.piece_bytes
         if card is None or any(p.remote_offset + size > card.arena_bytes for p in fetch.pieces):
             return every
-        ranges = [PeerRange(p.remote_offset, p.offset, size) for p in fetch.pieces]
+        ranges = [(p.remote_offset, p.offset, size) for p in fetch.pieces]
         if not await self._transport.read(card, self._wire_name(fetch.lease), ranges, given_up):
             if given_up():
                 return dict.fromkeys(every, Fault.CANCELLED)

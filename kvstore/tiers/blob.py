@@ -34,11 +34,15 @@ from kvstore.tiers.manifests import (
     manifest_path,
     tombstone_path,
 )
-from kvstore.tiers.objects import Objects
+from kvstore.tiers.objects import Listed, Objects
+from kvstore.tiers.remembered import Remembered
 from kvstore.tiers.ssd import folder_name
 from kvstore.tiers.ssd_reads import verify
 
-_LIST_CONCURRENCY = 32
+#: Headers that loads wait for at once, all of them together.
+_PROBES = 64
+#: From here on a question that gets no answer in time counts as a failure of the store.
+PATIENT_S = 1.0
 #: Where trials look, and write what they remove at once.
 _TRIAL_PATH = "trials"
 #: Objects whose layout is remembered; that of any other costs a read which fails and one of its header.
@@ -64,10 +68,12 @@ class BlobTier:
 
     def __init__(self, store: Any, arena: Arena, codecs: Codecs | None = None) -> None:
         self._objects = Objects(store)
+        self._probes = asyncio.Semaphore(_PROBES)
         self._arena = arena
         self._codecs = codecs or Codecs()
         self._encoded: dict[bytes, Layout] = {}  #: of objects that were last seen encoded; any other is taken for raw
-        self._tombstones: dict[str, tuple[float, Tombstone]] = {}  #: by path, as they were read
+        self._manifests = Remembered(self._objects, _manifest_of)
+        self._tombstones = Remembered(self._objects, lambda _, data: decode_tombstone(data))
 
     # ---- chunks
 
@@ -93,6 +99,35 @@ class BlobTier:
             else:
                 return FoundCopy(key, found.shape, found.checksums) if await self._readable(found) else Fault.MISSING
         return Fault.CORRUPT
+
+    async def locate_many(
+        self, keys: Sequence[bytes], fingerprint: bytes, timeout_s: float, *, waited_for: bool = True
+    ) -> tuple[list[FoundCopy], int]:
+        """Headers of those chunks that the store shows within the time, and how many questions it failed to answer. waited_for: by a load;
+        whoever only looks around keeps out of its way."""
+        gate = self._probes if waited_for else self._objects.looks
+        found: list[FoundCopy] = []
+        failed = 0
+
+        async def one(key: bytes) -> None:
+            nonlocal failed
+            async with gate:
+                copy = await self.locate(key, fingerprint)
+            if isinstance(copy, FoundCopy):
+                found.append(copy)
+            else:
+                failed += copy is Fault.UNAVAILABLE
+
+        asking = [asyncio.ensure_future(one(key)) for key in keys]
+        if asking:
+            _, late = await asyncio.wait(asking, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            if late:
+                count("probes_timed_out", len(late))
+                failed += len(late)
+        # No answer to a hasty question is no failure.
+        return found, failed if timeout_s >= PATIENT_S else 0
 
     async def _header(self, path: str, key: bytes, fingerprint: bytes) -> Header:
         start, size = await self._objects.range(path, 0, BLOCK)
@@ -237,11 +272,12 @@ class BlobTier:
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest; None when there is none, it is damaged, or no answer came in time."""
+        path = manifest_path(session)
         try:
-            manifest = await self._manifest_at(manifest_path(session))
+            manifest = _manifest_of(path, await self._objects.get(path))
         except Exception:
             return None
-        return manifest if manifest is not None and manifest.session == session else None
+        return manifest if manifest.session == session else None
 
     async def delete_manifest(self, session: SessionKey) -> None:
         """Remove the session's manifest."""
@@ -262,31 +298,23 @@ class BlobTier:
 
     async def list_tombstones(self, forget_s: float) -> list[Tombstone]:
         """Those that can be read. Those written before `forget_s` (wall clock) are deleted instead; known ones are not read again."""
-        seen: dict[str, tuple[float, Tombstone]] = {}
-        gate = asyncio.Semaphore(_LIST_CONCURRENCY)
-
-        async def one(path: str, written: float) -> None:
-            async with gate:
-                if written < forget_s:
-                    await self._objects.delete(path)
-                    return
-                seen[path] = (written, decode_tombstone(await self._objects.get(path)))
-
+        listed: list[Listed] = []
+        complete = True
         try:
             async for batch in self._objects.listed(ERASED_PREFIX + "/"):
-                known = {path for path, written in batch if self._tombstones.get(path, (0.0,))[0] == written >= forget_s}
-                seen |= {path: self._tombstones[path] for path in known}
-                await asyncio.gather(*(one(*item) for item in batch if item[0] not in known), return_exceptions=True)
+                listed += batch
         except Exception:
-            seen = self._tombstones | seen
-        self._tombstones = seen
-        return [tombstone for _, tombstone in seen.values()]
+            complete = False
+        await asyncio.gather(*(self._objects.forget(item.path) for item in listed if item.written < forget_s))
+        live = [item for item in listed if item.written >= forget_s]
+        return [t for t in await self._tombstones.read(live, complete=complete) if isinstance(t, Tombstone)]
 
     # ---- what is there
 
     async def has_chunk(self, key: bytes, fingerprint: bytes) -> bool:
         """Whether the chunk's object is there, or may be, as the store does not answer."""
-        return await self._objects.has(chunk_path(key, fingerprint)) is not False
+        async with self._objects.looks:
+            return await self._objects.has(chunk_path(key, fingerprint)) is not False
 
     async def has_manifest(self, session: SessionKey) -> bool:
         """Likewise, the session's manifest."""
@@ -296,7 +324,7 @@ class BlobTier:
         """(first half of a fingerprint, keys) of chunks written before that time, by the store's clock. Raises when the store fails."""
         async for batch in self._objects.listed("chunks/"):
             found: dict[bytes, list[bytes]] = {}
-            for path, written in batch:
+            for path, written, _ in batch:
                 _, folder, name = path.split("/", 2) if path.count("/") == 2 else ("", "", "")
                 if written < before_s and _CHUNK_NAME.fullmatch(name) and _FOLDER_NAME.fullmatch(folder):
                     found.setdefault(bytes.fromhex(folder), []).append(bytes.fromhex(name))
@@ -304,31 +332,27 @@ class BlobTier:
                 yield fingerprint, keys
 
     async def list_manifests(self, limit: int) -> Listing:
-        """All sessions' manifests, `limit` of them at most. Damaged ones and those deleted meanwhile are left out."""
-        paths: list[str] = []
+        """All sessions' manifests, `limit` of them at most; those that are as they were are not read again. Damaged ones and those
+        deleted meanwhile are left out."""
+        listed: list[Listed] = []
         complete = True
         try:
-            async for names in self._objects.names(PREFIX + "/"):
-                paths += names
-                if len(paths) > limit:
+            async for batch in self._objects.listed(PREFIX + "/"):
+                listed += batch
+                if len(listed) > limit:
                     complete = False
                     break
         except Exception:
             complete = False
-        gate = asyncio.Semaphore(_LIST_CONCURRENCY)
-
-        async def one(path: str) -> Manifest | None:
-            async with gate:
-                return await self._manifest_at(path)
-
-        read = await asyncio.gather(*(one(p) for p in paths[:limit]), return_exceptions=True)
-        complete = complete and not any(isinstance(m, BaseException) for m in read)
+        read = await self._manifests.read(listed[:limit], complete=complete)
+        gone = (FileNotFoundError, PieceLost)
+        complete = complete and not any(isinstance(m, BaseException) and not isinstance(m, gone) for m in read)
         return Listing([m for m in read if isinstance(m, Manifest)], complete)
 
-    async def _manifest_at(self, path: str) -> Manifest | None:
-        """None when there is none or it is damaged. Raises when the store does not answer."""
-        try:
-            manifest = decode_manifest(await self._objects.get(path))
-            return manifest if manifest_path(manifest.session) == path else None
-        except (FileNotFoundError, PieceLost):
-            return None
+
+def _manifest_of(path: str, data: bytes) -> Manifest:
+    """The manifest in the object of that name. Raises PieceLost when it is damaged or another session's."""
+    manifest = decode_manifest(data)
+    if manifest_path(manifest.session) != path:
+        raise PieceLost("another session's manifest")
+    return manifest

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import obstore
 from obstore.exceptions import GenericError
@@ -22,10 +22,20 @@ from runtime import telemetry
 _READ_S, _WRITE_S = 5.0, 30.0
 #: A listing comes in pages; each has this long.
 _LIST_S = 10.0
+#: Small reads at once that somebody looks around with: for a listing, an erasure, the display. A directory's take a thread each.
+_LOOKS = 32
 #: obstore's words for a server that ignores `Range`.
 _NO_RANGES = "non-partial response"
 
 log = telemetry.logger("kvstore.blob")
+
+
+class Listed(NamedTuple):
+    """An object as a listing shows it. written: by the store's clock. version: another after every write; "" where there is none."""
+
+    path: str
+    written: float
+    version: str
 
 
 class Directory:
@@ -76,6 +86,7 @@ class Objects:
     def __init__(self, store: Any) -> None:
         self._opened = store
         self._ranges = True
+        self.looks = asyncio.Semaphore(_LOOKS)
 
     @property
     def _store(self) -> Any:
@@ -145,17 +156,17 @@ class Objects:
     async def names(self, prefix: str) -> AsyncIterator[list[str]]:
         """Paths below `prefix`, in batches. Raises when the store fails, or is silent for too long."""
         async for batch in self.listed(prefix):
-            yield [path for path, _ in batch]
+            yield [item.path for item in batch]
 
-    async def listed(self, prefix: str) -> AsyncIterator[list[tuple[str, float]]]:
-        """(path, when it was written by the store's clock), as `names`."""
+    async def listed(self, prefix: str) -> AsyncIterator[list[Listed]]:
+        """As `names`, with what the store says of each object."""
         batches = aiter(obstore.list(self._store, prefix))
         while True:
             async with asyncio.timeout(_LIST_S):
                 batch = await anext(batches, None)
             if batch is None:
                 return
-            yield [(item["path"], item["last_modified"].timestamp()) for item in batch]
+            yield [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
 
     async def put(self, kind: str, path: str, data: Path | bytes) -> bool:
         """Store the object, whole or not at all; false when that failed. `kind`: for failpoints."""
@@ -177,3 +188,8 @@ class Objects:
             reach("blob.after_delete")
         except Exception:
             return
+
+    async def forget(self, path: str) -> None:
+        """`delete`, among the looks: nobody waits for it."""
+        async with self.looks:
+            await self.delete(path)

@@ -10,15 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-
-class PeerRange(NamedTuple):
-    """`length` bytes at `remote_offset` of the peer's arena, wanted at `local_offset` of ours."""
-
-    remote_offset: int
-    local_offset: int
-    length: int
-
-
+#: (offset in the peer's arena, offset in ours, bytes). No class of its own, as a load makes thousands of them.
+PeerRange = tuple[int, int, int]
 GivenUp = Callable[[], bool]
 
 

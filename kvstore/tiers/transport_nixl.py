@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ _BUSY_S, _LEASED_S, _IDLE_S = 0.0001, 0.001, 0.05
 #: After a read has begun it is not slept at all for this long: several megabytes within one machine.
 _EAGER_S = 0.003
 _START_S = 20.0
+#: While a read runs, the thread asks for progress again and again; whoever verifies what has come beside it gets the interpreter's lock
+#: after this time at most (5 ms is Python's own).
+_SWITCH_S = 0.0001
 
 
 class _Transfer:
@@ -63,6 +67,7 @@ class NixlTransport:
     async def start(self) -> None:
         """Raises ImportError where NIXL is not installed and RuntimeError where UCX does not work."""
         loop = asyncio.get_running_loop()
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._ready = loop.create_future()
         threading.Thread(target=self._run, args=(loop, self._ready), name="nixl", daemon=True).start()
         async with asyncio.timeout(_START_S):

@@ -107,7 +107,7 @@ class SocketTransport:
             return False
         deadline = time.monotonic() + self._read_s
         name = lease.encode()
-        question = _HEAD.pack(_MAGIC, len(name), len(ranges)) + name + b"".join(_RANGE.pack(r.remote_offset, r.length) for r in ranges)
+        question = _HEAD.pack(_MAGIC, len(name), len(ranges)) + name + b"".join(_RANGE.pack(there, length) for there, _, length in ranges)
         for reused in (True, False):
             connection = self._connect(address, reused)
             if connection is None:
@@ -125,10 +125,10 @@ class SocketTransport:
                         continue  # an idle connection may have died with the peer's former life
                     return False
                 try:
-                    for r in ranges if answer == b"\1" else ():
+                    for _, here, length in ranges if answer == b"\1" else ():
                         if given_up():
                             raise InterruptedError("the read was given up; what the peer still sends is of no use")
-                        _receive_into(connection, self._arena.view[r.local_offset : r.local_offset + r.length], deadline)
+                        _receive_into(connection, self._arena.view[here : here + length], deadline)
                 except OSError:
                     connection.close()
                     return False

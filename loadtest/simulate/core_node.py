@@ -317,7 +317,7 @@ class CoreNode(Node):
         cache.standings.ended(request.session, now)
         tokens = full * self.shape.chunk_tokens
         self.store.handle(ev.TurnEnded(Manifest(request.session, self.kind.model, self.shape.fingerprint, keys, tokens, now), now))
-        self.hinted.pump()
+        self.hinted.turn_ended()
 
     def _granted(self, grant: do.Grant) -> None:
         blocks = self._saves.pop(grant.save)

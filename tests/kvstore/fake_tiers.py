@@ -86,11 +86,10 @@ class FakeTransport:
         owner = self._owners.get(peer.socket_address)
         if self.cut or self._stopped.is_set() or owner is None or given_up():
             return False
-        if not all(owner._leases.allowed(lease, r.remote_offset, r.length) for r in ranges):
+        if not all(owner._leases.allowed(lease, there, length) for there, _, length in ranges):
             return False
-        for r in ranges:
-            data = owner._arena.view[r.remote_offset : r.remote_offset + r.length]
-            self._arena.view[r.local_offset : r.local_offset + r.length] = data
+        for there, here, length in ranges:
+            self._arena.view[here : here + length] = owner._arena.view[there : there + length]
         return True
 
     async def forget(self, peer: Card) -> None:

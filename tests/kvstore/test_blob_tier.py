@@ -234,6 +234,37 @@ async def test_manifests_are_stored_listed_replaced_and_deleted(blob):
     assert len(exact.manifests) == 2 and exact.complete
 
 
+async def test_a_listing_reads_only_what_has_changed_since_the_last_one(blob, monkeypatch):
+    get, asked = blob._objects.get, []
+
+    async def counted(path: str) -> bytes:
+        asked.append(path)
+        return await get(path)
+
+    monkeypatch.setattr(blob._objects, "get", counted)
+    known = {s: Manifest(s, "m", b"f" * 32, [KEY], 16, 1.0) for s in SESSIONS}
+
+    async def listed() -> list[str]:
+        asked.clear()
+        listing = await blob.list_manifests(100)
+        assert listing.complete and {m.session: m for m in listing.manifests} == known
+        return sorted(asked)
+
+    for m in known.values():
+        await blob.put_manifest(m)
+    assert await listed() == sorted(map(manifest_path, SESSIONS))
+    assert await listed() == []
+    known[SESSIONS[1]] = Manifest(SESSIONS[1], "m", b"f" * 32, [OTHER_KEY], 16, 2.0)  # as long as before
+    await blob.put_manifest(known[SESSIONS[1]])
+    assert await listed() == [manifest_path(SESSIONS[1])]
+    await blob.delete_manifest(SESSIONS[0])
+    before = known.pop(SESSIONS[0])
+    assert await listed() == []
+    await blob.put_manifest(before)
+    known[SESSIONS[0]] = before
+    assert await listed() == [manifest_path(SESSIONS[0])]
+
+
 async def test_a_damaged_manifest_is_none_and_hides_no_other(blob, store):
     manifests = [Manifest(s, "m", b"f" * 32, [KEY], 16, 1.0) for s in SESSIONS]
     for m in manifests:

@@ -63,15 +63,14 @@ class Pair:
 
     def lease(self, name: str, ranges: list[PeerRange]) -> None:
         self.leases.open(name)
-        self.leases.add(name, [(r.remote_offset, r.length) for r in ranges])
+        self.leases.add(name, [(there, length) for there, _, length in ranges])
 
     async def read(self, ranges: list[PeerRange], lease: str = "lease") -> bool:
         return await asyncio.wait_for(self.reader.read(self.card, lease, ranges), LIMIT_S)
 
     def assert_arrived(self, ranges: list[PeerRange]) -> None:
-        for r in ranges:
-            mine = self.arena.view[r.local_offset : r.local_offset + r.length]
-            assert mine == self.owner_arena.view[r.remote_offset : r.remote_offset + r.length]
+        for there, here, length in ranges:
+            assert self.arena.view[here : here + length] == self.owner_arena.view[there : there + length]
 
     async def close(self) -> None:
         await self.reader.stop()
@@ -89,11 +88,11 @@ async def pair(request, arena, tmp_path, free_ports):
 
 
 def some_ranges(count: int = 40, length: int = 65_000) -> list[PeerRange]:
-    return [PeerRange(i * 70_000, ((i * 7) % 40) * 70_000, length) for i in range(count)]
+    return [(i * 70_000, ((i * 7) % 40) * 70_000, length) for i in range(count)]
 
 
 async def test_a_read_that_was_given_up_answers_no_and_the_next_one_works(pair):
-    ranges = [PeerRange(i * 4096, i * 4096, 4096) for i in range(4)]
+    ranges = [(i * 4096, i * 4096, 4096) for i in range(4)]
     pair.lease("lease", ranges)
     assert not await asyncio.wait_for(pair.reader.read(pair.card, "lease", ranges, lambda: True), LIMIT_S)
     assert await pair.read(ranges)
@@ -110,18 +109,18 @@ async def test_leased_ranges_arrive_byte_for_byte(pair):
 
 
 async def test_nothing_beside_the_ranges_is_written(pair):
-    ranges = [PeerRange(100, 4096, 1), PeerRange(MIB, 2 * MIB, MIB), PeerRange(0, 8192, 4097)]
+    ranges = [(100, 4096, 1), (MIB, 2 * MIB, MIB), (0, 8192, 4097)]
     pair.lease("lease", ranges)
     pair.arena.view[:] = b"\x5a" * pair.arena.size_bytes
     assert await pair.read(ranges)
     expected = bytearray(b"\x5a" * pair.arena.size_bytes)
-    for r in ranges:
-        expected[r.local_offset : r.local_offset + r.length] = pair.owner_arena.view[r.remote_offset : r.remote_offset + r.length]
+    for there, here, length in ranges:
+        expected[here : here + length] = pair.owner_arena.view[there : there + length]
     assert bytes(pair.arena.view) == expected
 
 
 async def test_reads_at_the_same_time_do_not_mix(pair):
-    groups = [[PeerRange((g * 10 + i) * 40_000, (g * 10 + i) * 40_000, 40_000) for i in range(10)] for g in range(8)]
+    groups = [[((g * 10 + i) * 40_000, (g * 10 + i) * 40_000, 40_000) for i in range(10)] for g in range(8)]
     pair.lease("lease", [r for group in groups for r in group])
     assert all(await asyncio.gather(*(pair.read(group) for group in groups)))
     assert pair.arena.view[: 80 * 40_000] == pair.owner_arena.view[: 80 * 40_000]
@@ -200,9 +199,9 @@ async def sockets(arena, tmp_path, free_ports):
 
 
 async def test_sockets_serve_exactly_what_is_leased_to_the_asker(sockets):
-    sockets.lease("mine", [PeerRange(4096, 0, 4096)])
+    sockets.lease("mine", [(4096, 0, 4096)])
     sockets.leases.open("other")
-    assert await sockets.read([PeerRange(4096, 0, 4096)], "mine")
+    assert await sockets.read([(4096, 0, 4096)], "mine")
     for lease, offset, length in (
         ("mine", 4096, 4095),
         ("mine", 0, 4096),
@@ -210,10 +209,10 @@ async def test_sockets_serve_exactly_what_is_leased_to_the_asker(sockets):
         ("unknown", 4096, 4096),
         ("mine", 1 << 60, 8),
     ):
-        assert not await sockets.read([PeerRange(offset, 0, length)], lease)
-    assert await sockets.read([PeerRange(4096, 0, 4096)], "mine"), "a refusal leaves the connection usable"
+        assert not await sockets.read([(offset, 0, length)], lease)
+    assert await sockets.read([(4096, 0, 4096)], "mine"), "a refusal leaves the connection usable"
     sockets.leases.close("mine")
-    assert not await sockets.read([PeerRange(4096, 0, 4096)], "mine")
+    assert not await sockets.read([(4096, 0, 4096)], "mine")
 
 
 async def test_nonsense_on_the_socket_harms_nobody(sockets):
@@ -224,8 +223,8 @@ async def test_nonsense_on_the_socket_harms_nobody(sockets):
             writer.write(nonsense)
             assert await asyncio.wait_for(reader.read(), 10) == b""
             writer.close()
-    sockets.lease("lease", [PeerRange(0, 0, 4096)])
-    assert await sockets.read([PeerRange(0, 0, 4096)])
+    sockets.lease("lease", [(0, 0, 4096)])
+    assert await sockets.read([(0, 0, 4096)])
 
 
 @pytest.mark.parametrize("said", [b"", b"\1", b"\1" + b"x" * 5000], ids=["nothing", "yes", "half"])
@@ -247,14 +246,14 @@ async def test_a_peer_that_stops_in_the_middle_is_given_up(sockets, said, ends):
         threading.Thread(target=serve, daemon=True).start()
         sockets.reader = SocketTransport(sockets.arena, LeasedRanges(), "", "", read_s=1.0)
         sockets.card = sockets.card._replace(socket_address=f"127.0.0.1:{server.getsockname()[1]}")
-        assert not await sockets.read([PeerRange(0, 0, 100_000)])
+        assert not await sockets.read([(0, 0, 100_000)])
         over.set()
 
 
 async def test_stopping_ends_a_read_from_a_peer_that_hangs(sockets):
     with socket.create_server(("127.0.0.1", 0)) as server:
         sockets.card = sockets.card._replace(socket_address=f"127.0.0.1:{server.getsockname()[1]}")
-        reading = asyncio.ensure_future(sockets.read([PeerRange(0, 0, 4096)]))
+        reading = asyncio.ensure_future(sockets.read([(0, 0, 4096)]))
         connection, _ = await asyncio.to_thread(server.accept)
         await asyncio.to_thread(connection.recv, 1)
         await sockets.reader.stop()

@@ -17,6 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +54,8 @@ PEOPLE, TEAMS, TALKS = 6, 1, 2
 #: Of all requests of people and agents so many may end with an error: those whose worker or store died twice in their time.
 MOST_FAILED = 0.02
 REST_S = 90.0
+#: Sessions that are deleted at once.
+ERASING = 8
 #: Small, so that everything is pushed out of everything.
 SIZES = {"hbm_gib": 0.06, "dram_gib": 0.06}
 
@@ -125,8 +128,9 @@ def _erase_everything(stack: Stack) -> None:
     before = _used(stack)
     with httpx.Client(base_url=stack.url, timeout=30) as http:
         while known := http.get("/v1/sessions?limit=1000").json()["data"]:
-            for session in known:
-                assert http.delete(f"/v1/sessions/{session['id']}").status_code in (200, 404), session
+            with ThreadPoolExecutor(ERASING) as pool:
+                for status in pool.map(lambda session: http.delete(f"/v1/sessions/{session['id']}").status_code, known):
+                    assert status in (200, 404)
     deadline = time.monotonic() + REST_S
     while over := {name: left for name, left in _used(stack).items() if left}:
         assert time.monotonic() < deadline, f"bytes of pages or slots that no session has: {over}, of {before}"

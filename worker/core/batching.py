@@ -5,9 +5,10 @@
 - Beside decodes that are at least as urgent, prefills have `mixed_tokens` a step: how long a decode waits for its next token is
   bounded by configuration, not by the length of other people's prompts.
 - While prefills wait, a quarter of the step is theirs. Decodes that do not fit then take turns.
-- Prefills stand by priority, then by the moment at which they would be done had each been alone: arrival plus the time that the
-  rest of its prompt takes. Short ones pass long ones, but a sequence is only ever passed by what arrived before its own moment
-  came, so none starves (shortest remaining first would starve long ones, in order of arrival one long prompt holds everybody up).
+- Prefills stand by priority, then by the moment at which they are due: arrival plus `PATIENCE` times what the rest of the prompt takes
+  alone, so that each is late in proportion to what it asks for. Short ones pass long ones, but a sequence is only ever passed by
+  what arrived before it was due, so none starves (shortest remaining first would starve long ones, in order of arrival one long
+  prompt holds everybody up).
 
 Between priorities there is no such mercy: as long as more urgent prompts come than can be computed, less urgent ones wait.
 """
@@ -22,6 +23,9 @@ from typing import Protocol, TypeVar
 _PREFILL_SHARE = 4
 #: What prefills may add to a step at least, however slow they are: they go on.
 LEAST_MIXED_TOKENS = 32
+#: How many times the time of its own prompt a prefill can be passed for: a turn with most of its history cached hardly waits for a cold
+#: prompt. Measured in docs/design/0010.
+PATIENCE = 16.0
 
 
 class HasPriority(Protocol):
@@ -72,7 +76,7 @@ def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
     for s in running:
         (decodes if s.pending == 1 else prefills).append(s)
     decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))
-    prefills.sort(key=lambda s: (s.request.priority, s.arrival_s + s.pending * budget.prefill_token_s, s.arrival))
+    prefills.sort(key=lambda s: (s.request.priority, s.arrival_s + PATIENCE * s.pending * budget.prefill_token_s, s.arrival))
     kept = min(budget.step_tokens // _PREFILL_SHARE, sum(s.pending for s in prefills))
     chosen = [(s, 1) for s in decodes[: budget.step_tokens - kept]]
     left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens

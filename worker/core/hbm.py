@@ -26,6 +26,8 @@ from worker.core.standings import Rank, Standings
 from worker.core.victims import Limit, Victims, victims
 
 NO_PAGE = -1
+#: Room is made for so many like the one that asks, so that the next ones need not search, and no step waits for more than that.
+_SPARE_TIMES = 16
 #: Sessions that a block remembers to be wanted by; of more, those that came first are forgotten.
 MOST_OWNERS = 32
 
@@ -227,8 +229,7 @@ class HbmCache:
         if found.total < short:
             return False
         short -= self._drop_unsaved(found.unsaved, short, now)
-        # A few more than asked for, so that the next caller need not search again.
-        spare = 0 if below is not None else min(found.pages, self.pool.total // 64)
+        spare = 0 if below is not None else min(found.pages, self.pool.total // 64, _SPARE_TIMES * short)
         for rank, block, layers in found.first(max(short, spare)) if short > 0 else ():
             self.purged[rank] += len(layers)
             self._strip(block, layers)
