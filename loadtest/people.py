@@ -183,7 +183,8 @@ class _Talk:
             if hint_s <= moment.request_s:
                 await load.until(hint_s)
                 lead_s = max(0.0, moment.request_s - load.now()) if turn.hint.offset_s else turn.typing_s
-                hinting = asyncio.create_task(self._send_hint(endpoint, session.session_id, lead_s if turn.hint.expected else None))
+                sent = Hint(sent_s=load.now())
+                hinting = asyncio.create_task(self._send_hint(sent, endpoint, lead_s if turn.hint.expected else None))
         await load.until(moment.request_s)
         messages = [*messages, *turn.says]
         outcome.sent_s = load.now()
@@ -211,8 +212,8 @@ class _Talk:
         for pretence in turn.pretences:
             self._load.idle.add(asyncio.create_task(hint(pretence)))
 
-    async def _send_hint(self, endpoint: Endpoint, session_id: str, expected_arrival_s: float | None) -> Hint:
-        hint = Hint(sent_s=self._load.now())
-        hint.status = await advise(self._load.http, endpoint, session_id, expected_arrival_s, priority=self._session.priority)
+    async def _send_hint(self, hint: Hint, endpoint: Endpoint, expected_arrival_s: float | None) -> Hint:
+        session = self._session
+        hint.status = await advise(self._load.http, endpoint, session.session_id, expected_arrival_s, priority=session.priority)
         hint.answered_s = self._load.now()
         return hint
