@@ -13,8 +13,6 @@ import environments
 HERE = Path(__file__).resolve().parent
 #: Of every engine: KV is kept and found again in whole blocks, so what a block is shorter is computed less by each returning turn.
 BLOCK_TOKENS = 32
-#: Of ours: half of the default, for a steadier pace of tokens; what it costs in latency is in README.md.
-MIXED_STEP_S = 0.1
 MIB = 1 << 20
 #: Of /proc/cpuinfo: without one of these vLLM's bfloat16 products are emulated, and the same weights as float32 are four times as fast
 #: with prompts (a fifth slower with decoding).
@@ -40,7 +38,7 @@ def upbeat(s: Setting, policy: str) -> dict[str, Any]:
     """A stack of ours. Its HBM has the weights too."""
     hbm_gib = round((s.kv_mib + s.weights_mib) / 1024, 4)
     sizes = {"nodes": s.instances, "model": str(s.model), "hbm_gib": hbm_gib, "dram_gib": s.dram_gib}
-    settings = {"kv": {"chunk_tokens": BLOCK_TOKENS}, "worker": {"dtype": "bfloat16", "mixed_step_s": MIXED_STEP_S}}
+    settings = {"kv": {"chunk_tokens": BLOCK_TOKENS}, "worker": {"dtype": "bfloat16"}}
     return {"upbeat": {"policy": policy, **sizes, "settings": settings}}
 
 

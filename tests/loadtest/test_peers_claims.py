@@ -42,6 +42,13 @@ def test_latency_and_users_are_judged_where_recompute_saturates() -> None:
     assert users.met and users.found.startswith("24 (6.0 x)")
 
 
+def test_recomputing_in_another_engine_is_judged_where_that_saturates() -> None:
+    both = document(upbeat=OURS, recompute=RECOMPUTE, **{"vllm-recompute": {2: (1.5, 0.05, 0.9), 4: (5.0, 0.2, 0.9)}})
+    _, _, latency, users = against_recompute(both)
+    assert latency.text.startswith("2 users, where vllm-recompute saturates") and "3.00 x" in latency.found
+    assert users.met and users.found.startswith("12 (6.0 x)")
+
+
 def test_users_beyond_the_last_load_are_a_lower_bound() -> None:
     short = {users: OURS[users] for users in (2, 4, 8)}
     _, users = against_recompute(document(upbeat=short, recompute=RECOMPUTE))
