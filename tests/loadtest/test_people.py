@@ -75,7 +75,8 @@ async def test_a_team_of_agents_holds_a_project() -> None:
         asked = [(c.headers["X-Upbeat-Agent"], c.headers["X-Upbeat-Workflow"]) for c in server.calls("chat")]
     assert len(outcomes) == turns_of(planned) and all(o.error is None for o in outcomes)
     agents = [agent for agent, _ in asked]
-    assert agents[:2] == ["manager", "architect"] and agents[-1] == "manager" and set(agents[2:4]) == {"engineer"}
+    assert agents[:3] == ["manager", "architect", "engineer"] and agents[-1] == "manager"
+    assert set(agents[2:-1]) == {"engineer", "reviewer"} and agents.count("engineer") >= 2
     assert {workflow for _, workflow in asked} == {WORKFLOW}
     manager = next(c for c in server.calls("chat"))
     assert [m["role"] for m in manager.body["messages"]] == ["system", "user"]
@@ -91,8 +92,8 @@ def test_teams_are_drawn_from_their_seed_and_briefs_are_shared() -> None:
 
 async def test_late_hints_come_later_early_ones_sooner_and_missed_ones_not() -> None:
     turns = tuple(
-        PlannedTurn(f"t{i}", 2, 0.3 * (i + 1), 0.1, hint=hint)
-        for i, hint in enumerate((HintPlan(), HintPlan(0.05), HintPlan(-0.1), HintPlan(0.2), None, HintPlan(expected=False)))
+        PlannedTurn(f"t{i}", 2, 0.5 * (i + 1), 0.25, hint=hint)
+        for i, hint in enumerate((HintPlan(), HintPlan(0.2), HintPlan(-0.2), HintPlan(0.3), None, HintPlan(expected=False)))
     )
     async with FakeOpenAI() as server:
         outcomes = await hold(server, PlannedSession("s", turns), hints=True)
