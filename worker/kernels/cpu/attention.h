@@ -11,7 +11,7 @@
 
 namespace upbeat {
 
-constexpr int BLOCK_ROWS = 48;  // query rows (tokens times the heads that share a KV head) that one unpacking of a page serves
+constexpr int BLOCK_ROWS = 96;  // query rows (tokens times the heads that share a KV head) that one unpacking of a page serves
 
 struct Query {
     int32_t row;      // of the first token in q and, with `out_row`, in the output
@@ -85,7 +85,8 @@ inline void unpack_values(const typename W::Stored* v, int tokens, int chunk, in
 // to[m][count * 16] = (or +=) a[m][k] times `count` tiles, `apart` values from each other, `stride` from an input to the next. Few rows
 // take four tiles at a time.
 template <typename W>
-inline void tiled(int m, const float* a, long lda, const typename W::Stored* tiles, long apart, long stride, int k, int count, float* to, long ld, bool add) {
+inline void tiled(int m, const typename W::Active* a, long lda, const typename W::Stored* tiles, long apart, long stride, int k, int count, float* to, long ld,
+                  bool add) {
     for (int i = 0; i < m; i += ROWS) {
         const int n = m - i < ROWS ? m - i : ROWS;
         int t = 0;
@@ -138,10 +139,15 @@ inline void tile_product(int m, const uint16_t* a, long lda, const uint16_t* til
     }
 }
 
-// Scores of a page's first `padded` tokens, from K in `u.k` packed in pairs.
-inline void tile_scores(int m, int padded, int dim, long lq, long lp, Unpacked& u) {
+// Queries, which are rounded to bfloat16 already, as such: `[m][dim]`.
+inline void narrow_queries(int m, int dim, long lq, Unpacked& u) {
     for (int i = 0; i < m; i++)
         for (int d = 0; d < dim; d += LANES) Bf16::store(u.narrow.data() + i * dim + d, load(u.q.data() + i * lq + d));
+}
+
+// Scores of a page's first `padded` tokens, from K in `u.k` packed in pairs.
+inline void tile_scores(int m, int padded, int dim, long lq, long lp, Unpacked& u) {
+    narrow_queries(m, dim, lq, u);
     tile_product(m, u.narrow.data(), dim, reinterpret_cast<const uint16_t*>(u.k.data()), dim, padded / LANES, u.scores.data(), lp, false);
 }
 
@@ -160,6 +166,11 @@ inline void tile_values(const uint16_t* v, int m, int seen, int dim, long lp, lo
     tile_product(m, u.rest.data(), padded, pairs, padded, dim / LANES, u.out.data(), lq, true);
 }
 
+// Have so many bytes brought near.
+inline void fetch(const void* from, long bytes) {
+    for (long at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
+}
+
 struct AttentionShape {
     int heads, kv_heads, dim, chunk, window;  // window 0: none
     float scale;
@@ -173,23 +184,35 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
     const int group = s.heads / s.kv_heads, dim = s.dim, chunk = s.chunk, m = tokens * group;
     const long lq = dim + LANES, lp = chunk + LANES;
     const bool by_tiles = W::TILES && dim % 32 == 0 && chunk % 32 == 0;
-    float most[BLOCK_ROWS], total[BLOCK_ROWS];
+    float most[BLOCK_ROWS];
+    f32x16 total[BLOCK_ROWS];  // by lane
     for (int i = 0; i < m; i++) {
         const float* from = q + (query.row + first + i / group) * q_stride + (g * group + i % group) * dim;
         memcpy(u.q.data() + i * lq, from, dim * sizeof(float));
         memset(u.out.data() + i * lq, 0, dim * sizeof(float));
         most[i] = -1e30f;
-        total[i] = 0;
+        total[i] = splat(0);
     }
+    const bool by_pairs = !W::TILES && std::is_same_v<typename W::Active, uint16_t> && dim % (2 * LANES) == 0;
+    if (by_pairs) narrow_queries(m, dim, lq, u);
     const int begin = query.start + first, last = begin + tokens - 1;
     const int from_token = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;
     for (int page = from_token / chunk; page <= last / chunk; page++) {
         const int at = page * chunk, seen = last + 1 - at < chunk ? last + 1 - at : chunk, padded = (seen + LANES - 1) / LANES * LANES;
-        const auto* k = reinterpret_cast<const typename W::Stored*>(base + query.pages[layer * query.pages_a_layer + page]) + long(g) * 2 * chunk * dim;
-        const auto* v = k + long(chunk) * dim;
+        const int64_t* where = query.pages + layer * query.pages_a_layer + page;
+        const long head = long(g) * 2 * chunk * dim, half = long(chunk) * dim;
+        const auto* k = reinterpret_cast<const typename W::Stored*>(base + where[0]) + head;
+        const auto* v = k + half;
+        // Few rows are done before memory has the next page: it is asked for meanwhile, K first.
+        const auto* next = m <= ROWS && page < last / chunk ? reinterpret_cast<const typename W::Stored*>(base + where[1]) + head : nullptr;
         if (by_tiles) {
             unpack_keys<Kept>(k, padded, dim, u.k.data());
             if constexpr (W::TILES) tile_scores(m, padded, dim, lq, lp, u);
+        } else if (by_pairs) {
+            unpack_keys<Kept>(k, padded, dim, u.k.data());
+            if constexpr (!W::TILES && std::is_same_v<typename W::Active, uint16_t>)
+                tiled<W>(m, u.narrow.data(), dim, reinterpret_cast<const uint16_t*>(u.k.data()), dim * LANES, W::STEP * LANES, dim, padded / LANES,
+                         u.scores.data(), lp, false);
         } else if (Kept::STEP == 2 && dim % (2 * LANES) == 0) {
             unpack_keys<Kept>(k, padded, dim, u.k.data());
             tiled<Kept>(m, u.q.data(), lq, reinterpret_cast<const typename W::Stored*>(u.k.data()), dim * LANES, Kept::STEP * LANES, dim, padded / LANES,
@@ -198,30 +221,36 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
             unpack_keys<Plain<Kept>>(k, padded, dim, u.k.data());
             tiled<F32>(m, u.q.data(), lq, u.k.data(), dim * LANES, LANES, dim, padded / LANES, u.scores.data(), lp, false);
         }
+        if (next) fetch(next, half * sizeof(*next));
         const i32x16 count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const bool whole = !s.window && at + padded - 1 <= begin;  // everybody sees all of the page
         for (int i = 0; i < m; i++) {
             const int position = begin + i / group, high = position - at, low = s.window ? position - s.window + 1 - at : 0;
             float* p = u.scores.data() + i * lp;
             f32x16 top = splat(-1e30f);
             for (int t = 0; t < padded; t += LANES) {
-                i32x16 token = count + t;
-                f32x16 x = choose((token <= high) & (token >= low), load(p + t) * s.scale, splat(-1e30f));
+                const i32x16 token = count + t;
+                f32x16 x = load(p + t) * s.scale;
+                if (!whole) x = choose((token <= high) & (token >= low), x, splat(-1e30f));
                 store(p + t, x);
-                top = choose(x > top, x, top);
+                top = larger(x, top);
             }
-            const float before = most[i], now = largest(top) > before ? largest(top) : before;
-            f32x16 all = splat(0);
-            for (int t = 0; t < padded; t += LANES) {
-                f32x16 x = load(p + t), e = choose(x > -1e29f, exponential(x - now), splat(0));
-                store(p + t, e);
-                all += e;
-            }
-            const f32x16 shrunk = exponential(splat(before - now));
-            total[i] = total[i] * shrunk[0] + sum(all);
-            most[i] = now;
-            if (before != now)
+            const float before = most[i], here = largest(top), now = here > before ? here : before;
+            if (before != now) {
+                const f32x16 shrunk = falling(splat(before - now));
+                total[i] *= shrunk;
                 for (int d = 0; d < dim; d += LANES) store(u.out.data() + i * lq + d, load(u.out.data() + i * lq + d) * shrunk);
+                most[i] = now;
+            }
+            for (int t = 0; t < padded; t += LANES) {
+                const f32x16 x = load(p + t);
+                f32x16 e = falling(x - now);
+                if (!whole) e = choose(x > -1e29f, e, splat(0));
+                store(p + t, e);
+                total[i] += e;
+            }
         }
+        if (next) fetch(next + half, half * sizeof(*next));
         if (by_tiles) {
             if constexpr (W::TILES) tile_values(v, m, seen, dim, lp, lq, u);
         } else if (m <= ROWS) {  // V is gone over once: in place
@@ -234,7 +263,8 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
     if constexpr (W::TILES) tiles_done();
     for (int i = 0; i < m; i++) {
         auto* to = out + (query.out_row + first + i / group) * out_stride + (g * group + i % group) * dim;
-        for (int d = 0; d < dim; d += LANES) put(to + d, W::rounded(load(u.out.data() + i * lq + d) / total[i]));
+        const float all = sum(total[i]);
+        for (int d = 0; d < dim; d += LANES) put(to + d, W::rounded(load(u.out.data() + i * lq + d) / all));
     }
 }
 

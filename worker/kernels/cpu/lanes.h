@@ -15,7 +15,8 @@ typedef uint16_t u16x16 __attribute__((vector_size(32), aligned(2), may_alias));
 inline f32x16 splat(float x) { return f32x16{} + x; }
 inline f32x16 load(const float* p) { return *reinterpret_cast<const f32x16*>(p); }
 inline void store(float* p, f32x16 x) { *reinterpret_cast<f32x16*>(p) = x; }
-inline f32x16 choose(i32x16 where, f32x16 yes, f32x16 no) { return (f32x16)(((i32x16)yes & where) | ((i32x16)no & ~where)); }
+inline f32x16 choose(i32x16 where, f32x16 yes, f32x16 no) { return where ? yes : no; }
+inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 // Of each type: `Stored`, as weights and KV are kept; `Active`, as activations between products are. Packed weights are read `Loaded` at a
 // time, STEP inputs of 16 outputs, and multiplied in PARTS: part p is that of input p.
@@ -99,11 +100,10 @@ struct Plain<Bf16> : Bf16 {
     static f32x16 part(Loaded x, int) { return (f32x16)(__builtin_convertvector(x, u32x16) << 16); }
 };
 
-// e^x within 2 units in the last place for x in [-87, 88]; 0 below, e^88 above.
-inline f32x16 exponential(f32x16 x) {
+// e^x within 2 units in the last place for x in [-87, 0]; 0 below.
+inline f32x16 falling(f32x16 x) {
     i32x16 tiny = x < -87.3f;
-    x = choose(tiny, splat(-87.3f), x);
-    x = choose(x > 88.0f, splat(88.0f), x);
+    x = larger(x, splat(-87.3f));
     f32x16 t = x * 1.44269504088896341f;
     f32x16 whole = (t + 12582912.0f) - 12582912.0f;  // to nearest integer
     f32x16 r = x - whole * 0.693359375f;
@@ -119,6 +119,9 @@ inline f32x16 exponential(f32x16 x) {
     return choose(tiny, splat(0.0f), y * (f32x16)scale);
 }
 
+// e^x as `falling`, up to e^88.
+inline f32x16 exponential(f32x16 x) { return falling(choose(x > 88.0f, splat(88.0f), x)); }
+
 // The sum, or the largest, of all lanes, in every lane; always in the same order.
 template <typename Join>
 inline f32x16 joined(f32x16 x, const Join& join) {
@@ -133,7 +136,7 @@ inline float sum(f32x16 x) {
     return joined(x, [](f32x16 a, f32x16 b) { return a + b; })[0];
 }
 inline float largest(f32x16 x) {
-    return joined(x, [](f32x16 a, f32x16 b) { return choose(a > b, a, b); })[0];
+    return joined(x, larger)[0];
 }
 
 }  // namespace upbeat

@@ -17,18 +17,32 @@ constexpr int ROWS = 4;
 #endif
 constexpr long CACHED_BYTES = 1 << 19;  // of activations that one task goes over, so that they stay near
 
+// Of the tiles that come next, `by` values behind those at hand (0: none are known), every so many loads from `first` on: neighbouring
+// blocks of rows share the fetching, so that memory is never idle while they compute.
+struct Ahead {
+    long by = 0;
+    int first = 0, every = 1;
+};
+
 // sums[m][t] += rows m of `a` (stride `lda`) times `b[t]`, over `k` inputs; from one load of W::STEP inputs to the next it is `stride`.
+// What of the next tiles `ahead` names is fetched meanwhile.
 template <typename W, int M, int T>
-inline void block(const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T]) {
+inline void block(const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T], Ahead ahead) {
     f32x16 s[M][T];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
         for (int t = 0; t < T; t++) s[m][t] = sums[m][t];
+    int next = ahead.by ? ahead.first * W::STEP : k;
     for (int i = 0; i < k; i += W::STEP) {
         typename W::Loaded w[T];
 #pragma GCC unroll 16
         for (int t = 0; t < T; t++) w[t] = *reinterpret_cast<const typename W::Loaded*>(b[t] + i / W::STEP * stride);
+        if (i == next) {
+#pragma GCC unroll 16
+            for (int t = 0; t < T; t++) __builtin_prefetch(b[t] + i / W::STEP * stride + ahead.by);
+            next += ahead.every * W::STEP;
+        }
 #pragma GCC unroll 2
         for (int part = 0; part < W::PARTS; part++) {
             decltype(W::part(w[0], 0)) x[T];
@@ -48,28 +62,30 @@ inline void block(const typename W::Active* a, long lda, const typename W::Store
 
 // As `block`, for `m` rows, 1 to ROWS.
 template <typename W, int T>
-inline void rows(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T]) {
+inline void rows(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T],
+                 Ahead ahead = {}) {
     switch (m) {
-        case 1: return block<W, 1, T>(a, lda, b, stride, k, sums);
-        case 2: return block<W, 2, T>(a, lda, b, stride, k, sums);
-        case 3: return block<W, 3, T>(a, lda, b, stride, k, sums);
-        case 4: return block<W, 4, T>(a, lda, b, stride, k, sums);
+        case 1: return block<W, 1, T>(a, lda, b, stride, k, sums, ahead);
+        case 2: return block<W, 2, T>(a, lda, b, stride, k, sums, ahead);
+        case 3: return block<W, 3, T>(a, lda, b, stride, k, sums, ahead);
+        case 4: return block<W, 4, T>(a, lda, b, stride, k, sums, ahead);
 #if defined(__AVX512F__)
-        case 5: return block<W, 5, T>(a, lda, b, stride, k, sums);
-        case 6: return block<W, 6, T>(a, lda, b, stride, k, sums);
-        case 7: return block<W, 7, T>(a, lda, b, stride, k, sums);
-        case 8: return block<W, 8, T>(a, lda, b, stride, k, sums);
-        case 9: return block<W, 9, T>(a, lda, b, stride, k, sums);
-        case 10: return block<W, 10, T>(a, lda, b, stride, k, sums);
-        case 11: return block<W, 11, T>(a, lda, b, stride, k, sums);
-        case 12: return block<W, 12, T>(a, lda, b, stride, k, sums);
+        case 5: return block<W, 5, T>(a, lda, b, stride, k, sums, ahead);
+        case 6: return block<W, 6, T>(a, lda, b, stride, k, sums, ahead);
+        case 7: return block<W, 7, T>(a, lda, b, stride, k, sums, ahead);
+        case 8: return block<W, 8, T>(a, lda, b, stride, k, sums, ahead);
+        case 9: return block<W, 9, T>(a, lda, b, stride, k, sums, ahead);
+        case 10: return block<W, 10, T>(a, lda, b, stride, k, sums, ahead);
+        case 11: return block<W, 11, T>(a, lda, b, stride, k, sums, ahead);
+        case 12: return block<W, 12, T>(a, lda, b, stride, k, sums, ahead);
 #endif
     }
 }
 
 // T neighbouring tiles of `weights` times rows [from, to) of `a`, to done(row, tile, sums, T).
 template <typename W, int T, typename Done>
-inline void some_tiles(int first, const typename W::Stored* weights, const typename W::Active* a, long lda, int from, int to, int k, const Done& done) {
+inline void some_tiles(int first, const typename W::Stored* weights, const typename W::Active* a, long lda, int from, int to, int k, bool ahead,
+                       const Done& done) {
     const typename W::Stored* b[T];
     for (int t = 0; t < T; t++) b[t] = weights + long(first + t) * k * LANES;
     if constexpr (W::TILES) {
@@ -81,10 +97,11 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
             for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
         }
     } else {
-        for (int row = from; row < to; row += ROWS) {
-            const int n = to - row < ROWS ? to - row : ROWS;
+        const int blocks = (to - from + ROWS - 1) / ROWS, even = (to - from + blocks - 1) / blocks;
+        for (int row = from; row < to; row += even) {
+            const int n = to - row < even ? to - row : even;
             f32x16 sums[ROWS][T] = {};
-            rows<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, sums);
+            rows<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, sums, {ahead ? long(T) * k * LANES : 0, (row - from) / even, blocks});
             for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
         }
     }
@@ -104,9 +121,9 @@ void product(Team& team, const typename W::Stored* weights, int tiles, const typ
         int first = i / cuts * wide;
         const int end = first + wide < tiles ? first + wide : tiles, from = i % cuts * share, to = from + share < m ? from + share : m;
         if (few)
-            for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, done);
-        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, done);
-        if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, done);
+            for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, false, done);
+        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, !few, done);
+        if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, false, done);
         if constexpr (W::TILES) tiles_done();
     });
 }
