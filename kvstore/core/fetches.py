@@ -22,7 +22,7 @@ from kvstore.core.instructions import CancelFetch, Counted, Fetch, FetchPiece, I
 from kvstore.core.ledger import Ledger
 from kvstore.core.meter import Meter
 from kvstore.core.pacing import Pace
-from kvstore.core.prefetch import FetchRank
+from kvstore.core.prefetch import OPTIONAL, FetchRank
 from kvstore.core.rates import Source
 from kvstore.core.room import Room
 from kvstore.core.sessions import Rank
@@ -31,9 +31,6 @@ from kvstore.core.usefulness import Usefulness
 
 #: How many fetches of a source run at a time. Of the SSD more than are under way (`FileIo.depth`): the next ones are at hand there.
 RUNNING_LIMIT = {SourceKind.SSD: 24, SourceKind.PEER: 4, SourceKind.BLOB: 16}
-
-#: Reads that nobody waits for yet.
-_OPTIONAL = (LoadKind.PREFETCH, LoadKind.ADVISED)
 
 PieceRef = tuple[Chunk, int]
 #: (chunk, layer, offset at the peer, checksum)
@@ -88,6 +85,11 @@ class _Fetch:
     def source(self) -> Source:
         """What is read."""
         return Source(self.kind, self.peer)
+
+    @property
+    def late(self) -> bool:
+        """It ranks behind what hints want in time."""
+        return self.rank[2]
 
     def bytes_of(self, pieces: int) -> int:
         """Bytes of so many of its pieces."""
@@ -148,18 +150,21 @@ class Fetches:
         for chunk, layer, _, _ in fetch.pieces:
             self._index.set_piece(chunk, layer, PieceState.QUEUED)
             self._by_piece[chunk.key, layer] = fetch
-        self._meter.rates.queue(fetch.source, fetch.bytes_of(len(fetch.pieces)))
+        self._meter.rates.queue(fetch.source, fetch.bytes_of(len(fetch.pieces)), late=fetch.late)
         self._push(fetch)
 
     def lift(self, key: bytes, layer: int, rank: FetchRank, load_kind: LoadKind) -> None:
         """A further load wants a piece that is QUEUED or LOADING."""
         fetch = self._by_piece[key, layer]
-        if load_kind is LoadKind.DEMAND and fetch.load_kind in (LoadKind.PREFETCH, LoadKind.ADVISED):
+        if load_kind is LoadKind.DEMAND and fetch.load_kind in OPTIONAL:
             for chunk, _, _, _ in fetch.pieces:
                 self._usefulness.overtaken(chunk)
         fetch.load_kind = min(fetch.load_kind, load_kind)
         if rank < fetch.rank:
+            size = fetch.bytes_of(len(fetch.pieces))
+            self._meter.rates.queue(fetch.source, -size, late=fetch.late)
             fetch.rank = rank
+            self._meter.rates.queue(fetch.source, size, late=fetch.late)
             if not fetch.running:
                 self._push(fetch)
 
@@ -183,7 +188,7 @@ class Fetches:
                 if fetch.running or not fetch.pieces or rank != fetch.rank:
                     heapq.heappop(heap)
                     continue
-                paced = fetch.load_kind in (LoadKind.PREFETCH, LoadKind.ADVISED)
+                paced = fetch.load_kind in OPTIONAL
                 if paced and (wait_s := self._pace.wait_s(now)):
                     # What is behind it is prefetch too: everything else ranks before.
                     self.resume_at = now + wait_s
@@ -229,7 +234,7 @@ class Fetches:
     def make_way(self, wanted_bytes: int) -> None:
         """Take back running prefetches, lowest rank first, until so many bytes are on their way back. Best effort: which slabs
         they lie in is not looked at; whoever still finds no room when they have ended asks again."""
-        optional = [f for f in self._running.values() if f.load_kind in _OPTIONAL and not f.stalled]
+        optional = [f for f in self._running.values() if f.load_kind in OPTIONAL and not f.stalled]
         coming = sum(f.shape.piece_bytes * len(f.pieces) for f in optional if f.cancelled)
         for fetch in sorted((f for f in optional if not f.cancelled), key=lambda f: f.rank, reverse=True):
             if coming >= wanted_bytes:
@@ -273,7 +278,7 @@ class Fetches:
             if i in faults:
                 self._ledger.abort(fetch.offsets[i])
                 self._index.set_piece(chunk, layer, PieceState.ABSENT)
-                if faults[i] is Fault.CANCELLED and fetch.load_kind not in _OPTIONAL and self._awaited(chunk.key, layer):
+                if faults[i] is Fault.CANCELLED and fetch.load_kind not in OPTIONAL and self._awaited(chunk.key, layer):
                     again.append(fetch.pieces[i])
                 else:
                     bad.setdefault(faults[i], []).append((chunk, layer))
@@ -310,7 +315,7 @@ class Fetches:
         return self._count[kind] + len(self._heaps[kind])
 
     def _leave(self, fetch: _Fetch, pieces: int) -> None:
-        self._meter.rates.queue(fetch.source, -fetch.bytes_of(pieces))
+        self._meter.rates.queue(fetch.source, -fetch.bytes_of(pieces), late=fetch.late)
         if fetch.lease:
             self._read(fetch.lease, pieces)
 

@@ -21,10 +21,11 @@ def sound_wants(event: LoadWanted, shape: KvShape) -> list[Want]:
 
 
 class Load:
-    """One load. `found`: chunks before this index may still come; `acquired`: those before it have been asked for."""
+    """One load. `found`: chunks before this index may still come; `acquired`: those before it have been asked for. `late`: of a hint
+    (`prefetch.is_late`)."""
 
     __slots__ = (
-        "acquired", "arrival", "asked", "asking", "deferred", "found", "fresh", "ident", "kind", "leased", "missing", "offered",
+        "acquired", "arrival", "asked", "asking", "deferred", "found", "fresh", "ident", "kind", "late", "leased", "missing", "offered",
         "order", "places", "priority",
         "probe_size", "probed", "probing", "progress", "session", "shape", "sources", "state", "tried", "void", "wants",
     )  # fmt: skip
@@ -39,6 +40,7 @@ class Load:
         self.sources = list(dict.fromkeys(event.sources))
         self.priority = event.priority
         self.arrival = arrival
+        self.late = False
         self.order = order
         self.state = LoadState.LOCATING
         self.found = len(wants)

@@ -78,7 +78,7 @@ class Loads:
         advice = self._sessions.live(event.session, event.now) if event.session else None
         self._orders += 1
         load = Load(event, shape, sound_wants(event, shape), self._orders, advice.arrival if advice else float("inf"))
-        self._loads[load.ident] = load
+        self._loads[load.ident], load.late = load, self._sources.late(load)
         self._acquire_leading(load, event.now)
         self._locate(load, event.now)
 
@@ -161,7 +161,7 @@ class Loads:
     # ---- pieces
 
     def _rank(self, load: Load, layer: int, i: int) -> FetchRank:
-        return rank(load.kind, layer=layer, priority=load.priority, arrival=load.arrival, order=load.order, position=i)
+        return rank(load.kind, layer=layer, priority=load.priority, arrival=load.arrival, order=load.order, position=i, late=load.late)
 
     def _acquire(self, load: Load, i: int, now: float) -> None:
         """Lease what is READY of chunk `i`, join what is on its way, plan reads of the rest; else ask the blob tier, else void."""

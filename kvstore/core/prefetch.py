@@ -4,6 +4,9 @@ Demand first, then reads for peers, prefetch last: each by priority, then lowest
 priority so layer 0 of all advised sessions, then layer 1, ...; then expected arrival (DESIGN section 6; SYMPHONY 3.5). When a request
 comes early, what is there is what its first layers need; and what is urgent (3.6), or more likely to come (a doubtful caller's hints
 have a lower priority), is there first. By arrival before priority, urgency would decide only between hints of the same instant.
+
+What cannot be here in time goes behind all that can (`is_late`): its request will compute most of it again, and when hints ask for more
+than a source brings, each that waits for a late one would become late too. See docs/design/0020-late-hints.md.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ from collections.abc import Callable
 from contracts.kv import KvShape
 from kvstore.core.events import LoadKind, SourceKind
 
+#: Reads that nobody waits for yet.
+OPTIONAL = (LoadKind.PREFETCH, LoadKind.ADVISED)
+
 #: Order of fetches: the smaller goes first.
-FetchRank = tuple[int, float, float, float, int, int]
+FetchRank = tuple[int, float, bool, float, float, int, int]
 
 #: Reads of the SSD should be about this long where layers may be taken together.
 _SSD_READ_BYTES = 1 << 20
@@ -22,15 +28,20 @@ _SSD_READ_BYTES = 1 << 20
 _FIRST_PART = 6
 
 
-def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: int, position: int) -> FetchRank:
+def is_late(takes_s: float, lead_s: float) -> bool:
+    """Whether a hinted cache that takes so long, behind those that come in time, is here only after its request (`lead_s` from now)."""
+    return takes_s > lead_s
+
+
+def rank(kind: LoadKind, *, layer: int, priority: int, arrival: float, order: int, position: int, late: bool = False) -> FetchRank:
     """Where a fetch of `layer` stands in the queue.
 
     arrival: monotonic seconds when the advised request is expected (infinity: unknown). order: number of the load, oldest
-    first. position: of the chunk in its load.
+    first. position: of the chunk in its load. late: of a hint's (`is_late`).
     """
-    if kind in (LoadKind.PREFETCH, LoadKind.ADVISED):
-        return (LoadKind.PREFETCH, priority, layer, arrival, order, position)
-    return (kind, priority, layer, 0.0, order, position)
+    if kind in OPTIONAL:
+        return (LoadKind.PREFETCH, priority, late, layer, arrival, order, position)
+    return (kind, priority, False, layer, 0.0, order, position)
 
 
 def quarter(shape: KvShape) -> int:

@@ -90,6 +90,7 @@ class Rates:
     def __init__(self) -> None:
         self._sources: dict[Source, _Measured] = {}
         self._ahead: dict[Source, int] = {}
+        self._late: dict[Source, int] = {}  #: of these, what hints want that will be late
         self._overtaken: set[tuple[Source, Source]] = set()
 
     def _of(self, source: Source) -> _Measured:
@@ -99,9 +100,11 @@ class Rates:
 
     # ---- what happens
 
-    def queue(self, source: Source, size: int) -> None:
-        """So many bytes more (fewer when negative) wait for the source or are being read from it."""
+    def queue(self, source: Source, size: int, *, late: bool = False) -> None:
+        """So many bytes more (fewer when negative) wait for the source or are being read from it. late: behind all others."""
         self._ahead[source] = self._ahead.get(source, 0) + size
+        if late:
+            self._late[source] = self._late.get(source, 0) + size
 
     def ahead(self, source: Source) -> int:
         """Bytes that wait for the source or are being read from it."""
@@ -142,10 +145,11 @@ class Rates:
         """How long `size` bytes usually take."""
         return self._of(source).usual.of(size)
 
-    def estimate_s(self, source: Source, size: int, now: float) -> float:
-        """Seconds until `size` more bytes would be here."""
+    def estimate_s(self, source: Source, size: int, now: float, *, before_late: bool = False) -> float:
+        """Seconds until `size` more bytes would be here; `before_late`: ahead of what will be late."""
         link = Source(source.kind, source.peer)
-        total = self.cost(link, now).of(self.ahead(link) + size)
+        ahead = self.ahead(link) - (self._late.get(link, 0) if before_late else 0)
+        total = self.cost(link, now).of(ahead + size)
         return total + self.cost(source, now).of(size) if source.on_disk else total
 
     def sooner(self, first: Source, second: Source, size: int, now: float) -> bool:
@@ -177,7 +181,7 @@ class Rates:
 
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        assert all(size >= 0 for size in self._ahead.values())
+        assert all(0 <= self._late.get(source, 0) <= size for source, size in self._ahead.items())
 
 
 def _within(value: float, limits: tuple[float, float]) -> float:

@@ -6,12 +6,15 @@ blob tier. A tier that is left alone (health.py) is none, and a source that fail
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 
 from kvstore.core.events import SourceKind
 from kvstore.core.index import Chunk, Index
 from kvstore.core.load import Load
 from kvstore.core.meter import Meter
+from kvstore.core.prefetch import OPTIONAL, is_late
 from kvstore.core.rates import BLOB, SSD, Source
 from kvstore.core.state import CopyState, PieceState
 
@@ -83,6 +86,22 @@ class Sources:
         size = sum(len(layers) for _, layers in load.wants) * load.shape.piece_bytes
         peers = (Source(SourceKind.PEER, name) for name in load.sources)
         return not any(self._meter.rates.sooner(SSD, peer, size, self._meter.now) for peer in peers)
+
+    def late(self, load: Load) -> bool:
+        """Whether a hint's load, from the sources that are likeliest and behind what comes in time, is here after its request only."""
+        if load.kind not in OPTIONAL or load.arrival == math.inf:
+            return False
+        elsewhere = Source(SourceKind.PEER, load.sources[0]) if load.sources else BLOB
+        sizes: Counter[Source] = Counter()
+        for key, layers in load.wants:
+            chunk = self.usable(load, key)
+            absent = sum(chunk is None or chunk.state(layer) is PieceState.ABSENT for layer in layers)
+            if absent:
+                tiers = self._tiers(load, chunk) if chunk is not None else []
+                sizes[tiers[0] if tiers else elsewhere] += absent * load.shape.piece_bytes
+        rates, now = self._meter.rates, self._meter.now
+        takes_s = max((rates.estimate_s(source, size, now, before_late=True) for source, size in sizes.items()), default=0.0)
+        return is_late(takes_s, load.arrival - now)
 
     def _tiers(self, load: Load, chunk: Chunk) -> list[Source]:
         """This node's slower tiers that have the chunk. Peers are never served from the blob tier: they have it too."""

@@ -138,6 +138,8 @@ class Store:
                     self.sessions.used(event.session, event.now)
                     self._moved_here(event.session, event.sources)
                 self.loads.begin(event)
+                if event.kind is ev.LoadKind.DEMAND and event.session is not None:
+                    self._end_advised(event.session)  # what the request does not want of its hint's nobody does
             case ev.PiecesTaken():
                 self.loads.taken(event.load, event.pieces, event.now)
             case ev.LoadCancelled():
@@ -336,11 +338,14 @@ class Store:
 
     def _invalidate(self, session: SessionKey, *, tell: bool = True) -> None:
         self._hints.pop(session, None)
-        for ident in self.loads.of_session(session, ev.LoadKind.ADVISED):
-            self.loads.cancel(ident)
+        self._end_advised(session)
         self.sessions.invalidate(session)
         if tell:
             self._out.append(do.TellInvalid(session))
+
+    def _end_advised(self, session: SessionKey) -> None:
+        for ident in self.loads.of_session(session, ev.LoadKind.ADVISED):
+            self.loads.cancel(ident)
 
     def _tick(self, now: float) -> None:
         for lease in self.leases.overdue(now):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from loadtest.simulate.events import Events
 
-#: Urgency of jobs: (class, priority); a lower one interrupts.
-Key = tuple[int, int]
+#: Urgency of jobs: class, priority, and of hints whether they are late (`kvstore.core.prefetch.is_late`); a lower one interrupts.
+Key = tuple[int, ...]
 _TAIL: Key = (0, 1 << 20)
 
 
@@ -130,3 +130,14 @@ class Fetch:
     left: int = 0
     waits: list[Callable[[], None]] = field(default_factory=list)
     cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        self.cancelled = True
+        for way, job in self.jobs:
+            way.cancel(job)
+
+
+def takes_s(parts: Iterable[tuple[Channel, float]], key: Key) -> float:
+    """How long until so many bytes have come by each way, behind all that goes before `key`."""
+    return max((way.ahead_s(key) + bytes_ / way.bytes_per_s for way, bytes_ in parts), default=0.0)

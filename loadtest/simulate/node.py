@@ -11,8 +11,9 @@ import heapq
 from collections.abc import Callable
 
 from contracts.ids import SessionKey
+from kvstore.core.prefetch import is_late
 from loadtest.simulate import hiding
-from loadtest.simulate.channels import Channel, Fetch, Key
+from loadtest.simulate.channels import Channel, Fetch, Key, takes_s
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.engine import Engine
 from loadtest.simulate.events import Events
@@ -123,11 +124,12 @@ class Node:
         elif wanted > near and fetch is None:
             hidden_s = self._hidden_s(sequence, wanted)
             parts = self._parts(session, near, wanted, sources)
-            soonest_s = max((way.ahead_s((_DEMAND, 0)) + bytes_ / way.bytes_per_s for way, bytes_ in parts), default=0.0)
-            if soonest_s - hidden_s <= self.kind.costs.prefill_s(wanted - near, near):
+            if takes_s(parts, (_DEMAND, 0)) - hidden_s <= self.kind.costs.prefill_s(wanted - near, near):
                 fetch = self._fetch(session, wanted, PLAIN, parts, (_DEMAND, sequence.request.priority), hidden_s)
                 self._await(fetch, sequence, 0.0)
                 near = wanted
+        if fetch is not None and not fetch.waits:
+            self._fetches.pop(session).cancel()  # what its hint wanted comes too late
         self.recomputed_tokens += wanted - near
         sequence.load_tokens = near
         sequence.found = near // self.kind.shape.chunk_tokens
@@ -269,7 +271,8 @@ class Node:
         near = self.tokens_in(self.dram, session)
         parts = self._parts(session, near, wanted, sources) if wanted > near else []
         if parts:
-            self._fetch(session, wanted, rank, parts, (_HINTED, priority))
+            late = arrival_s is not None and is_late(takes_s(parts, (_HINTED, priority, False)), arrival_s - self._events.now)
+            self._fetch(session, wanted, rank, parts, (_HINTED, priority, late))
         else:
             self._offer(session, rank)
 
@@ -295,18 +298,14 @@ class Node:
 
     def _expired(self, session: SessionKey, expires_s: float) -> None:
         if self._hints.get(session, (0, 0.0))[1] == expires_s:
-            del self._hints[session]
-            self._doubt(session)
+            self.withdraw(session)
 
     def _doubt(self, session: SessionKey) -> None:
         for tier in (self.hbm, self.dram):
             tier.touch(session, DOUBTED)
         fetch = self._fetches.get(session)
         if fetch is not None and not fetch.waits:
-            fetch.cancelled = True
-            del self._fetches[session]
-            for way, job in fetch.jobs:
-                way.cancel(job)
+            self._fetches.pop(session).cancel()
 
     # ---- requests that move while they decode (`migrations`) ---------------------------------------------------
     def expect(self, bytes_: float) -> bool:

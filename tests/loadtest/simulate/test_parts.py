@@ -240,6 +240,29 @@ def test_a_withdrawn_hint_stops_its_load_and_a_cache_that_is_sooner_computed_is_
     assert turn.first_s - turn.sent_s < 1.2 * KIND.costs.prefill_s(6500, 0) + 0.1
 
 
+def test_a_hint_that_cannot_be_in_time_lets_those_pass_that_can() -> None:
+    events = Events()
+    here, there = fleet(events)
+    for name in ("late", "soon"):
+        served(events, here, request(name, 6000, 400, session=name))
+    load_s, start_s = 6400 * KIND.shape.token_bytes / KIND.link_bytes_per_s, events.now
+    there.prefetch(key("late"), 0, start_s + 60.0, 6400, ("node-0",), start_s + 0.5 * load_s)
+    there.prefetch(key("soon"), 0, start_s + 60.0, 6400, ("node-0",), start_s + 1.5 * load_s)
+    events.run(FOREVER, limit_s=start_s + 1.2 * load_s)
+    assert (there.tokens_in(there.dram, key("late")), there.tokens_in(there.dram, key("soon"))) == (0, 6400)
+    events.run(FOREVER, limit_s=start_s + 2.2 * load_s)
+    assert there.tokens_in(there.dram, key("late")) == 6400, "its turn, as nothing else is to do"
+
+
+def test_a_request_whose_cache_comes_too_late_ends_its_hints_load() -> None:
+    events = Events()
+    here, there = fleet(events, link_bytes_per_s=1e6)
+    served(events, here, request("r1", 6000, 400, session="s"))
+    there.prefetch(key("s"), 0, events.now + 60.0, 6400, ("node-0",), events.now + 1.0)
+    turn = served(events, there, request("r2", 6500, 2, history=6400, session="s"), ("node-0",))
+    assert turn.cached_tokens == 0 and there.link.ahead_s((9,)) == 0.0
+
+
 def test_a_request_that_can_never_fit_is_refused_and_one_that_does_not_yet_waits() -> None:
     events = Events()
     (node,) = fleet(events, 1, hbm_bytes=1000.0 * KIND.shape.token_bytes)
