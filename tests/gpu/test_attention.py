@@ -153,6 +153,7 @@ def test_a_decoded_row_has_the_same_bits_whatever_it_is_batched_with() -> None:
         assert all(torch.isnan(got[j]).all() for j in range(3) if j != i), "padding is left alone"
 
 
+@pytest.mark.usefixtures("rows_multiplied_alone")
 def test_a_prefilled_row_has_the_same_bits_however_its_prompt_is_cut() -> None:
     shape = replace(SHAPE, dtype=torch.bfloat16)
     pages = Pages(shape, [120])

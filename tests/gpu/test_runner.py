@@ -214,6 +214,7 @@ def test_a_hook_that_raises_ends_the_step_and_the_same_slices_can_run_again(benc
     torch.testing.assert_close(bench.step(bench.cut(pages, tokens, 0, 5))[0], alone(tokens), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("rows_multiplied_alone")
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_batch_invariant_rows_have_the_same_bits_however_they_are_cut_and_batched(directory: Path, dtype: str) -> None:
     bench, tokens = Bench(directory, dtype, batch_invariant=True), prompt(18)
