@@ -93,12 +93,11 @@ class Sources:
             return False
         elsewhere = Source(SourceKind.PEER, load.sources[0]) if load.sources else BLOB
         sizes: Counter[Source] = Counter()
-        for key, layers in load.wants:
+        for i, (key, _) in enumerate(load.wants):
             chunk = self.usable(load, key)
-            absent = sum(chunk is None or chunk.state(layer) is PieceState.ABSENT for layer in layers)
-            if absent:
+            if (chunk is None or not chunk.complete) and (absent := self.absent(load, i)):
                 tiers = self._tiers(load, chunk) if chunk is not None else []
-                sizes[tiers[0] if tiers else elsewhere] += absent * load.shape.piece_bytes
+                sizes[tiers[0] if tiers else elsewhere] += len(absent) * load.shape.piece_bytes
         rates, now = self._meter.rates, self._meter.now
         takes_s = max((rates.estimate_s(source, size, now, before_late=True) for source, size in sizes.items()), default=0.0)
         return is_late(takes_s, load.arrival - now)

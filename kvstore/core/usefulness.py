@@ -13,9 +13,9 @@ from collections import Counter
 from kvstore.core.events import LoadKind, SourceKind
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted
+from kvstore.core.prefetch import OPTIONAL
 from kvstore.core.state import PieceState
 
-_FOR_HINTS = (LoadKind.PREFETCH, LoadKind.ADVISED)
 _TAKERS = (LoadKind.DEMAND, LoadKind.PREFETCH)
 
 
@@ -30,7 +30,7 @@ class Usefulness:
         """A fetch brought the piece, for a load of this kind."""
         if kind is LoadKind.DEMAND:
             self._add("hit_bytes", source.name.lower(), chunk)
-        elif kind in _FOR_HINTS:
+        elif kind in OPTIONAL:
             self._untouched[chunk.key] = self._untouched.get(chunk.key, 0) | 1 << layer
 
     def overtaken(self, chunk: Chunk) -> None:
