@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace upbeat {
 
@@ -16,7 +19,11 @@ inline f32x16 splat(float x) { return f32x16{} + x; }
 inline f32x16 load(const float* p) { return *reinterpret_cast<const f32x16*>(p); }
 inline void store(float* p, f32x16 x) { *reinterpret_cast<f32x16*>(p) = x; }
 inline f32x16 choose(i32x16 where, f32x16 yes, f32x16 no) { return where ? yes : no; }
+#if defined(__AVX512F__)  // which the compiler does not find by itself
+inline f32x16 larger(f32x16 a, f32x16 b) { return (f32x16)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
 inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
+#endif
 
 // Of each type: `Stored`, as weights and KV are kept; `Active`, as activations between products are. Packed weights are read `Loaded` at a
 // time, STEP inputs of 16 outputs, and multiplied in PARTS: part p is that of input p.

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <memory>
+#include <tuple>
 
 #include "attention.h"
+#include "tile_attention.h"
 
 using namespace upbeat;
 
@@ -62,7 +65,6 @@ f32x16 bias_of(const void* bias, long at) {
     return bias ? W::load(static_cast<const typename W::Stored*>(bias) + at) : splat(0);
 }
 
-
 template <typename W>
 void head_finish(float* x, int dim, const void* norm, float eps, const float* cos, const float* sin) {
     if (norm) {
@@ -113,28 +115,39 @@ void write(Team& team, const Shape& s, const Buffers& b, int tokens, char* base,
     });
 }
 
+// One per thread, made again when the model is another.
+template <typename Scratch, typename... Sizes>
+Scratch& scratch(Sizes... sizes) {
+    static thread_local std::unique_ptr<Scratch> made;
+    static thread_local std::tuple<Sizes...> of;
+    if (!made || of != std::make_tuple(sizes...)) {
+        made.reset(new Scratch(sizes...));
+        of = std::make_tuple(sizes...);
+    }
+    return *made;
+}
+
 template <typename W>
 void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, const Query* queries, int count, int layer, const char* base) {
     struct Task {
         int query, first, tokens, head;
     };
     std::vector<Task> tasks;
-    const int group = s.heads / s.kv_heads, most = BLOCK_ROWS / group > 0 ? BLOCK_ROWS / group : 1;
+    const bool by_tiles = W::TILES && s.dim % 32 == 0 && s.chunk % 32 == 0;
+    const int group = s.heads / s.kv_heads, most = std::max((by_tiles ? TILE_TASK_ROWS : BLOCK_ROWS) / group, 1);
     for (int i = 0; i < count; i++)
         for (int first = (queries[i].count - 1) / most * most; first >= 0; first -= most)  // the longest first
             for (int g = 0; g < s.kv_heads; g++) tasks.push_back({i, first, std::min(most, queries[i].count - first), g});
     const AttentionShape shape = {s.heads, s.kv_heads, s.dim, s.chunk, l.window, 1.0f / std::sqrt(float(s.dim))};
     team.split(int(tasks.size()), [&](int i) {
-        static thread_local Unpacked* scratch = nullptr;
-        static thread_local int chunk = 0, dim = 0;
-        if (!scratch || chunk != s.chunk || dim != s.dim) {
-            delete scratch;
-            scratch = new Unpacked(s.chunk, s.dim);
-            chunk = s.chunk, dim = s.dim;
-        }
         const Task& t = tasks[i];
-        attend<W>(shape, base, queries[t.query], layer, t.first, t.tokens, t.head, b.q, s.heads * s.dim, active<W>(b.a), padded(s.heads * s.dim),
-                  *scratch);
+        const auto with = [&](auto attend, auto& scratch) {
+            attend(shape, base, queries[t.query], layer, t.first, t.tokens, t.head, b.q, long(s.heads) * s.dim, active<W>(b.a), padded(s.heads * s.dim),
+                   scratch);
+        };
+        if constexpr (W::TILES)
+            if (by_tiles) return with(attend_by_tiles, scratch<TileScratch>(s.dim));
+        with(attend<W>, scratch<Unpacked>(s.chunk, s.dim));
     });
 }
 

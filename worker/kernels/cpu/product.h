@@ -4,9 +4,8 @@
 // side by side: `[out / 16][in / 2][16][2]`. Every output is one sum over `in` in a fixed order, in float32, whatever the number of
 // rows and wherever a row stands among them: results of a row never depend on which other rows a step computes.
 #pragma once
-#include "dot.h"
-#include "lanes.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace upbeat {
 
