@@ -5,6 +5,8 @@
 // multiples of STRIPE: where a row's maximum may change, and with it every bit, depends on positions alone (FlashAttention-2, but for
 // the order of loops). Probabilities are rounded to bfloat16 before they meet V, as there.
 #pragma once
+#include <algorithm>
+
 #include "paged.h"
 #include "tiles.h"
 
@@ -158,7 +160,7 @@ inline void attend_by_tiles(const AttentionShape& s, const char* base, const Que
     i32x16 high[TileScratch::GROUPS], low[TileScratch::GROUPS];
     for (int i = 0; i < groups; i++) {
         const float* rows[LANES];
-        const int count = m - i * LANES < LANES ? m - i * LANES : LANES;
+        const int count = std::min(m - i * LANES, LANES);
         for (int lane = 0; lane < LANES; lane++) {
             const int row = i * LANES + (lane < count ? lane : 0), token = row / share;
             rows[lane] = q + (query.row + first + token) * q_stride + (g * share + row % share) * dim;
@@ -170,19 +172,17 @@ inline void attend_by_tiles(const AttentionShape& s, const char* base, const Que
         u.total[i] = splat(0);
         memset(u.out + long(i) * dim * LANES, 0, sizeof(float) * dim * LANES);
     }
-    TileShapes shapes;
-    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = 64, shapes.rows[i] = 16;
-    TILE_SHAPES(shapes);
+    TILE_SHAPES(TileShapes::full());
     const int64_t* pages = query.pages + layer * query.pages_a_layer;
     const auto keys = [&](int token) {
         return reinterpret_cast<const uint16_t*>(base + pages[token / s.chunk]) + g * 2 * half + long(token % s.chunk) * dim;
     };
-    for (int at = lowest / UNIT * UNIT; at <= last; at = at / STRIPE * STRIPE + STRIPE) {
-        const int end = at / STRIPE * STRIPE + STRIPE < last + 1 ? at / STRIPE * STRIPE + STRIPE : last + 1, units = (end - at + UNIT - 1) / UNIT;
+    for (int at = lowest / UNIT * UNIT, end; at <= last; at = end) {
+        end = std::min((at / STRIPE + 1) * STRIPE, last + 1);
+        const int units = (end - at + UNIT - 1) / UNIT;
         for (int unit = 0; unit < units; unit++) {
             const int token = at + unit * UNIT;
-            const auto* k = keys(token);
-            transpose_values(k + half, end - token < UNIT ? end - token : UNIT, dim, u.values + long(unit) * UNIT * dim);
+            transpose_values(keys(token) + half, std::min(UNIT, end - token), dim, u.values + long(unit) * UNIT * dim);
             if (token + STRIPE <= last) {
                 const auto* next = keys(token + STRIPE);
                 fetch(next, UNIT * dim * 2);

@@ -10,6 +10,16 @@ struct TileShapes {
     uint8_t palette = 1, start = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
+
+    // All eight tiles whole.
+    static const TileShapes& full() {
+        static const TileShapes shapes = [] {
+            TileShapes made;
+            for (int i = 0; i < 8; i++) made.row_bytes[i] = 64, made.rows[i] = 16;
+            return made;
+        }();
+        return shapes;
+    }
 };
 
 #if defined(UPBEAT_EMULATE)
@@ -71,8 +81,7 @@ inline void tile_rows(int n, const uint16_t* a, long lda, const uint16_t* const*
     static_assert(T == 1 || T == 2 || T == 4, "four sums at most");
     constexpr int DEPTH = 32, WIDE = 64;
     const int upper = n < 16 ? n : 16, lower = n - upper;
-    TileShapes shapes;
-    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = WIDE, shapes.rows[i] = 16;
+    TileShapes shapes = TileShapes::full();
     shapes.rows[0] = shapes.rows[1] = shapes.rows[4] = uint8_t(upper);
     shapes.rows[2] = shapes.rows[3] = uint8_t(T == 4 ? upper : lower ? lower : 1);
     shapes.rows[5] = uint8_t(lower ? lower : 1);
