@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from contracts.ids import DEFAULT_TENANT, SessionKey
@@ -58,28 +59,45 @@ def scripts_of(sessions: Sequence[PlannedSession], outcomes: Sequence[Outcome]) 
     return scripts
 
 
-def lone(outcomes: Sequence[Outcome], profile: Profile) -> tuple[float, float, float]:
-    """(seconds of a request beside its steps, seconds of a step beside the profile's, how many times as long prompts take), from requests
-    that had the stack to themselves, of two lengths."""
-    steps = [o.tpot_s - profile.decode_s(1, o.prompt_tokens + o.output_tokens / 2) for o in outcomes if o.tpot_s is not None]
-    pairs = sorted((profile.prefill_s(o.prompt_tokens), o.ttft_s) for o in outcomes)
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a stack takes beside a profile's steps. Seconds of a request, of a step, and of a step's each token; and how many times as long
+    prompts take."""
+
+    request_s: float
+    step_s: float
+    token_s: float
+    prefill_times: float
+
+
+def beside(alone: Sequence[Outcome], together: Sequence[Sequence[Outcome]], profile: Profile) -> Beside:
+    """From requests that had the stack to themselves, of two lengths, and from groups of equal ones that were sent at once."""
+
+    def longer_s(outcome: Outcome, batch: int) -> float:
+        assert outcome.tpot_s is not None
+        return outcome.tpot_s - profile.decode_s(batch, outcome.prompt_tokens + outcome.output_tokens / 2)
+
+    pairs = sorted((profile.prefill_s(o.prompt_tokens), o.ttft_s) for o in alone)
     half = len(pairs) // 2
-    low, high = (_middle(part) for part in (pairs[:half], pairs[half:]))
+    low, high = _middle(pairs[:half]), _middle(pairs[half:])
     times = max((high[1] - low[1]) / (high[0] - low[0]), 0.1)
-    return max(low[1] - times * low[0], 0.0), sorted(steps)[len(steps) // 2], times
+    one_s = median(longer_s(o, 1) for o in alone)
+    many = [(longer_s(o, batch), batch) for group in together for o in group if (batch := sum(o.node == other.node for other in group)) > 1]
+    several_s, batch = _middle(many)
+    token_s = max((several_s - one_s) / (batch - 1), 0.0)
+    return Beside(max(low[1] - times * low[0], 0.0), max(one_s - token_s, 0.0), token_s, times)
 
 
 def _middle(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return tuple(sorted(p[i] for p in pairs)[len(pairs) // 2] for i in (0, 1))  # type: ignore[return-value]
+    return median(a for a, _ in pairs), median(b for _, b in pairs)
 
 
-def kind_of(profile: Profile, hbm_gib: float, dram_gib: float, beside: tuple[float, float, float] | None) -> NodeKind:
-    """The profile as a preset; beside: what `lone` found."""
+def kind_of(profile: Profile, hbm_gib: float, dram_gib: float, found: Beside | None) -> NodeKind:
+    """The profile as a preset, with what `beside` found."""
     kind = measured(profile, hbm_gib, dram_gib)
-    if beside is None:
+    if found is None:
         return kind
-    request_s, step_s, times = beside
-    return replace(kind, costs=Slowed(kind.costs, step_s, times), request_s=request_s)
+    return replace(kind, costs=Slowed(kind.costs, found.step_s, found.token_s, found.prefill_times), request_s=found.request_s)
 
 
 def predicted(kind: NodeKind, nodes: int, scripts: Sequence[Script]) -> list[Request]:

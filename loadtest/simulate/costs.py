@@ -126,21 +126,22 @@ class Measured:
 
 
 class Slowed:
-    """Another's steps as a whole stack makes them: each takes `step_s` longer, and prompts `prefill_times` as long."""
+    """Another's steps as a whole stack makes them: each takes `step_s` longer and `token_s` for every sequence that has a token from it,
+    as what carries tokens to people has the same cores; and prompts take `prefill_times` as long."""
 
-    def __init__(self, inner: Costs, step_s: float, prefill_times: float) -> None:
-        self._inner, self._step_s, self._times = inner, step_s, prefill_times
+    def __init__(self, inner: Costs, step_s: float, token_s: float, prefill_times: float) -> None:
+        self._inner, self._step_s, self._token_s, self._times = inner, step_s, token_s, prefill_times
 
     def decode(self, batch: int, context_tokens: float) -> tuple[float, float]:
         """See Costs."""
         seconds, slope_s = self._inner.decode(batch, context_tokens)
-        return seconds + self._step_s, slope_s
+        return seconds + self._step_s + batch * self._token_s, slope_s
 
     def mixed_s(self, batch: int, context_tokens: float, prefills: Iterable[tuple[int, int]]) -> float:
         """See Costs."""
         decode_s = self._inner.decode(batch, context_tokens)[0] if batch else 0.0
         both_s = self._inner.mixed_s(batch, context_tokens, prefills)
-        return self._step_s + decode_s + max(both_s - decode_s, 0.0) * self._times
+        return self._step_s + batch * self._token_s + decode_s + max(both_s - decode_s, 0.0) * self._times
 
     def prefill_s(self, tokens: int, context_tokens: int) -> float:
         """See Costs."""
