@@ -13,8 +13,8 @@ from runtime.profiles import cores, processor
 from worker.core.load_plan import LoadRate, LoadRates, Source
 from worker.core.pace import Pace
 
-#: Prefill is taken from a step of so many tokens, decoding from one sequence with so long a context.
-_PREFILL_TOKENS, _CONTEXT_TOKENS = 512, 1024
+#: Prefill is taken from a step of so many tokens, decoding from steps of so many sequences with so long a context.
+_PREFILL_TOKENS, _CONTEXT_TOKENS, _BATCHES = 512, 1024, (1, 8)
 #: A request as long as many are, until one has ended here: tokens to prefill and to generate.
 _TYPICAL_PREFILL, _TYPICAL_OUTPUT = 256, 128
 
@@ -36,8 +36,8 @@ def subject(shape: KvShape, threads: int, computes: str) -> Subject:
 def seed(pace: Pace, profile: Profile) -> None:
     """Start `pace` from what was measured; what runs from now on moves it as it would have."""
     pace.prefill_token_s = profile.prefill_s(_PREFILL_TOKENS) / _PREFILL_TOKENS
-    pace.decode_token_s = profile.decode_s(1, _CONTEXT_TOKENS)
-    pace.request_s = profile.prefill_s(_TYPICAL_PREFILL) + _TYPICAL_OUTPUT * pace.decode_token_s
+    pace.expect_decodes({batch: profile.decode_s(batch, _CONTEXT_TOKENS) for batch in _BATCHES})
+    pace.request_s = profile.prefill_s(_TYPICAL_PREFILL) + _TYPICAL_OUTPUT * pace.marginal_token_s
     pace.output_tokens = _TYPICAL_OUTPUT
 
 

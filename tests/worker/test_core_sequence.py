@@ -78,6 +78,10 @@ def test_a_request_counts_with_what_it_adds_to_a_step_once_batches_have_varied()
         batch = 1 + step % 8
         pace.stepped(0.010 + 0.001 * batch, prefill_tokens=0, decodes=batch)
     assert pace.marginal_token_s == pytest.approx(0.001, rel=0.05), "reading the weights is no part of it"
+    assert [pace.decode_s(n) for n in (0, 1, 8, 40)] == pytest.approx([0, 0.011, 0.018, 0.050], rel=0.05), "nor paid by each of them"
+    expecting = Pace()
+    expecting.expect_decodes({1: 0.011, 8: 0.018})
+    assert [expecting.decode_s(n) for n in (1, 4, 8, 40)] == pytest.approx([0.011, 0.014, 0.018, 0.050])
     same = Pace()
     for _ in range(600):
         same.stepped(0.018, prefill_tokens=0, decodes=8)

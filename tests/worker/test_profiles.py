@@ -90,7 +90,8 @@ def test_a_fresh_worker_reckons_with_what_was_measured(tmp_path: Path) -> None:
     seed(pace, PROFILE)
     assert pace.prefill_token_s == pytest.approx(0.5 / 512)
     assert pace.decode_token_s == pytest.approx(0.02)
-    assert pace.request_s == pytest.approx(PROFILE.prefill_s(256) + 128 * 0.02) and pace.output_tokens == 128
+    assert pace.request_s == pytest.approx(PROFILE.prefill_s(256) + 128 * pace.marginal_token_s) and pace.output_tokens == 128
+    assert pace.decode_s(8) == pytest.approx(PROFILE.decode_s(8, 1024))
     pace.stepped(1.0, 0, 1)
     assert pace.decode_token_s > 0.1, "what runs then moves it"
 

@@ -6,7 +6,7 @@ scheduler reckon with these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,15 +67,31 @@ class Pace:
             self.decode_token_s += _WEIGHT * (seconds / decodes - self.decode_token_s)
             self._learn(seconds, float(decodes))
         elif prefill_tokens >= _ENOUGH_TOKENS:
-            prefill_s = max(seconds - decodes * self.decode_token_s, 0.1 * seconds)
+            prefill_s = max(seconds - self.decode_s(decodes), 0.1 * seconds)
             self.prefill_token_s += _WEIGHT * (prefill_s / prefill_tokens - self.prefill_token_s)
+
+    def expect_decodes(self, steps_s: Mapping[int, float]) -> None:
+        """Before anything ran: a step that only decodes so many sequences takes so many seconds."""
+        seen = [(float(batch), seconds, float(batch * batch), batch * seconds) for batch, seconds in steps_s.items()]
+        self._fit(tuple(sum(x) / len(seen) for x in zip(*seen, strict=True)))
+        self.decode_token_s = min((batch, seconds / batch) for batch, seconds in steps_s.items())[1]
 
     def _learn(self, seconds: float, batch: float) -> None:
         seen = (batch, seconds, batch * batch, batch * seconds)
-        before = self._means or seen
-        b, s, bb, bs = self._means = tuple(m + _SLOW * (x - m) for m, x in zip(before, seen, strict=True))  # type: ignore[assignment]
+        self._fit(tuple(m + _SLOW * (x - m) for m, x in zip(self._means or seen, seen, strict=True)))
+
+    def _fit(self, means: tuple[float, ...]) -> None:
+        b, s, bb, bs = means
+        self._means = (b, s, bb, bs)
         if bb - b * b > _VARIED * b * b:
             self.extra_token_s = min(max((bs - b * s) / (bb - b * b), _LEAST_EXTRA * s / b), s / b)
+
+    def decode_s(self, sequences: int) -> float:
+        """What a step that only decodes so many is expected to take: as long as those so far, and what each more of them adds."""
+        if self._means is None or not sequences:
+            return sequences * self.decode_token_s
+        batch, seconds = self._means[:2]
+        return max(seconds + (sequences - batch) * self.marginal_token_s, 0.0)
 
     @property
     def marginal_token_s(self) -> float:
