@@ -68,6 +68,7 @@ class GenerateRequest:
     came later wait. choice: its number among them.
     resume_tokens: tokens another worker has generated already (it died); they are continued, not repeated.
     source_nodes: nodes that hold this session's cache according to the scheduler, best first: a hint for the kvstore.
+    kept_tokens: of the session, cached somewhere according to the scheduler: who waits to be admitted counts as so much shorter.
     expected_tokens: how long its caller expects the answer to be; None: as long as others are. It ends nothing.
     """
 
@@ -82,6 +83,7 @@ class GenerateRequest:
     priority: int = 0
     resume_tokens: list[int] = field(default_factory=list)
     source_nodes: list[str] = field(default_factory=list)
+    kept_tokens: int = 0
     json_schema: str | None = None
     tool_use: ToolUse | None = None
     group: str = ""

@@ -7,7 +7,6 @@ the session before, so that an outage of the schedulers does not scatter session
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -132,7 +131,7 @@ class Fleet:
             placed = await self.schedulers.place(scheduler, wanted, self._patience.scheduler_s)
             if placed is not None:
                 metrics.child(metrics.PLACED, "scheduler" if scheduler is own else "standby").inc()
-                return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), placed.why)
+                return _route(placed, placed.why)
         return self._direct(session, model, pin, avoid)
 
     def taken(self, request_id: str, session: SessionKey, model: str, priority: int, node: str) -> None:
@@ -144,7 +143,7 @@ class Fleet:
 
     def promised(self, session: SessionKey, placed: pb.Placement) -> None:
         """What a scheduler has answered to the session's hint."""
-        route = _promised(placed.node, placed.worker_address, tuple(placed.source_nodes)) if placed.node else None
+        route = _route(placed, "its hint's node", promised=True) if placed.node else None
         self.promises.note(session, route, self._clock.now())
 
     def served(self, session: SessionKey, node: str) -> None:
@@ -193,10 +192,8 @@ class Fleet:
         return next((s.address for s in self.schedulers.of(session) if s.address in heard), "")
 
 
-@lru_cache(4096)
-def _promised(node: str, worker_address: str, source_nodes: tuple[str, ...]) -> Route:
-    """There are few of them, and many hints."""
-    return Route(node, worker_address, source_nodes, "its hint's node", promised=True)
+def _route(placed: pb.Placement, why: str, promised: bool = False) -> Route:
+    return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), why, promised, placed.kept_tokens)
 
 
 def fleet_from_wire(message: Any) -> FleetView:

@@ -212,6 +212,7 @@ class Generation:
             priority=job.priority,
             resume_tokens=self.progress.tokens,
             source_nodes=list(route.source_nodes),
+            kept_tokens=route.kept_tokens,
             json_schema=job.json_schema,
             tool_use=job.tool_use,
             group=turn.group,

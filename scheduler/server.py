@@ -109,6 +109,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             node=placed.node,
             worker_address=self.control.fleet.nodes[placed.node].worker_address,
             source_nodes=placed.sources,
+            kept_tokens=placed.kept,
             advised=placed.advised,
             why=placed.choice.why,
         )
@@ -128,9 +129,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         promised = self.control.promised(hint.session, hint.advisory_id, now)
         if promised is None:
             return scheduler_pb2.Placement()
-        node, sources = promised
+        node, sources, kept = promised
         address = self.control.fleet.nodes[node].worker_address
-        return scheduler_pb2.Placement(node=node, worker_address=address, source_nodes=sources, advised=True)
+        return scheduler_pb2.Placement(node=node, worker_address=address, source_nodes=sources, kept_tokens=kept, advised=True)
 
     async def Invalidate(self, request: scheduler_pb2.InvalidateRequest, context: Any) -> scheduler_pb2.InvalidateReply:
         """See the proto."""

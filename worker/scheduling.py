@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from runtime.config import WorkerSection
 from worker.admission import Admission
-from worker.core.batching import Budget, choose, mixed_tokens
+from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.preemption import holding, spare_pages, victim
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
@@ -40,12 +40,13 @@ class Scheduling:
     def admit(self, sequences: Iterable[Sequence]) -> None:
         """Give waiting sequences their blocks as far as there is room, and start those whose first layers are near.
 
-        Order of arrival within a priority, and nobody passes a large one: so it gets its room when others end. For one of a more
-        urgent class, less urgent ones are preempted.
+        By priority, then by when they are due, as prompts are computed; of the cache what the scheduler knows of counts. Nobody passes one
+        that does not fit: so a large one gets its room when others end, and is passed only by what arrived before it was due. For one of a
+        more urgent class, less urgent ones are preempted.
         """
         live = list(sequences)
         here = self.admission.here = _here(live)
-        for s in sorted((s for s in live if s.state is State.WAITING), key=lambda s: s.priority):
+        for s in sorted((s for s in live if s.state is State.WAITING), key=self._order):
             if self.device.settings.cache and awaits_prompt(s, live, self.device.shape.chunk_tokens):
                 continue
             if any(other.priority < s.priority for other in self._lacking if other.state is State.RUNNING) or not self._admit(s, here):
@@ -54,6 +55,9 @@ class Scheduling:
         for s in live:
             if s.state is State.LOADING:
                 self.admission.try_start(s, alone=not any(other.state is State.RUNNING for other in live))
+
+    def _order(self, s: Sequence) -> tuple[int, float, int]:
+        return (s.request.priority, due_s(s, s.uncached, self.admission.pace.prefill_token_s), s.arrival)
 
     def _admit(self, s: Sequence, here: list[Sequence]) -> bool:
         d, priority = self.device, s.request.priority
@@ -90,7 +94,7 @@ class Scheduling:
     def _budget(self, running: list[Sequence]) -> Budget:
         pace, settings = self.admission.pace, self.settings
         decodes = sum(s.pending == 1 for s in running)
-        mixed = mixed_tokens(settings.mixed_step_s, decodes, pace.decode_token_s, pace.prefill_token_s)
+        mixed = mixed_tokens(settings.mixed_step_s, pace.decode_s(decodes), pace.prefill_token_s)
         return Budget(settings.step_tokens, settings.step_tokens if mixed is None else mixed, pace.prefill_token_s)
 
     def _extend(self, s: Sequence, upto_tokens: int, here: list[Sequence]) -> bool:

@@ -60,18 +60,20 @@ class Hop(_message.Message):
     def __init__(self, workflow: _Optional[str] = ..., agent: _Optional[str] = ..., run: _Optional[str] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("node", "worker_address", "source_nodes", "advised", "why")
+    __slots__ = ("node", "worker_address", "source_nodes", "advised", "why", "kept_tokens")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
     ADVISED_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     node: str
     worker_address: str
     source_nodes: _containers.RepeatedScalarFieldContainer[str]
     advised: bool
     why: str
-    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., source_nodes: _Optional[_Iterable[str]] = ..., advised: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
+    kept_tokens: int
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., source_nodes: _Optional[_Iterable[str]] = ..., advised: _Optional[bool] = ..., why: _Optional[str] = ..., kept_tokens: _Optional[int] = ...) -> None: ...
 
 class AdviseRequest(_message.Message):
     __slots__ = ("advisories",)

@@ -57,7 +57,7 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one attempt of a request goes. `why` is what `X-Upbeat-Why` says."""
+    """Where one attempt of a request goes. kept_tokens: of its session, cached somewhere. `why` is what `X-Upbeat-Why` says."""
 
     node: str
     worker_address: str
@@ -65,6 +65,7 @@ class Route:
     why: str = ""
     #: It was promised to the session's hint: the scheduler does not know yet that the turn is here.
     promised: bool = False
+    kept_tokens: int = 0
 
 
 #: How many more requests than the least busy node a session's own may have and still be preferred.

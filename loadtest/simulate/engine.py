@@ -65,8 +65,8 @@ class Engine:
     def _seed_pace(self) -> None:
         costs, pace = self._kind.costs, self.pace
         pace.prefill_token_s = costs.prefill_s(512, 0) / 512
-        pace.decode_token_s = costs.decode(1, 1024)[0]
-        pace.request_s = costs.prefill_s(256, 0) + 128 * pace.decode_token_s
+        pace.expect_decodes({batch: costs.decode(batch, 1024.0 * batch)[0] for batch in (1, 8)})
+        pace.request_s = costs.prefill_s(256, 0) + 128 * pace.marginal_token_s
         pace.output_tokens = 128.0
 
     def join(self, sequence: Running) -> None:
@@ -205,7 +205,7 @@ class Engine:
 
     def _begin_mixed(self) -> None:
         kind, batch, pace = self._kind, len(self.decoding), self.pace
-        mixed = mixed_tokens(kind.mixed_step_s, batch, pace.decode_token_s, pace.prefill_token_s)
+        mixed = mixed_tokens(kind.mixed_step_s, pace.decode_s(batch), pace.prefill_token_s)
         # One stands for all that decode: each has its token in every step.
         step_tokens = max(kind.step_tokens - max(batch - 1, 0), 16)
         budget = Budget(step_tokens, step_tokens if mixed is None else mixed, pace.prefill_token_s)

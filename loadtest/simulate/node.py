@@ -51,7 +51,7 @@ class Node:
         self.bus, self.blob = Channel(events, kind.dram_bytes_per_s), Channel(events, kind.blob_bytes_per_s)
         self.token_bytes = kind.shape.token_bytes
         self.outstanding: dict[str, Running] = {}
-        self._waiting: list[tuple[tuple[int, int], Running]] = []
+        self._waiting: list[tuple[tuple[int, float, int], Running]] = []
         self._running = self._arrivals = 0
         self._fetches: dict[SessionKey, Fetch] = {}
         #: Sessions that a hint brought, or brings, here: their rank, and until when.
@@ -97,11 +97,11 @@ class Node:
         self._count_load()
         sequence = Running(request, self._arrivals, self._events.now, self.engine.steps, self.kind.max_tokens, need)
         self.outstanding[request.request_id] = sequence
-        chunk = self.kind.shape.chunk_tokens
+        chunk, kept = self.kind.shape.chunk_tokens, 0
         if self.has.keeps:
-            wanted = min(request.history_tokens, request.prompt_tokens - 1) // chunk * chunk
-            self._gather(sequence, wanted, sources)
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+            kept = min(request.history_tokens, request.prompt_tokens - 1) // chunk * chunk
+            self._gather(sequence, kept, sources)
+        heapq.heappush(self._waiting, (sequence.order(kept, self.engine.pace.prefill_token_s), sequence))
         self._admit()
 
     def _gather(self, sequence: Running, wanted: int, sources: tuple[str, ...]) -> None:
@@ -149,7 +149,7 @@ class Node:
             self._start(sequence)
 
     def _admit(self) -> None:
-        """Whoever has room on the device, by priority and arrival. Nobody passes one that does not fit: large ones would starve."""
+        """Whoever has room on the device, by priority and when it is due. Nobody passes one that does not fit: large ones would starve."""
         while self._waiting and self._running < self.kind.max_batch:
             sequence = self._waiting[0][1]
             session = sequence.request.session

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
+from worker.core.batching import due_s
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +92,6 @@ class Running:
         """Tokens that its next step of decoding reads."""
         return self.request.prompt_tokens + self.generated
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """Smaller goes first."""
-        return (self.request.priority, self.arrival)
+    def order(self, kept_tokens: int, prefill_token_s: float) -> tuple[int, float, int]:
+        """Smaller is admitted first (`worker.scheduling`). kept_tokens: of its prompt, cached somewhere."""
+        return (self.request.priority, due_s(self, self.request.prompt_tokens - kept_tokens, prefill_token_s), self.arrival)

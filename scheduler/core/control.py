@@ -53,11 +53,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a turn goes. sources: nodes that hold its cache, best first. advised: a hint had sent the cache there. commands: for the hints
-    of the next hops of its workflow."""
+    """Where a turn goes. sources: nodes that hold its cache, best first. kept: tokens that are cached somewhere. advised: a hint had sent
+    the cache there. commands: for the hints of the next hops of its workflow."""
 
     choice: Choice
     sources: tuple[str, ...]
+    kept: int
     advised: bool
     commands: tuple[Command, ...] = ()
 
@@ -135,7 +136,7 @@ class Control:
         sources = self._sources(ask.session, choice.node)
         self._explain("turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources, taken=ask.taken)
         commands = tuple(self._follow(ask, ask.hop, choice.node, now)) if ask.hop is not None else ()
-        return Placement(choice, sources, choice.node == turn.prefetched, commands)
+        return Placement(choice, sources, self._kept(ask.session), choice.node == turn.prefetched, commands)
 
     def _view(self, session: SessionKey, turn: Turn, now: float, pending: Pending | None) -> Snapshot:
         """What a decision looks at: all but the session's own hint, which would keep it away from its own node."""
@@ -167,6 +168,10 @@ class Control:
     def _sources(self, session: SessionKey, node: str) -> tuple[str, ...]:
         known = self.directory.get(session)
         return tuple(known.sources(without=node)) if known else ()
+
+    def _kept(self, session: SessionKey) -> int:
+        known = self.directory.get(session)
+        return known.tokens if known else 0
 
     def _follow(self, ask: Ask, hop: Hop, node: str, now: float) -> list[Command]:
         """The hints of what is likely to follow a request of an agent (SYMPHONY, section 3.5). They are on the trust of their graph: a
@@ -244,15 +249,15 @@ class Control:
         self.advisories.place(replace(pending, chance=chance, sent=told))
         return [Prefetch(pending.node, replace(hint, priority=priority), self._sources(hint.session, pending.node))]
 
-    def promised(self, session: SessionKey, advisory_id: str, now: float) -> tuple[str, tuple[str, ...]] | None:
-        """The node to which this hint's turn may go at once, and the others that hold its cache; None: the turn is to be asked for. Only
-        where its cache was sent for, so that a hint which is worth little decides nothing."""
+    def promised(self, session: SessionKey, advisory_id: str, now: float) -> tuple[str, tuple[str, ...], int] | None:
+        """The node to which this hint's turn may go at once, the others that hold its cache, and how many tokens are cached; None: the
+        turn is to be asked for. Only where its cache was sent for, so that a hint which is worth little decides nothing."""
         pending = self.advisories.get(session)
         if pending is None or pending.sent is None or pending.hint.advisory_id != advisory_id:
             return None
         if not self._serves(pending.node, pending.hint.model, now):
             return None
-        return pending.node, self._sources(session, pending.node)
+        return pending.node, self._sources(session, pending.node), self._kept(session)
 
     def withdraw(self, session: SessionKey | None, tenant: str, advisory_id: str) -> list[Command] | None:
         """A hint is taken back, named by its session or its id. None: there was none."""

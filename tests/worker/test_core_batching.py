@@ -54,9 +54,9 @@ def test_an_urgent_prefill_goes_first_then_the_one_that_is_due_first() -> None:
 
 
 def test_a_step_is_sized_by_the_pace_and_never_so_small_that_prefills_stand_still() -> None:
-    assert mixed_tokens(0.2, 10, decode_token_s=0.01, prefill_token_s=0.001) == 100
-    assert mixed_tokens(0.2, 100, decode_token_s=0.01, prefill_token_s=0.001) == LEAST_MIXED_TOKENS
-    assert mixed_tokens(0.0, 1, 0.01, 0.001) is None
+    assert mixed_tokens(0.2, decode_s=0.1, prefill_token_s=0.001) == 100
+    assert mixed_tokens(0.2, decode_s=1.0, prefill_token_s=0.001) == LEAST_MIXED_TOKENS
+    assert mixed_tokens(0.0, 0.01, 0.001) is None
 
 
 def test_decodes_that_do_not_fit_a_step_take_turns_and_prefills_go_on_beside_them() -> None:
@@ -91,7 +91,7 @@ class Simulated:
 
     def step(self) -> None:
         decodes = sum(s.pending == 1 for s in self.live)
-        mixed = mixed_tokens(self.step_s, decodes, self.decode_s, TOKEN_S)
+        mixed = mixed_tokens(self.step_s, decodes * self.decode_s, TOKEN_S)
         chosen = choose(self.live, Budget(self.step_tokens, self.step_tokens if mixed is None else mixed, TOKEN_S))
         assert chosen and all(0 < count <= s.pending for s, count in chosen)
         assert sum(count for _, count in chosen) <= self.step_tokens

@@ -8,7 +8,7 @@
 - Prefills stand by priority, then by the moment at which they are due: arrival plus `PATIENCE` times what the rest of the prompt takes
   alone, so that each is late in proportion to what it asks for. Short ones pass long ones, but a sequence is only ever passed by
   what arrived before it was due, so none starves (shortest remaining first would starve long ones, in order of arrival one long
-  prompt holds everybody up).
+  prompt holds everybody up). Who waits to be admitted stands in the same order (`worker.scheduling`).
 
 Between priorities there is no such mercy: as long as more urgent prompts come than can be computed, less urgent ones wait.
 """
@@ -62,11 +62,16 @@ class Budget:
     prefill_token_s: float
 
 
-def mixed_tokens(step_s: float, decodes: int, decode_token_s: float, prefill_token_s: float) -> int | None:
-    """How many tokens of prefills fit beside so many decodes into a step of `step_s` seconds; None when that is 0: no bound."""
+def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int | None:
+    """How many tokens of prefills fit into a step of `step_s` seconds whose decodes take `decode_s`; None when `step_s` is 0: no bound."""
     if not step_s:
         return None
-    return max(LEAST_MIXED_TOKENS, int((step_s - decodes * decode_token_s) / prefill_token_s))
+    return max(LEAST_MIXED_TOKENS, int((step_s - decode_s) / prefill_token_s))
+
+
+def due_s(s: Computes, tokens: int, prefill_token_s: float) -> float:
+    """When a sequence that has so many tokens to compute is due, on the clock of its arrival."""
+    return s.arrival_s + PATIENCE * tokens * prefill_token_s
 
 
 def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
@@ -76,7 +81,7 @@ def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
     for s in running:
         (decodes if s.pending == 1 else prefills).append(s)
     decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))
-    prefills.sort(key=lambda s: (s.request.priority, s.arrival_s + PATIENCE * s.pending * budget.prefill_token_s, s.arrival))
+    prefills.sort(key=lambda s: (s.request.priority, due_s(s, s.pending, budget.prefill_token_s), s.arrival))
     kept = min(budget.step_tokens // _PREFILL_SHARE, sum(s.pending for s in prefills))
     chosen = [(s, 1) for s in decodes[: budget.step_tokens - kept]]
     left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens

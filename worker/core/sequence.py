@@ -107,6 +107,11 @@ class Sequence:
         """Tokens that must be run before the next can be sampled."""
         return len(self.tokens) - self.computed
 
+    @property
+    def uncached(self) -> int:
+        """Tokens that it will have to run, as far as that is known before it is admitted."""
+        return max(len(self.tokens) - max(self.request.kept_tokens, self.reached), 1)
+
     def on(self, event: Event) -> None:
         """Move to the next state. Raises IllegalTransition when there is none."""
         try:
