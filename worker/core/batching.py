@@ -25,7 +25,7 @@ _PREFILL_SHARE = 4
 LEAST_MIXED_TOKENS = 32
 #: How many times the time of its own prompt a prefill can be passed for: a turn with most of its history cached hardly waits for a cold
 #: prompt. Measured in docs/design/0010.
-PATIENCE = 16.0
+PATIENCE = 64.0
 
 
 class HasPriority(Protocol):
