@@ -254,7 +254,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         for w in self.workers:
             if w.node in self.absent or w.node in request.avoid_nodes or (request.pin_node and w.node != request.pin_node):
                 continue
-            placed = pb.Placement(node=w.node, worker_address=w.address, source_nodes=["node-9"], why="first\nfree")
+            placed = pb.Placement(node=w.node, worker_address=w.address, source_nodes=["node-9"], kept_tokens=900, why="first\nfree")
             return pb.PlaceAnswer(placed=placed)
         return _refused(Unavailable("no node serves"))
 
@@ -262,7 +262,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.advised += request.advisories
         self.told.set()
         promised = self.workers[self.promises] if self.promises is not None else None
-        placed = pb.Placement(node=promised.node, worker_address=promised.address, source_nodes=["node-8"]) if promised else pb.Placement()
+        placed = pb.Placement()
+        if promised:
+            placed = pb.Placement(node=promised.node, worker_address=promised.address, source_nodes=["node-8"], kept_tokens=800)
         return pb.AdviseReply(nodes=["node-0"] * len(request.advisories), placements=[placed] * len(request.advisories))
 
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateReply:

@@ -125,7 +125,7 @@ async def test_every_sampling_parameter_reaches_the_worker(s: Stack) -> None:
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.logprobs) == (0.25, -0.5, 4)
     assert sampling.logit_bias == {17: -100.0, 5: 2.5}
     assert (request.priority, s.scheduler.placed[0].priority) == (-3, -3)
-    assert request.source_nodes == ["node-9"]
+    assert request.source_nodes == ["node-9"] and request.kept_tokens == 900
 
 
 async def test_defaults_are_openais_and_an_unseeded_request_gets_a_seed(s: Stack) -> None:

@@ -101,7 +101,7 @@ async def test_a_hinted_turn_does_not_wait_for_the_scheduler_and_is_told_to_it(s
     await hinted(s)
     status, _, headers = await s.chat(session_id="a")
     assert (status, headers["X-Upbeat-Node"]) == (200, "node-1")
-    assert s.workers[1].submitted[0].source_nodes == ["node-8"]
+    assert s.workers[1].submitted[0].source_nodes == ["node-8"] and s.workers[1].submitted[0].kept_tokens == 800
     await until(lambda: bool(s.scheduler.placed))
     told = s.scheduler.placed[0]
     assert (told.taken, told.pin_node, told.model, told.session.session_id) == (True, "node-1", MODEL, "a")

@@ -147,7 +147,8 @@ async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World
     assert prefetch.advisory.session.session_id == "s" and list(prefetch.source_nodes) == ["node-0"] and prefetch.advisory.priority == -2
     placement = await world.place("s", "r2")
     assert placement.advised and placement.node == "node-1" and placement.worker_address == "node-1:1"
-    assert list(placement.source_nodes) == ["node-0"]
+    assert list(placement.source_nodes) == ["node-0"] and placement.kept_tokens == 640
+    assert (await world.place("new", "r4")).kept_tokens == 0
     assert not (await world.place("s", "r3")).advised, "a hint is good for one turn"
 
 
@@ -158,6 +159,7 @@ async def test_a_turn_that_went_where_its_hint_was_promised_counts_there_and_is_
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1")
     (promised,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
     assert (promised.node, promised.worker_address, list(promised.source_nodes)) == ("node-1", "node-1:1", ["node-0"])
+    assert promised.kept_tokens == 640
     placed = await world.place("s", "r2", pin_node="node-1", taken=True)
     assert placed.advised and "r2" in world.service.control.fleet.nodes["node-1"].outstanding
     assert world.service.control.advisories.get(SessionKey("t", "s")) is None

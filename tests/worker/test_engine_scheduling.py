@@ -296,7 +296,7 @@ def test_cancelling_one_of_two_that_wait_for_the_same_load_leaves_the_other_its_
 # ---- anything --------------------------------------------------------------------------------------------------
 def anything(seed: int, requests: int) -> VirtualEngine:
     """Requests come and are cancelled, pages are purged, chunks evicted, sessions hinted, and the store fails in every way it can."""
-    dice = random.Random(seed)
+    dice, beliefs = random.Random(seed), random.Random(seed)  # what the scheduler believes to be kept need not be so
     e = VirtualEngine(
         pages=dice.choice([48, 60, 90, 300]),
         store=dice.choice([True, True, True, False]),
@@ -321,7 +321,8 @@ def anything(seed: int, requests: int) -> VirtualEngine:
             shared = random_prompt(random.Random(dice.randrange(3)), length)
             own = dice.choice([0, 0, 5, length])
             text = shared[: length - own] + random_prompt(dice, own)
-            names.append(e.submit(text, count, session=f"s{dice.randrange(4)}", priority=dice.choice([0, 0, 0, -1, 3])))
+            session, priority = f"s{dice.randrange(4)}", dice.choice([0, 0, 0, -1, 3])
+            names.append(e.submit(text, count, session=session, priority=priority, kept=beliefs.choice([0, length // 2, 10**6])))
         elif action == "cancel" and names:
             e.cancel(dice.choice(names))
         elif action == "purge":

@@ -74,7 +74,8 @@ class Pace:
         """Before anything ran: a step that only decodes so many sequences takes so many seconds."""
         seen = [(float(batch), seconds, float(batch * batch), batch * seconds) for batch, seconds in steps_s.items()]
         self._fit(tuple(sum(x) / len(seen) for x in zip(*seen, strict=True)))
-        self.decode_token_s = min((batch, seconds / batch) for batch, seconds in steps_s.items())[1]
+        least = min(steps_s)
+        self.decode_token_s = steps_s[least] / least
 
     def _learn(self, seconds: float, batch: float) -> None:
         seen = (batch, seconds, batch * batch, batch * seconds)
