@@ -40,13 +40,13 @@ class Scheduling:
     def admit(self, sequences: Iterable[Sequence]) -> None:
         """Give waiting sequences their blocks as far as there is room, and start those whose first layers are near.
 
-        By priority, then by when they are due, as prompts are computed; of the cache what the scheduler knows of counts. Nobody passes one
-        that does not fit: so a large one gets its room when others end, and is passed only by what arrived before it was due. For one of a
-        more urgent class, less urgent ones are preempted.
+        By priority, then by when they are due, as prompts are computed; what the scheduler knows of their cache counts, and what they take of
+        HBM. Nobody passes one that does not fit: so a large one gets its room when others end, and is passed only by what arrived before it
+        was due. For one of a more urgent class, less urgent ones are preempted.
         """
         live = list(sequences)
         here = self.admission.here = _here(live)
-        for s in sorted((s for s in live if s.state is State.WAITING), key=self._order):
+        for s in self._in_order([s for s in live if s.state is State.WAITING], len(here)):
             if self.device.settings.cache and awaits_prompt(s, live, self.device.shape.chunk_tokens):
                 continue
             if any(other.priority < s.priority for other in self._lacking if other.state is State.RUNNING) or not self._admit(s, here):
@@ -56,8 +56,11 @@ class Scheduling:
             if s.state is State.LOADING:
                 self.admission.try_start(s, alone=not any(other.state is State.RUNNING for other in live))
 
-    def _order(self, s: Sequence) -> tuple[int, float, int]:
-        return (s.request.priority, due_s(s, s.uncached, self.admission.pace.prefill_token_s), s.arrival)
+    def _in_order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
+        pace, pool, shape = self.admission.pace, self.device.cache.pool, self.device.shape
+        hbm_tokens, step_s = pool.total * shape.chunk_tokens // shape.layers, pace.decode_s(max(running, 1))
+        due = {s.arrival: due_s(s, pace.device_s(s, s.uncached, hbm_tokens, step_s)) for s in waiting}
+        return sorted(waiting, key=lambda s: (s.request.priority, due[s.arrival], s.arrival))
 
     def _admit(self, s: Sequence, here: list[Sequence]) -> bool:
         d, priority = self.device, s.request.priority

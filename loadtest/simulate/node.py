@@ -101,7 +101,8 @@ class Node:
         if self.has.keeps:
             kept = min(request.history_tokens, request.prompt_tokens - 1) // chunk * chunk
             self._gather(sequence, kept, sources)
-        heapq.heappush(self._waiting, (sequence.order(kept, self.engine.pace.prefill_token_s), sequence))
+        hbm_tokens = int(self.kind.hbm_bytes // self.token_bytes)
+        heapq.heappush(self._waiting, (sequence.order(kept, self.engine.pace, hbm_tokens, self._running), sequence))
         self._admit()
 
     def _gather(self, sequence: Running, wanted: int, sources: tuple[str, ...]) -> None:

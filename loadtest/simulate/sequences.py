@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
 from worker.core.batching import due_s
+from worker.core.pace import Pace
 
 
 @dataclass(slots=True, eq=False)
@@ -25,9 +26,9 @@ class Request:
     answer_tokens: int
     sent_s: float
     done: Callable[[Request], None]
+    _: KW_ONLY
     priority: int = 0
     expected_tokens: int | None = None
-    hinted: bool = False
     #: The application run that it belongs to, and its place in the run's workflow (agents).
     group: str = ""
     hop: Hop | None = None
@@ -92,6 +93,7 @@ class Running:
         """Tokens that its next step of decoding reads."""
         return self.request.prompt_tokens + self.generated
 
-    def order(self, kept_tokens: int, prefill_token_s: float) -> tuple[int, float, int]:
-        """Smaller is admitted first (`worker.scheduling`). kept_tokens: of its prompt, cached somewhere."""
-        return (self.request.priority, due_s(self, self.request.prompt_tokens - kept_tokens, prefill_token_s), self.arrival)
+    def order(self, kept_tokens: int, pace: Pace, hbm_tokens: int, running: int) -> tuple[int, float, int]:
+        """Smaller is admitted first (`worker.scheduling`; here decided once, when it comes). kept_tokens: of its prompt, cached somewhere."""
+        alone_s = pace.device_s(self, self.request.prompt_tokens - kept_tokens, hbm_tokens, pace.decode_s(max(running, 1)))
+        return (self.request.priority, due_s(self, alone_s), self.arrival)

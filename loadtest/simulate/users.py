@@ -115,15 +115,14 @@ class Users:
         chance = random.Random(f"{self.seed} {talk.script.session} {talk.next}").random
         drawn = draw(habits, chance)
         hint_s = typing_starts_s + drawn.offset_s
-        hinted = self.fleet.variant.hints and not drawn.missed and hint_s < request_s
-        if hinted:
+        if self.fleet.variant.hints and not drawn.missed and hint_s < request_s:
             self.events.at(hint_s, lambda: self._hint(talk.script, request_s if habits.expected else None))
-        self.events.at(request_s, lambda: self._ask(talk, hinted, then))
+        self.events.at(request_s, lambda: self._ask(talk, then))
         for _ in range(drawn.spurious if self.fleet.variant.hints else 0):
             self.events.at(request_s + chance() * SPURIOUS_WITHIN_S, partial(self._pretend, tenant, chance()))
 
     # ---- what --------------------------------------------------------------------------------------------------
-    def _ask(self, talk: _Talk, hinted: bool, then: Callable[[_Talk, float], None]) -> None:
+    def _ask(self, talk: _Talk, then: Callable[[_Talk, float], None]) -> None:
         turn = talk.script.turns[talk.next]
         prompt = talk.history_tokens + turn.new_tokens
 
@@ -145,8 +144,7 @@ class Users:
             turn.answer_tokens,
             self.events.now,
             done,
-            talk.script.priority,
-            hinted,
+            priority=talk.script.priority,
         )
         self.requests.append(request)
         self.fleet.ask(request)

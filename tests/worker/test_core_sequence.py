@@ -72,6 +72,16 @@ def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
     assert pace.outstanding_s([done], 64)[0] == pytest.approx(done.max_tokens * 0.02)
 
 
+def test_what_a_sequence_takes_of_the_device_is_its_compute_and_its_share_of_hbm_for_as_long_as_it_stays() -> None:
+    pace = Pace(prefill_token_s=0.005, output_tokens=5.0)
+    s = sequence(0, 95)
+    assert pace.device_s(s, 40, hbm_tokens=1000, step_s=0.1) == pytest.approx(40 * 0.005 + (95 + 5) / 1000 * 5 * 0.1)
+    s.request.expected_tokens = 8
+    assert pace.device_s(s, 40, hbm_tokens=1000, step_s=0.1) == pytest.approx(40 * 0.005 + 103 / 1000 * 8 * 0.1)
+    s.tokens += [1] * 6
+    assert pace.device_s(s, 1, hbm_tokens=1000, step_s=0.1) == pytest.approx(0.005 + 103 / 1000 * 2 * 0.1), "two are still to come"
+
+
 def test_a_request_counts_with_what_it_adds_to_a_step_once_batches_have_varied() -> None:
     pace = Pace()
     for step in range(600):

@@ -194,6 +194,16 @@ def test_a_turn_whose_history_is_kept_is_admitted_before_a_cold_prompt_that_wait
     assert first == sorted(first)
 
 
+def test_of_two_turns_that_have_as_little_to_compute_the_one_that_takes_less_of_hbm_is_admitted_first() -> None:
+    e = VirtualEngine(pages=90, max_batch=1)
+    e.submit(prompt(0, 10), 20)
+    e.go(until=lambda: bool(e.runner.steps))
+    long = e.submit(prompt(1, 80), 8, session="long", kept=76)
+    short = e.submit(prompt(2, 12), 8, session="short", kept=8)
+    e.finish()
+    assert e.answers[short].times_s[0] < e.answers[long].times_s[0]
+
+
 def test_the_queue_is_bounded_for_each_urgency_and_the_rest_is_sent_elsewhere() -> None:
     e = VirtualEngine(pages=60, max_batch=1, max_waiting=3)
     running = e.submit(prompt(0, 10), 20)

@@ -8,7 +8,7 @@
 - Prefills stand by priority, then by the moment at which they are due: arrival plus `PATIENCE` times what the rest of the prompt takes
   alone, so that each is late in proportion to what it asks for. Short ones pass long ones, but a sequence is only ever passed by
   what arrived before it was due, so none starves (shortest remaining first would starve long ones, in order of arrival one long
-  prompt holds everybody up). Who waits to be admitted stands in the same order (`worker.scheduling`).
+  prompt holds everybody up). Who waits to be admitted stands in the same order, and asks for HBM too (`worker.core.pace`, `device_s`).
 
 Between priorities there is no such mercy: as long as more urgent prompts come than can be computed, less urgent ones wait.
 """
@@ -69,9 +69,9 @@ def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int 
     return max(LEAST_MIXED_TOKENS, int((step_s - decode_s) / prefill_token_s))
 
 
-def due_s(s: Computes, tokens: int, prefill_token_s: float) -> float:
-    """When a sequence that has so many tokens to compute is due, on the clock of its arrival."""
-    return s.arrival_s + PATIENCE * tokens * prefill_token_s
+def due_s(s: Computes, alone_s: float) -> float:
+    """When a sequence is due that would have what it asks for in so many seconds if it were alone, on the clock of its arrival."""
+    return s.arrival_s + PATIENCE * alone_s
 
 
 def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
@@ -81,7 +81,7 @@ def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
     for s in running:
         (decodes if s.pending == 1 else prefills).append(s)
     decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))
-    prefills.sort(key=lambda s: (s.request.priority, due_s(s, s.pending, budget.prefill_token_s), s.arrival))
+    prefills.sort(key=lambda s: (s.request.priority, due_s(s, s.pending * budget.prefill_token_s), s.arrival))
     kept = min(budget.step_tokens // _PREFILL_SHARE, sum(s.pending for s in prefills))
     chosen = [(s, 1) for s in decodes[: budget.step_tokens - kept]]
     left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens

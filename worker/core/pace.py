@@ -107,15 +107,24 @@ class Pace:
         self.output_tokens += weight * (generated - self.output_tokens)
 
     def outstanding_s(self, sequences: Iterable[Work], chunk_tokens: int) -> dict[int, float]:
-        """The work that is left in these sequences, by priority. A client's limit is no plan: outputs are expected to be typical, or as
-        long as their caller expects."""
+        """The work that is left in these sequences, by priority."""
         total: dict[int, float] = {}
         for s in sequences:
-            expected = s.request.expected_tokens or self.output_tokens
-            decode = min(s.max_tokens, max(expected, s.generated + 1.0)) - s.generated
-            left_s = self.prefill_s(s, chunk_tokens) + max(decode, 0.0) * self.marginal_token_s
+            left_s = self.prefill_s(s, chunk_tokens) + self._answer_left(s) * self.marginal_token_s
             total[s.request.priority] = total.get(s.request.priority, 0.0) + left_s
         return total
+
+    def device_s(self, s: Work, to_compute: int, hbm_tokens: int, step_s: float) -> float:
+        """What a sequence with so many tokens to compute takes of the device, in seconds of all of it: computing its prompt, and its share of
+        the HBM, which holds `hbm_tokens`, for as long as its answer takes with steps of `step_s`. Whichever of the two is short, who takes
+        least of it first makes the mean wait least."""
+        left = self._answer_left(s)
+        return to_compute * self.prefill_token_s + (len(s.tokens) + left) / hbm_tokens * left * step_s
+
+    def _answer_left(self, s: Work) -> float:
+        """Tokens still to come. A client's limit is no plan: answers are expected to be typical, or as long as their caller expects."""
+        expected = s.request.expected_tokens or self.output_tokens
+        return max(min(s.max_tokens, max(expected, s.generated + 1.0)) - s.generated, 0.0)
 
     def prefill_s(self, s: Work, chunk_tokens: int) -> float:
         """What is left to compute of its prompt, reckoned with what is known to be loaded."""

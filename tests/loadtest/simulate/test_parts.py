@@ -105,7 +105,7 @@ def test_a_tier_never_holds_more_than_it_can(steps: list[tuple[int, int, str]]) 
 
 # ---- the device -------------------------------------------------------------------------------------------------
 def request(name: str, prompt: int, answer: int, *, history: int = 0, priority: int = 0, session: str = "") -> Request:
-    return Request(name, key(session or name), 0, prompt, history, answer, 0.0, lambda r: None, priority)
+    return Request(name, key(session or name), 0, prompt, history, answer, 0.0, lambda r: None, priority=priority)
 
 
 def running(engine: Engine, r: Request, arrival: int) -> Running:
@@ -261,6 +261,16 @@ def test_a_request_whose_cache_comes_too_late_ends_its_hints_load() -> None:
     there.prefetch(key("s"), 0, events.now + 60.0, 6400, ("node-0",), events.now + 1.0)
     turn = served(events, there, request("r2", 6500, 2, history=6400, session="s"), ("node-0",))
     assert turn.cached_tokens == 0 and there.link.ahead_s((9,)) == 0.0
+
+
+def test_a_turn_that_takes_less_of_hbm_is_admitted_before_a_larger_one_that_came_sooner() -> None:
+    events = Events()
+    (node,) = fleet(events, 1, hbm_bytes=2000.0 * KIND.shape.token_bytes)
+    first, large, small = request("a", 1700, 200), request("b", 1500, 200), request("c", 200, 200)
+    for r in (first, large, small):
+        node.submit(r, ())
+    events.run(lambda: large.end_s >= 0 and small.end_s >= 0)
+    assert first.end_s < small.first_s < large.first_s
 
 
 def test_a_request_that_can_never_fit_is_refused_and_one_that_does_not_yet_waits() -> None:

@@ -51,6 +51,10 @@ def test_every_request_ends_once_and_in_order_under_every_policy(variant: str) -
     assert all(order == list(range(len(order))) for order in turns.values())
 
 
+def test_clients_say_nothing_of_how_long_answers_will_be_whether_they_hint_or_not() -> None:
+    assert all(r.expected_tokens is None for r in simulate(RUN, said()).users.requests)
+
+
 def test_small_tiers_stay_within_their_capacity_and_everybody_is_still_served() -> None:
     token = KIND.shape.token_bytes
     tight = replace(KIND, hbm_bytes=60_000.0 * token, dram_bytes=40_000.0 * token, ssd_bytes=80_000.0 * token)
