@@ -40,9 +40,9 @@ class Scheduling:
     def admit(self, sequences: Iterable[Sequence]) -> None:
         """Give waiting sequences their blocks as far as there is room, and start those whose first layers are near.
 
-        By priority, then by when they are due, as prompts are computed; what the scheduler knows of their cache counts, and what they take of
-        HBM. Nobody passes one that does not fit: so a large one gets its room when others end, and is passed only by what arrived before it
-        was due. For one of a more urgent class, less urgent ones are preempted.
+        By priority, then by when they are due, as prompts are computed; what the scheduler knows of their cache counts, and what they
+        take of HBM. Nobody passes one that does not fit: so a large one gets its room when others end, and is passed only by what
+        arrived before it was due. For one of a more urgent class, less urgent ones are preempted.
         """
         live = list(sequences)
         here = self.admission.here = _here(live)

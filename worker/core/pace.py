@@ -115,9 +115,9 @@ class Pace:
         return total
 
     def device_s(self, s: Work, to_compute: int, hbm_tokens: int, step_s: float) -> float:
-        """What a sequence with so many tokens to compute takes of the device, in seconds of all of it: computing its prompt, and its share of
-        the HBM, which holds `hbm_tokens`, for as long as its answer takes with steps of `step_s`. Whichever of the two is short, who takes
-        least of it first makes the mean wait least."""
+        """What a sequence with so many tokens to compute takes of the device, in seconds of all of it: computing its prompt, and its
+        share of HBM, which holds `hbm_tokens`, for as long as its answer takes with steps of `step_s`. Whichever of the two is short,
+        the mean wait is least when those who take little of it go first."""
         left = self._answer_left(s)
         return to_compute * self.prefill_token_s + (len(s.tokens) + left) / hbm_tokens * left * step_s
 
