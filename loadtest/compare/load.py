@@ -21,7 +21,7 @@ from loadtest.workload import fitting_scale, longest_tokens, plan, prefill_heavy
 
 #: Left of the model's context for what estimates get wrong.
 _CONTEXT_MARGIN = 0.98
-#: People of a closed loop begin within so long, in the trace's time.
+#: People of a closed loop begin within so long unless their workload says otherwise, in the trace's time.
 _SPREAD_S = 10.0
 
 
@@ -66,8 +66,8 @@ class Workload:
 
     def loop(self, point: Point) -> Loop:
         """How a point's plan is carried out."""
-        seconds = self.section.seconds
-        spread_s = _SPREAD_S * point.time_scale if point.users else 0.0
+        seconds, within_s = self.section.seconds, self.section.begin_within_s
+        spread_s = (_SPREAD_S * point.time_scale if within_s is None else within_s) if point.users else 0.0
         return Loop(point.users, float("inf") if seconds is None else seconds, spread_s, self.section.seed)
 
     def plan(self, point: Point, salt: int = 0) -> list[PlannedSession]:

@@ -170,6 +170,8 @@ class WorkloadSection(BaseModel):
     seconds: _Positive | None = None
     #: A target whose requests took longer than this end to end, in the mean of one load, is not asked at the loads after it.
     give_up_s: _Positive | None = None
+    #: People of a closed loop begin within so many seconds; left out: ten of the trace's.
+    begin_within_s: float | None = Field(default=None, ge=0)
     #: Requests that are sent before this are not counted.
     warm_up_s: float = Field(default=0.0, ge=0)
     requests: int = Field(default=200, ge=1)
@@ -200,6 +202,8 @@ class WorkloadSection(BaseModel):
             raise ValueError(f"a workload has one of trace, generate and agents; this one has {' and '.join(given) or 'none'}")
         if (self.loop == "closed") != bool(self.users):
             raise ValueError("users are given with loop: closed, and only then; give, say, loop: closed and users: [4, 8]")
+        if self.loop == "open" and self.begin_within_s is not None:
+            raise ValueError("begin_within_s is of people in a closed loop; in an open one jobs begin at their times: leave it out")
         if self.loop == "closed" and len(self.time_scales) > 1:
             raise ValueError("time_scales has several values in a closed loop; give one, and several users")
         if self.agents is None and self.length_scale is None and self.max_context_tokens is None and self.model_directory is None:

@@ -180,6 +180,10 @@ def _asked(pid: int) -> bool:
         ({"start": [{"name": "x", "command": ["true"]}]}, "no process of start has serves"),
         ({"url": "http://x", "balance": "random"}, "balance = 'random': Input should be 'round-robin', 'sticky' or 'least-busy'"),
         ({"url": "http://x", "workload": {"loop": "closed", "trace": "t"}}, "users are given with loop: closed"),
+        (
+            {"url": "http://x", "workload": {"begin_within_s": 3, "trace": "t", "length_scale": 1}},
+            "begin_within_s is of people in a closed loop",
+        ),
         ({"url": "http://x", "workload": {}}, "one of trace, generate and agents; this one has none"),
         ({"url": "http://x", "workload": {"trace": "t"}}, "give length_scale, max_context_tokens or model_directory"),
     ],
@@ -249,6 +253,7 @@ def test_a_policy_is_a_preset_or_a_placement() -> None:
             "hints": {"missed": 0.5, "spurious": 0.5},
         },
         {"loop": "closed", "users": [2, 3]},
+        {"loop": "closed", "users": [2, 3], "begin_within_s": 7.5},
         {"loop": "closed", "users": [2, 3], "requests_per_user": 3, "requests": 60},
     ],
 )
@@ -268,6 +273,10 @@ def test_every_kind_of_workload_becomes_a_plan_that_its_seed_fixes(changed: dict
         held = [load.plan(p) for p in load.points]
         assert [sum(len(s.turns) for s in sessions) >= 3 * n for sessions, n in zip(held, (2, 3), strict=True)] == [True, True]
         assert len(held[0]) < len(held[1]) <= len(load.sessions)
+    if "begin_within_s" in changed:
+        assert load.loop(point).spread_s == 7.5
+    elif "users" in changed:
+        assert load.loop(point).spread_s == 10.0 * point.time_scale
     if "users" in changed:
         assert [p.label for p in load.points] == ["2 users", "3 users"]
 
