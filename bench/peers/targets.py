@@ -38,7 +38,7 @@ def upbeat(s: Setting, policy: str) -> dict[str, Any]:
     """A stack of ours. Its HBM has the weights too."""
     hbm_gib = round((s.kv_mib + s.weights_mib) / 1024, 4)
     sizes = {"nodes": s.instances, "model": str(s.model), "hbm_gib": hbm_gib, "dram_gib": s.dram_gib}
-    settings = {"kv": {"chunk_tokens": BLOCK_TOKENS}, "worker": {"dtype": "bfloat16"}}
+    settings = {"kv": {"chunk_tokens": BLOCK_TOKENS}, "worker": {"dtype": "bfloat16", "kernels": "native"}}
     return {"upbeat": {"policy": policy, **sizes, "settings": settings}}
 
 

@@ -4,6 +4,8 @@ tokens. What needs instructions that this processor may lack is computed by the 
 from __future__ import annotations
 
 import itertools
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +121,16 @@ def test_a_way_to_multiply_that_the_library_or_the_processor_lacks_is_not_used()
     assert all(able[way] <= set(flags) for way in plain.products)
     for kernels in (emulating, plain):
         kernels.close()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake", "sapphirerapids"])
+def test_the_kernels_compile_for_processors_with_fewer_and_more_instructions_than_this_one(processor: str) -> None:
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    flags = ("-std=c++17", "-fsyntax-only", "-Wno-psabi", f"-march={processor}")
+    found = subprocess.run([compiler, *flags, str(KERNELS)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
 
 
 def test_one_thread_and_three_give_the_same_bits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,10 @@ void attend_all(Team& team, const Shape& s, const Layer& l, const Buffers& b, co
             attend(shape, base, queries[t.query], layer, t.first, t.tokens, t.head, b.q, long(s.heads) * s.dim, active<W>(b.a), padded(s.heads * s.dim),
                    scratch);
         };
+#if defined(UPBEAT_TILES)
         if constexpr (W::TILES)
             if (by_tiles) return with(attend_by_tiles, scratch<TileScratch>(s.dim));
+#endif
         with(attend<W>, scratch<Unpacked>(s.chunk, s.dim));
     });
 }
