@@ -168,7 +168,7 @@ class NodeKind:
     link_bytes_per_s: float
     blob_bytes_per_s: float
     step_tokens: int = 1024
-    mixed_step_s: float = 0.2
+    mixed_step_s: float = 0.1
     max_batch: int = 64
     max_tokens: int = 131_072
     request_s: float = 0.0
