@@ -58,7 +58,7 @@ class Scheduling:
 
     def _in_order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
         pace, pool, shape = self.admission.pace, self.device.cache.pool, self.device.shape
-        hbm_tokens, step_s = pool.total * shape.chunk_tokens // shape.layers, pace.decode_s(max(running, 1))
+        hbm_tokens, step_s = pool.total * shape.chunk_tokens / shape.layers, pace.decode_s(max(running, 1))
         due = {s.arrival: due_s(s, pace.device_s(s, s.uncached, hbm_tokens, step_s)) for s in waiting}
         return sorted(waiting, key=lambda s: (s.request.priority, due[s.arrival], s.arrival))
 

@@ -3,7 +3,7 @@
 - A step has at most `step_tokens` tokens. Sequences that decode go first, a token each; prefills share what is left and are cut
   where the budget ends (chunked prefill, Sarathi-Serve).
 - Beside decodes that are at least as urgent, prefills have `mixed_tokens` a step: how long a decode waits for its next token is
-  bounded by configuration, not by the length of other people's prompts.
+  bounded by configuration, or by what the step's decodes take, not by the length of other people's prompts.
 - While prefills wait, a quarter of the step is theirs. Decodes that do not fit then take turns.
 - Prefills stand by priority, then by the moment at which they are due: arrival plus `PATIENCE` times what the rest of the prompt takes
   alone, so that each is late in proportion to what it asks for. Short ones pass long ones, but a sequence is only ever passed by

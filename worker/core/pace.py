@@ -114,7 +114,7 @@ class Pace:
             total[s.request.priority] = total.get(s.request.priority, 0.0) + left_s
         return total
 
-    def device_s(self, s: Work, to_compute: int, hbm_tokens: int, step_s: float) -> float:
+    def device_s(self, s: Work, to_compute: int, hbm_tokens: float, step_s: float) -> float:
         """What a sequence with so many tokens to compute takes of the device, in seconds of all of it: computing its prompt, and its
         share of HBM, which holds `hbm_tokens`, for as long as its answer takes with steps of `step_s`. Whichever of the two is short,
         the mean wait is least when those who take little of it go first."""
