@@ -125,7 +125,7 @@ class WorkerSection(BaseModel):
     max_waiting: int = Field(default=1024, ge=1)
     #: Tokens of one engine step, prefill and decode together.
     step_tokens: int = Field(default=1024, ge=16)
-    #: How long a step may take while somebody decodes, in seconds, or four times what its decodes take where that is longer: prompts are
+    #: How long a step may take while somebody decodes, in seconds, or twice what its decodes take where that is longer: prompts are
     #: computed in pieces that fit. 0: no such bound.
     mixed_step_s: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     granule_bytes: int = Field(default=2 << 20, ge=4096)

@@ -55,7 +55,8 @@ def test_an_urgent_prefill_goes_first_then_the_one_that_is_due_first() -> None:
 
 def test_a_step_is_sized_by_the_pace_and_never_so_small_that_prefills_stand_still() -> None:
     assert mixed_tokens(0.2, decode_s=0.04, prefill_token_s=0.001) == 160
-    assert mixed_tokens(0.2, decode_s=0.1, prefill_token_s=0.001) == 300, "three quarters of the step, however long"
+    assert mixed_tokens(0.2, decode_s=0.1, prefill_token_s=0.001) == 100
+    assert mixed_tokens(0.2, decode_s=0.3, prefill_token_s=0.001) == 300, "half of the step, however long"
     assert mixed_tokens(0.2, decode_s=0.001, prefill_token_s=0.1) == LEAST_MIXED_TOKENS
     assert mixed_tokens(0.0, 0.01, 0.001) is None
 

@@ -23,8 +23,6 @@ from typing import Protocol, TypeVar
 _PREFILL_SHARE = 4
 #: What prefills may add to a step at least, however slow they are: they go on.
 LEAST_MIXED_TOKENS = 32
-#: A step that is bounded has room for this many times what its decodes take: prefills have three quarters of the device where it is slow.
-_TIMES_DECODES = 4.0
 #: How many times the time of its own prompt a prefill can be passed for: a turn with most of its history cached hardly waits for a cold
 #: prompt. Measured in docs/design/0010.
 PATIENCE = 64.0
@@ -65,11 +63,11 @@ class Budget:
 
 
 def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int | None:
-    """How many tokens of prefills fit into a step of `step_s` seconds whose decodes take `decode_s`, or of four times those where that is
-    longer; None when `step_s` is 0: no bound."""
+    """How many tokens of prefills fit into a step of `step_s` seconds whose decodes take `decode_s`, or take as long as those where that
+    is more, half of the device; None when `step_s` is 0: no bound."""
     if not step_s:
         return None
-    return max(LEAST_MIXED_TOKENS, int((max(step_s, _TIMES_DECODES * decode_s) - decode_s) / prefill_token_s))
+    return max(LEAST_MIXED_TOKENS, int(max(step_s - decode_s, decode_s) / prefill_token_s))
 
 
 def due_s(s: Computes, alone_s: float) -> float:

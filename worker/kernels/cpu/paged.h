@@ -15,7 +15,7 @@ struct Query {
 
 // Have so many bytes brought near.
 inline void fetch(const void* from, long bytes) {
-    for (long at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
+    for (long at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 0, 2);
 }
 
 struct AttentionShape {
@@ -24,8 +24,9 @@ struct AttentionShape {
 };
 
 // `[16][16]`, transposed.
-inline void transposed(const f32x16* from, float* to) {
+__attribute__((always_inline)) inline void transposed(const f32x16* from, float* to) {
     f32x16 a[16], b[16];
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i++) a[i] = from[i];
     const i32x16 low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}, high = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
     const i32x16 low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}, high2 = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};

@@ -17,11 +17,13 @@ constexpr int ROWS = 4;
 constexpr long CACHED_BYTES = 1 << 19;  // of activations that one task goes over, so that they stay near
 
 // Of the tiles that come next, `by` values behind those at hand (0: none are known), every so many loads from `first` on: neighbouring
-// blocks of rows share the fetching, so that memory is never idle while they compute.
+// blocks of rows share the fetching, so that memory is never idle while they compute. A pair of tiles can be more than the nearest cache
+// holds, so they are fetched to the second one, and from there NEAR loads before they are multiplied.
 struct Ahead {
     long by = 0;
     int first = 0, every = 1;
 };
+constexpr int NEAR = 24;
 
 // sums[m][t] += rows m of `a` (stride `lda`) times `b[t]`, over `k` inputs; from one load of W::STEP inputs to the next it is `stride`.
 // What of the next tiles `ahead` names is fetched meanwhile.
@@ -37,9 +39,11 @@ inline void block(const typename W::Active* a, long lda, const typename W::Store
         typename W::Loaded w[T];
 #pragma GCC unroll 16
         for (int t = 0; t < T; t++) w[t] = *reinterpret_cast<const typename W::Loaded*>(b[t] + i / W::STEP * stride);
+        if (ahead.by)
+            for (int t = 0; t < T; t++) __builtin_prefetch(b[t] + (i / W::STEP + NEAR) * stride);
         if (i == next) {
 #pragma GCC unroll 16
-            for (int t = 0; t < T; t++) __builtin_prefetch(b[t] + i / W::STEP * stride + ahead.by);
+            for (int t = 0; t < T; t++) __builtin_prefetch(b[t] + i / W::STEP * stride + ahead.by, 0, 2);
             next += ahead.every * W::STEP;
         }
 #pragma GCC unroll 2
@@ -99,7 +103,9 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
         const int blocks = (to - from + ROWS - 1) / ROWS, even = (to - from + blocks - 1) / blocks;
         for (int row = from; row < to; row += even) {
             const int n = to - row < even ? to - row : even;
-            f32x16 sums[ROWS][T] = {};
+            f32x16 sums[ROWS][T];
+            for (int r = 0; r < n; r++)
+                for (int t = 0; t < T; t++) sums[r][t] = splat(0);
             rows<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, sums, {ahead ? long(T) * k * LANES : 0, (row - from) / even, blocks});
             for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
         }
