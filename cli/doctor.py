@@ -21,6 +21,7 @@ from runtime.config_checks import LOOPBACK
 #: Below this a session's KV soon fills the disk.
 DISK_WANTED_BYTES = 5 * GIB
 NIXL_TIMEOUT_S = 60.0
+BUILD_TIMEOUT_S = 600.0
 #: What must be there, by distribution name; then what is used where it is there.
 NEEDED = ("aiohttp", "grpcio", "protobuf", "msgpack", "blake3", "torch", "tokenizers", "transformers", "safetensors", "obstore", "xxhash")
 
@@ -36,8 +37,8 @@ class Finding:
 
 
 def examine(config: Config) -> list[Finding]:
-    """All findings for this configuration. Starts nothing but one short-lived child that imports NIXL."""
-    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _compiler, _listening)
+    """All findings for this configuration. Starts nothing but two children that end: one imports NIXL, one builds the CPU kernels, once."""
+    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels, _listening)
     return [finding for check in checks for finding in check(config)]
 
 
@@ -113,9 +114,22 @@ def _device(config: Config) -> Iterator[Finding]:
     yield Finding("device", "ok", "an NVIDIA driver is here" if cuda else "no NVIDIA driver; the worker computes on the CPU")
 
 
-def _compiler(config: Config) -> Iterator[Finding]:
-    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    yield Finding("compiler", "ok" if found else "warn", found or "none", "" if found else "only needed to build packages without a wheel")
+def _kernels(config: Config) -> Iterator[Finding]:
+    if config.worker.kernels == "torch":
+        yield Finding("kernels", "ok", "torch computes on the CPU, as worker.kernels says")
+        return
+    try:
+        command = [sys.executable, "-m", "worker.kernels.build"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+        built, why = bool(done.stdout.strip()), " ".join(done.stderr.split())
+    except subprocess.TimeoutExpired:
+        built, why = False, f"not built within {BUILD_TIMEOUT_S:.0f} s"
+    if built:
+        yield Finding("kernels", "ok", "compiled for this processor")
+    elif config.worker.kernels == "auto":
+        yield Finding("kernels", "warn", why, "on a CPU torch computes, about half as fast; install a C++ compiler, or report this")
+    else:
+        yield Finding("kernels", "fail", why, "install a C++ compiler, or set worker.kernels: auto")
 
 
 def _listening(config: Config) -> Iterator[Finding]:

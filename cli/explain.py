@@ -11,6 +11,7 @@ _TERMS = {
     "work_s": "the work that waits there",
     "arrivals_s": "the requests that hints announce there",
     "load_s": "the way of its cache there",
+    "leaving_s": "leaving its cache for little",
     "pressure_s": "memory that has to become free there",
     "held_tokens": "the cache that is not there",
 }

@@ -25,7 +25,8 @@ _IMBALANCE_REQUESTS = 4.0
 
 
 def balanced(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
-    """Fewest outstanding work wherever the cache happens to be (SYMPHONY, section 3.3), as long as there is time to bring it.
+    """Fewest outstanding work wherever the cache happens to be (SYMPHONY, section 3.3), as long as there is time to bring it and the
+    difference is worth it.
 
     A turn that nobody announced also counts the time to load its cache, and so goes where it is done soonest: to the node that has its
     cache, as a sticky router would, unless the queue there is longer than the way.
@@ -34,6 +35,7 @@ def balanced(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
         "work_s": terms.work_s(snapshot, turn, rows),
         "arrivals_s": terms.arrivals_s(snapshot, turn, rows),
         "load_s": terms.load_s(snapshot, turn, rows),
+        "leaving_s": terms.leaving_s(snapshot, turn, rows),
         "pressure_s": terms.pressure_s(snapshot, turn, rows),
     }
 

@@ -16,6 +16,8 @@ LESS_URGENT = 0.1
 HIDDEN = 1e-3
 #: How much of the work that is there now is done when the request of a hint comes that does not say when, in seconds.
 LEAD_S = 5.0
+#: A session leaves its cache for a node that has so many typical requests less to do, not for less.
+STAYS_REQUESTS = 4.0
 #: A load that a turn waits for also costs others: the way it comes by, and the device where it is computed again.
 MOVING = 8.0
 
@@ -53,6 +55,21 @@ def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     if turn.advised:
         return (HIDDEN * seconds + MOVING * np.maximum(seconds - turn.lead_s, 0.0))[rows]
     return MOVING * seconds[rows]
+
+
+def leaving_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
+    """What it takes for a session to leave its cache: `STAYS_REQUESTS` typical requests, for the share of it that is neither there nor on
+    its way there for a hint. Even where nobody waits for a load it takes memory and links from others, and small differences in work are
+    gone before the turn has run (docs/design/0021)."""
+    cached = snapshot.cached
+    if not cached.bytes:
+        return np.zeros(len(rows))
+    missing = np.ones(len(snapshot.names))
+    for holder in cached.holders:
+        missing[holder.row] = 1.0 - holder.bytes / cached.bytes
+    if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:
+        missing[row] = 0.0
+    return STAYS_REQUESTS * snapshot.request_s * np.maximum(missing, 0.0)[rows]
 
 
 def bring_s(snapshot: Snapshot) -> Floats:

@@ -224,10 +224,22 @@ def test_a_probe_is_the_exit_status(gateway: GatewayStandIn) -> None:
 def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
     done = upbeat("doctor", "--json", "--port", "13900", "--data", str(tmp_path / "data"), cwd=tmp_path)
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "compiler", "listening"} <= set(found)
+    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "kernels", "listening"} <= set(found)
     assert all(f["level"] == "ok" or f["remedy"] for f in found.values()), "what is not well comes with a remedy"
     assert (done.returncode == 0) == json.loads(done.stdout)["ok"]
     assert not (tmp_path / "data").exists(), "a doctor changes nothing"
+
+
+def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho this compiler is broken >&2\nexit 1\n")
+    broken.chmod(0o755)
+    for choice, level in (("auto", "warn"), ("native", "fail"), ("torch", "ok")):
+        (tmp_path / "upbeat.yaml").write_text(f"worker: {{kernels: {choice}}}\n")
+        done = upbeat("doctor", "--json", "--config", "upbeat.yaml", cwd=tmp_path, CXX=str(broken), XDG_CACHE_HOME=str(tmp_path / "cache"))
+        found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
+        assert found["level"] == level
+        assert level == "ok" or ("this compiler is broken" in found["detail"] and found["remedy"])
 
 
 def test_the_doctor_names_a_port_that_is_taken(gateway: GatewayStandIn, tmp_path: Path) -> None:

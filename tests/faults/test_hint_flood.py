@@ -42,7 +42,8 @@ def explained(world: World) -> None:
     with urllib.request.urlopen(asked, timeout=10) as answer:
         turn = next(d for d in json.load(answer)["decisions"] if d["what"] == "turn")
     assert turn["hinted"] and turn["node"] in ("node-0", "node-1") and turn["prefetched_node"] is not None
-    assert turn["node"] == turn["scores"][0]["node"] and set(turn["scores"][0]["terms"]) == {"work_s", "arrivals_s", "load_s", "pressure_s"}
+    terms = {"work_s", "arrivals_s", "load_s", "leaving_s", "pressure_s"}
+    assert turn["node"] == turn["scores"][0]["node"] and set(turn["scores"][0]["terms"]) == terms
     other = urllib.request.Request(asked.full_url, headers={"Authorization": f"Bearer {KEYS['flood']}"})
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(other, timeout=10)

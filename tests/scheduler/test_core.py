@@ -19,6 +19,7 @@ from scheduler.core.fleet import Load, Model, Rates
 from scheduler.core.placement import Choice, place
 from scheduler.core.policies import POLICIES
 from scheduler.core.snapshot import Turn
+from scheduler.core.terms import STAYS_REQUESTS
 
 #: 960 tokens are 94 MB: 0.1 s on a usual link.
 MODEL = Model("m", KvShape(b"f" * 32, 24, 8, 64, 64, "float32"), 1000, 0)
@@ -50,7 +51,11 @@ class House(Control):
 def test_the_node_with_fewest_outstanding_requests_is_chosen_wherever_the_cache_is() -> None:
     h = House()
     h.hold("node-0", 960)
-    h.fleet.placed("node-0", "r1", 0.0)
+    h.fleet.request_s = 10.0
+    for n in range(int(STAYS_REQUESTS)):
+        h.fleet.placed("node-0", f"r{n}", 0.0)
+        assert h.choose(Turn("m", advised=True)).node == "node-0", "it is not worth leaving the cache for"
+    h.fleet.placed("node-0", "one-more", 0.0)
     assert h.choose(Turn("m", advised=True)).node == "node-1"
     assert h.choose(policy="sticky").node == "node-0"
 
@@ -66,8 +71,9 @@ def test_with_equal_load_the_cache_decides() -> None:
 def test_a_link_that_was_measured_counts_as_fast_as_it_is() -> None:
     h = House()
     h.hold("node-0", 960)  # 0.1 s at a link's usual rate
-    h.fleet.request_s = 0.2
-    h.fleet.placed("node-0", "r1", 0.0)
+    h.fleet.request_s = 0.1
+    for n in range(8):
+        h.fleet.placed("node-0", f"r{n}", 0.0)
     assert h.choose().node == "node-0"
     h.fleet.worker_joined("node-1", "w1", (MODEL,), 0.0, Rates(link_bytes_per_s=8e9))
     assert h.choose().node == "node-1"
@@ -79,7 +85,8 @@ def test_without_a_hint_a_short_queue_is_worth_less_than_a_long_load() -> None:
     h = House()
     h.fleet.request_s = 0.05
     h.hold("node-0", 960)  # 0.1 s on the link
-    h.fleet.placed("node-0", "r1", 0.0)
+    for n in range(6):
+        h.fleet.placed("node-0", f"r{n}", 0.0)
     assert h.choose().node == "node-0"
     h.fleet.request_s = 1.0
     assert h.choose().node == "node-1"

@@ -114,29 +114,37 @@ def queue(h: House, node: str, requests: int) -> None:
         h.fleet.placed(node, f"queued-{number}", 0.0)
 
 
+def announce(h: House, node: str, hints: int) -> None:
+    """So many other sessions have hints there."""
+    for number in range(hints):
+        h.advisories.place(Pending(hint(session(f"other-{number}"), f"o{number}"), node, 0.0))
+
+
 def test_a_hint_with_little_time_goes_where_the_cache_can_be_by_then() -> None:
     h = House()
     h.fleet.request_s = 0.05
     h.hold("node-0", 960)  # 0.1 s on the link
-    queue(h, "node-0", 3)
-    advise(h, 0.0, lead_s=10.0)
-    assert [p.node for p in h.advisories.of_node("node-1")] == ["node-1"]
-    h.withdraw(S, "t", "")
-    advise(h, 0.0, lead_s=0.01)
-    assert [p.node for p in h.advisories.of_node("node-0")] == ["node-0"]
+    announce(h, "node-0", 8)
+    for lead_s, node in ((10.0, "node-1"), (0.01, "node-0")):
+        advise(h, 0.0, lead_s=lead_s)
+        pending = h.advisories.get(S)
+        assert pending is not None and pending.node == node
+        h.withdraw(S, "t", "")
 
 
 def test_a_turn_that_comes_right_after_its_hint_does_not_take_the_cache_for_there() -> None:
     h = House()
     h.hold("node-0", 960)
     h.fleet.request_s = 0.05
-    queue(h, "node-0", 3)
+    queue(h, "node-0", 7)
+    announce(h, "node-0", 8)
     advise(h, 0.0)
-    assert h.place(Ask("r2", S, "m"), 0.01).node == "node-0", "0.09 s of loading are left, counted twice, and the queue is 0.15 s"
+    assert h.place(Ask("r2", S, "m"), 0.01).node == "node-0", "0.09 s of loading are left, counted eight times, and the queue is 0.35 s"
     h = House()
     h.hold("node-0", 960)
     h.fleet.request_s = 0.05
-    queue(h, "node-0", 3)
+    queue(h, "node-0", 7)
+    announce(h, "node-0", 8)
     advise(h, 0.0)
     assert h.place(Ask("r2", S, "m"), 0.2).node == "node-1"
 

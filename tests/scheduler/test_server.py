@@ -116,6 +116,11 @@ class World:
         assert answer.HasField("placed"), answer.refused
         return answer.placed
 
+    async def burden(self, node: str) -> None:
+        """So much work that it is worth leaving a cache there."""
+        for number in range(12):
+            await self.place(f"other-{number}", f"other-{number}", pin_node=node)
+
     async def ask(self, session: str, request: str = "r", **more: Any) -> scheduler_pb2.PlaceAnswer:
         wanted = scheduler_pb2.PlaceRequest(request_id=request, session=key(session), model=more.pop("model", "m"), **more)
         return await self.placing.ask(wanted, 10)
@@ -139,7 +144,7 @@ async def world() -> AsyncIterator[World]:
 async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World) -> None:
     world.nodes[0].hold("s", 640)
     await world.until(lambda: len(world.service.control.directory) == 1)
-    await world.place("other", pin_node="node-0")
+    await world.burden("node-0")
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1", priority=-2)
     reply = await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))
     assert list(reply.nodes) == ["node-1"]
@@ -155,7 +160,7 @@ async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World
 async def test_a_turn_that_went_where_its_hint_was_promised_counts_there_and_is_explained(world: World) -> None:
     world.nodes[0].hold("s", 640)
     await world.until(lambda: len(world.service.control.directory) == 1)
-    await world.place("other", pin_node="node-0")
+    await world.burden("node-0")
     advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1")
     (promised,) = (await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).placements
     assert (promised.node, promised.worker_address, list(promised.source_nodes)) == ("node-1", "node-1:1", ["node-0"])

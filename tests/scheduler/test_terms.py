@@ -122,6 +122,16 @@ def test_after_a_hint_only_what_time_has_left_over_is_felt_and_only_there() -> N
         assert seconds(terms.load_s(h.see(), turn, ROWS)) == pytest.approx([0.0, terms.MOVING * left_s, terms.MOVING * there])
 
 
+def test_a_session_leaves_its_cache_for_four_requests_less_by_the_share_that_is_missing() -> None:
+    h = Nodes()
+    h.fleet.request_s = 0.5
+    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS)) == [0.0, 0.0, 0.0], "nothing is cached"
+    h.holds(0, 100, in_dram=100)
+    h.holds(1, 25, in_dram=25)
+    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS)) == pytest.approx([0.0, 1.5, 2.0])
+    assert seconds(terms.leaving_s(h.see(), Turn("m", prefetched="node-2"), ROWS)) == pytest.approx([0.0, 1.5, 0.0])
+
+
 def test_work_that_is_done_when_the_request_of_a_hint_comes_counts_among_equals_only() -> None:
     h = Nodes()
     for node, outstanding_s in ((0, 8.0), (1, 2.0)):
