@@ -32,10 +32,10 @@ def stack() -> Iterator[Stack]:
 
 
 class Agent:
-    """One agent's thread in a run."""
+    """One agent's thread in a run; without a workflow, anybody's conversation."""
 
-    def __init__(self, stack: Stack, name: str, run: str, brief: str) -> None:
-        self.stack, self.name, self.run = stack, name, run
+    def __init__(self, stack: Stack, name: str, run: str, brief: str, workflow: str = "team") -> None:
+        self.stack, self.name, self.run, self.workflow = stack, name, run, workflow
         self.messages = [{"role": "system", "content": brief}]
 
     @property
@@ -45,7 +45,8 @@ class Agent:
     def ask(self, text: str, node: str = "") -> tuple[str, dict[str, Any]]:
         """The node that answered, and the usage."""
         self.messages.append({"role": "user", "content": text})
-        headers = {"X-Session-Id": self.session, "X-Upbeat-Workflow": "team", "X-Upbeat-Agent": self.name}
+        headers = {"X-Session-Id": self.session}
+        headers |= {"X-Upbeat-Workflow": self.workflow, "X-Upbeat-Agent": self.name} if self.workflow else {}
         body = {"model": self.stack.model_name(), "messages": self.messages, "temperature": 0, "max_tokens": 16}
         headers |= {"X-Upbeat-Node": node} if node else {}
         reply = httpx.post(f"{self.stack.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
@@ -99,7 +100,13 @@ def test_the_next_hops_cache_is_on_another_node_before_its_request_comes(stack: 
     architect.ask("Design a clock.", "node-0")
     until(lambda: architect.whole_in("dram", "node-0"))
     assert not architect.whole_in("hbm", "node-1") and architect.shown()["node"] is None
-    manager.ask("Ask for a calendar too.", "node-0")  # as it runs there, the better node for what follows is the other one
+    for number in range(5):  # that stay with their caches, and make it worth leaving theirs for those who come next
+        other = Agent(stack, f"other-{number}", "job1", f"You are agent {number}. {BRIEF}", workflow="")
+        other.ask("Who are you?", "node-0")
+        until(lambda other=other: other.whole_in("dram", "node-0"))  # type: ignore[misc]
+        advised = httpx.post(f"{stack.url}/v1/advisory", json={"session_id": other.session}, timeout=10)
+        assert advised.status_code == 202, advised.text
+    manager.ask("Ask for a calendar too.", "node-0")
     assert architect.shown()["node"] == "node-1", "hinted, and nobody but its manager has spoken"
     until(lambda: architect.whole_in("hbm", "node-1"))
     chunks = architect.shown()["tokens"] // 64

@@ -57,7 +57,7 @@ def test_clients_say_nothing_of_how_long_answers_will_be_whether_they_hint_or_no
 
 def test_small_tiers_stay_within_their_capacity_and_everybody_is_still_served() -> None:
     token = KIND.shape.token_bytes
-    tight = replace(KIND, hbm_bytes=60_000.0 * token, dram_bytes=40_000.0 * token, ssd_bytes=80_000.0 * token)
+    tight = replace(KIND, hbm_bytes=60_000.0 * token, dram_bytes=40_000.0 * token, ssd_bytes=50_000.0 * token)
     run = replace(RUN, kind=tight, habits={DEFAULT_TENANT: Habits(spurious=2.0, expected=False)})
     found = simulate(run, scripts(trace_sessions(None, sessions=600), max_tokens=50_000))  # validates every part at the end
     assert found.figures["unfinished"] == 0 and found.figures["moved_bytes"]["blob"] > 0
