@@ -115,8 +115,8 @@ def _device(config: Config) -> Iterator[Finding]:
 
 
 def _kernels(config: Config) -> Iterator[Finding]:
-    if config.worker.kernels == "torch":
-        yield Finding("kernels", "ok", "torch computes on the CPU, as worker.kernels says")
+    if config.worker.kernels == "torch" or config.worker.device == "cuda":
+        yield Finding("kernels", "ok", "none are compiled for the CPU, as worker.kernels or worker.device says")
         return
     try:
         command = [sys.executable, "-m", "worker.kernels.build"]

@@ -234,8 +234,8 @@ def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> N
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho this compiler is broken >&2\nexit 1\n")
     broken.chmod(0o755)
-    for choice, level in (("auto", "warn"), ("native", "fail"), ("torch", "ok")):
-        (tmp_path / "upbeat.yaml").write_text(f"worker: {{kernels: {choice}}}\n")
+    for choice, level in (("kernels: auto", "warn"), ("kernels: native", "fail"), ("kernels: torch", "ok"), ("device: cuda", "ok")):
+        (tmp_path / "upbeat.yaml").write_text(f"worker: {{{choice}}}\n")
         done = upbeat("doctor", "--json", "--config", "upbeat.yaml", cwd=tmp_path, CXX=str(broken), XDG_CACHE_HOME=str(tmp_path / "cache"))
         found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
         assert found["level"] == level

@@ -48,7 +48,7 @@ class House(Control):
         return place(view, turn or Turn("m"), POLICIES[policy], seed_of(key))
 
 
-def test_the_node_with_fewest_outstanding_requests_is_chosen_wherever_the_cache_is() -> None:
+def test_the_node_with_fewest_outstanding_requests_is_chosen_once_that_is_worth_leaving_the_cache() -> None:
     h = House()
     h.hold("node-0", 960)
     h.fleet.request_s = 10.0

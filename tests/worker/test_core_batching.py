@@ -149,7 +149,7 @@ def test_a_prompt_is_only_passed_by_what_came_before_it_was_due_or_is_more_urgen
         assert sim.prefilled_s[s.arrival] <= max(last_arrival_s, s.arrival_s) + work_s + decoding_s + step_tokens * TOKEN_S + least
     if step_s and len({r[3] for r in requests}) == 1:
         most_decodes = min(len(requests), step_tokens)
-        bound_s = max(step_s, 4 * most_decodes * sim.decode_s)
+        bound_s = max(step_s, 2 * most_decodes * sim.decode_s)
         assert sim.longest_gap_s <= bound_s + LEAST_MIXED_TOKENS * TOKEN_S + 2 * most_decodes * sim.decode_s + 1e-9
 
 
