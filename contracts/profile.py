@@ -99,9 +99,9 @@ def _between(axis: Sequence[int], values: Sequence[float], at: float) -> float:
 
 
 def _slope(axis: Sequence[int], values: Sequence[float]) -> float:
-    """Seconds a unit at the end; of a single point, as if all of it grew."""
+    """Seconds a unit at the end; of a single point, as if all of it grew, unless that point is nothing."""
     if len(axis) == 1:
-        return values[0] / max(axis[0], 1)
+        return values[0] / axis[0] if axis[0] else 0.0
     return (values[-1] - values[-2]) / (axis[-1] - axis[-2])
 
 

@@ -10,6 +10,7 @@ from prometheus_client import start_http_server
 
 from contracts.errors import ConfigError
 from contracts.kv import tenant_salt
+from contracts.profile import Profile, Subject
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
@@ -22,12 +23,14 @@ from worker.device import Device
 from worker.engine import Engine
 from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
+from worker.measure import BRIEF, on_free_pages
 from worker.memory.paged_kv import PagedKv
 from worker.metrics import WorkerMetrics
-from worker.models.load import load_model
+from worker.models.load import Model, load_model
 from worker.platforms import choose_platform
-from worker.profiles import compute_threads, measured_rates, seed, seed_loads, subject
+from worker.profiles import compute_threads, measured_rates, profile_of, seed, seed_loads, subject
 from worker.reporter import Reporter
+from worker.runner import Steps
 from worker.server import WorkerServer, longest
 from worker.store_link import StoreLink
 from worker.text import TextCodec
@@ -74,16 +77,12 @@ class WorkerProcess:
 
         runner, copier = platform.movers(model, kv)
         self.loader = KvLoader(kv, table, lambda event: self.engine.inbox.put(event), copier)
+        profile = self._profile(model, kv, runner, subject(shape, threads, platform.computes))
         cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
         device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
         self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker)
-        profile, why = fitting(config, subject(shape, threads, platform.computes))
-        if profile is not None:
-            seed(self.engine.admission.pace, profile)
-            seed_loads(device.rates, profile, shape.piece_bytes)
-            log.info("profile", measured_on=profile.measured_on, sources=sorted(profile.loads))
-        else:
-            log.info("no profile", reason=why)
+        seed(self.engine.admission.pace, profile)
+        seed_loads(device.rates, profile, shape.piece_bytes)
         max_tokens = longest(model.max_tokens, pool.total, layers, shape.chunk_tokens)
         self.engine.on_crash = self._engine_died
         self.loader.start()
@@ -111,6 +110,17 @@ class WorkerProcess:
         )
         self.tasks.start(self.reporter.run(), "reporter")
         log.info("serving", model=config.served_model, max_tokens=max_tokens, pages=pool.total, start_s=round(time.monotonic() - began, 2))
+
+    def _profile(self, model: Model, kv: PagedKv, runner: Steps, what: Subject) -> Profile:
+        """The one that was made before, or else the least of one, measured now: the first requests are planned by it already."""
+        profile, why = fitting(self.config, what)
+        if profile is not None:
+            log.info("profile", measured_on=profile.measured_on, sources=sorted(profile.loads))
+            return profile
+        w, steps = self.config.worker, list[str]()
+        computed = on_free_pages(runner, kv, BRIEF.within(w.max_batch, w.step_tokens, model.max_tokens), RealClock(), steps.append)
+        log.info("no profile", reason=why, measured=steps)
+        return profile_of(what, self.config.served_model, model.shape, computed)
 
     def _serve_metrics(self) -> None:
         """Prometheus' text beside the worker's port; a worker without metrics still serves."""

@@ -42,6 +42,8 @@ class Grid:
 
 
 QUICK = Grid(batches=(1, 8), contexts=(128, 1024), tokens=(16, 256), before=(0, 1024), most=3, limit_s=0.5)
+#: What a worker without a profile measures before it serves.
+BRIEF = Grid(batches=(1, 8), contexts=(1024,), tokens=(128,), before=(0, 1024), most=2, limit_s=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,21 @@ class Stopwatch:
         while len(taken) < most and sum(s for s, _ in taken) < limit_s:
             taken.append(self.step(slices))
         return statistics.median(s for s, _ in taken), statistics.median(s for _, s in taken)
+
+
+def on_free_pages(runner: Steps, kv: PagedKv, grid: Grid, clock: Clock, say: Callable[[str], None]) -> Computed:
+    """Measure the grid on as many slabs of `kv` as it needs, or as there are. None of them may be mapped, and none is afterwards."""
+    tokens = max(grid.batches[-1] * (grid.contexts[-1] + 1), grid.before[-1] + grid.tokens[-1])
+    chunks = -(-tokens // kv.shape.chunk_tokens) + grid.batches[-1]
+    slabs = min(-(-chunks * kv.shape.layers // kv.pages_per_slab), kv.slab_count, kv.pool.free // kv.slab_granules)
+    for slab in range(slabs):
+        kv.map_slab(slab)
+    try:
+        kv.view[:slabs].zero_()  # So that no step that is timed waits for the system to give it memory.
+        return compute(Stopwatch(runner, kv, slabs * kv.pages_per_slab, clock), grid, say)
+    finally:
+        for slab in range(slabs):
+            kv.unmap_slab(slab)
 
 
 def compute(watch: Stopwatch, grid: Grid, say: Callable[[str], None]) -> Computed:

@@ -12,6 +12,7 @@ from runtime.config import Config
 from runtime.profiles import cores, processor
 from worker.core.load_plan import LoadRate, LoadRates, Source
 from worker.core.pace import Pace
+from worker.measure import Computed
 
 #: Prefill is taken from a step of so many tokens, decoding from steps of so many sequences with so long a context.
 _PREFILL_TOKENS, _CONTEXT_TOKENS, _BATCHES = 512, 1024, (1, 8)
@@ -33,6 +34,14 @@ def subject(shape: KvShape, threads: int, computes: str) -> Subject:
     return Subject(shape.fingerprint.hex(), shape.dtype, device, cores(), threads, computes)
 
 
+def profile_of(what: Subject, model: str, shape: KvShape, computed: Computed) -> Profile:
+    """A profile of what was computed; nothing was loaded."""
+    return Profile(
+        what, model, shape.layers, shape.token_bytes,
+        computed.decode_step_s, computed.decode_layer_s, computed.prefill_step_s, computed.prefill_layer_s, {}, {},
+    )  # fmt: skip
+
+
 def seed(pace: Pace, profile: Profile) -> None:
     """Start `pace` from what was measured; what runs from now on moves it as it would have."""
     pace.prefill_token_s = profile.prefill_s(_PREFILL_TOKENS) / _PREFILL_TOKENS
@@ -41,10 +50,10 @@ def seed(pace: Pace, profile: Profile) -> None:
     pace.output_tokens = _TYPICAL_OUTPUT
 
 
-def measured_rates(profile: Profile | None) -> dict[str, float]:
+def measured_rates(profile: Profile) -> dict[str, float]:
     """How fast KV comes from a peer and from the SSD, in bytes a second, as far as it was measured."""
     names = {"peer": "peer", "ssd_cold": "ssd"}
-    return {} if profile is None else {names[name]: load.bytes_per_s for name, load in profile.loads.items() if name in names}
+    return {names[name]: load.bytes_per_s for name, load in profile.loads.items() if name in names}
 
 
 def seed_loads(rates: LoadRates, profile: Profile, piece_bytes: int) -> None:

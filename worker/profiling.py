@@ -13,7 +13,7 @@ import platform
 import queue
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,13 @@ from worker.core.pages import PagePool
 from worker.device import Device
 from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
-from worker.measure import QUICK, Computed, Grid, Stopwatch, compute
+from worker.measure import QUICK, Computed, Grid, on_free_pages
 from worker.measure_loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
 from worker.memory.copier import Copier
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
 from worker.platforms import Platform, choose_platform
-from worker.profiles import compute_threads, subject
+from worker.profiles import compute_threads, profile_of, subject
 from worker.runner import Steps
 from worker.store_link import StoreLink
 
@@ -72,17 +72,9 @@ def assemble(config: Config) -> Computer:
 
 
 def measure_compute(computer: Computer, config: Config, quick: bool, say: Callable[[str], None]) -> Computed:
-    """The whole grid. Gives the cache back at the end: the runner is of no use any more."""
-    kv = computer.kv
-    slabs = min(kv.slab_count, kv.pool.free // kv.slab_granules)
-    for slab in range(slabs):
-        kv.map_slab(slab)
-    kv.view[:slabs].zero_()
+    """The whole grid, on pages of a cache that nothing else uses yet."""
     grid = (QUICK if quick else Grid()).within(config.worker.max_batch, config.worker.step_tokens, computer.model.max_tokens)
-    found = compute(Stopwatch(computer.runner, kv, slabs * kv.pages_per_slab, RealClock()), grid, say)
-    for slab in range(slabs):
-        kv.unmap_slab(slab)
-    return found
+    return on_free_pages(computer.runner, computer.kv, grid, RealClock(), say)
 
 
 class Attachment:
@@ -146,19 +138,8 @@ async def measure(config: Config, quick: bool, say: Callable[[str], None]) -> Pr
     computed = await asyncio.to_thread(measure_compute, computer, config, quick, say)
     loads = await measure_loads(config, computer.kv, computer.chosen, 3 if quick else 7, say) if config.kv.cache else {}
     versions = {name: importlib.metadata.version(package) for name, package in _PACKAGES.items()} | {"python": platform.python_version()}
-    return Profile(
-        subject=what,
-        model=config.served_model,
-        layers=shape.layers,
-        token_bytes=shape.token_bytes,
-        decode_step_s=computed.decode_step_s,
-        decode_layer_s=computed.decode_layer_s,
-        prefill_step_s=computed.prefill_step_s,
-        prefill_layer_s=computed.prefill_layer_s,
-        loads=loads,
-        versions=versions,
-        measured_on=datetime.now(UTC).date().isoformat(),
-    )
+    whole = profile_of(what, config.served_model, shape, computed)
+    return replace(whole, loads=loads, versions=versions, measured_on=datetime.now(UTC).date().isoformat())
 
 
 async def _main(given: argparse.Namespace) -> int:

@@ -60,6 +60,7 @@ def test_between_and_beyond_its_points_a_surface_is_linear() -> None:
     assert FLAT.at(15, 0) == pytest.approx(5.0) and FLAT.at(1, 3000) == pytest.approx(4.0)
     assert FLAT.at(0, 0) == 1.0
     assert Surface((4,), (0,), ((2.0,),)).at(8, 0) == 4.0, "of a single point all of it grows"
+    assert Surface((4,), (0,), ((2.0,),)).at(4, 500) == 2.0, "what a token costs is not known from none"
 
 
 @settings(deadline=None)

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from worker.core.pages import PagePool
 from worker.device import Device
 from worker.kv_loader import KvLoader
 from worker.loads import LoadTable, StoreUp
-from worker.measure import Grid, Stopwatch, compute
+from worker.measure import BRIEF, Grid, Stopwatch, compute, on_free_pages
 from worker.measure_loads import LoadFailed, Mover, large_chunks, new_keys, rates
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
@@ -71,6 +72,24 @@ def test_the_figures_are_the_times_that_steps_and_layers_took() -> None:
             assert found.decode_step_s.at(batch, context) == pytest.approx(0.005 + 4 * layer)
     assert found.prefill_step_s.at(32, 1000) == pytest.approx(0.005 + 4 * 0.033)
     assert len(lines) == 4 and "batch 4" in lines[1]
+
+
+def test_free_pages_are_measured_on_as_far_as_there_are_any_and_given_back() -> None:
+    clock, lines = HandClock(), list[str]()
+    runner, kv = Priced(clock), cache_of(100)
+    found = on_free_pages(runner, kv, BRIEF.within(8, 512, 4096), clock, lines.append)
+    assert found.decode_step_s.at(8, 1024) == pytest.approx(0.005 + 4 * 8 * (1e-3 + 1.024e-3))
+    assert found.prefill_step_s.at(128, 0) == pytest.approx(0.005 + 4 * 0.128)
+    assert all(s.pages.max() < kv.slab_count * kv.pages_per_slab for slices in runner.seen for s in slices)
+    assert not kv.mapped_slabs
+
+    class Failing(Priced):
+        def step(self, *given: Any) -> torch.Tensor:
+            raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        on_free_pages(Failing(clock), kv, BRIEF.within(8, 512, 4096), clock, lines.append)
+    assert not kv.mapped_slabs
 
 
 @settings(deadline=None)

@@ -13,7 +13,8 @@ from contracts.profile import LoadRate, Profile, Surface, encode
 from runtime.config import Config, load_config
 from runtime.profiles import fitting, store
 from worker.core.pace import Pace
-from worker.profiles import compute_threads, seed, subject
+from worker.measure import Computed
+from worker.profiles import compute_threads, profile_of, seed, subject
 
 SHAPE = KvShape(b"f" * 32, 4, 2, 16, 64, "bfloat16")
 SUBJECT = subject(SHAPE, 2, "native")
@@ -94,6 +95,16 @@ def test_a_fresh_worker_reckons_with_what_was_measured(tmp_path: Path) -> None:
     assert pace.decode_s(8) == pytest.approx(PROFILE.decode_s(8, 1024))
     pace.stepped(1.0, 0, 1)
     assert pace.decode_token_s > 0.1, "what runs then moves it"
+
+
+def test_steps_of_many_are_not_reckoned_by_those_of_one_where_weights_are_most_of_a_step() -> None:
+    """A worker that had seen single decodes only took sixteen to last as long as sixteen steps, and gave prompts as long."""
+    computed = Computed(*(Surface((1, 8), (1024,), ((0.020,), (0.030,))) for _ in range(4)))
+    pace = Pace()
+    seed(pace, profile_of(SUBJECT, "m", SHAPE, computed))
+    for _ in range(1000):
+        pace.stepped(0.018, 0, 1)
+    assert 0.018 <= pace.decode_s(1) <= 0.020 and 0.035 <= pace.decode_s(16) <= 0.045
 
 
 def test_threads_are_those_that_are_configured_or_a_workers_share(tmp_path: Path) -> None:
