@@ -97,8 +97,8 @@ class _Fetch:
 
 
 class Fetches:
-    """See the module. `arrived(pieces)` and `lost(pieces, source, fault)` are called as fetches end, `read(lease, n)` when n pieces of a
-    peer's lease are no longer being read; `awaited(key, layer)` says whether a load still waits for a piece."""
+    """See the module. `arrived(pieces, source)` and `lost(pieces, source, fault)` are called as fetches end, `read(lease, n)` when n pieces
+    of a peer's lease are no longer being read; `awaited(key, layer)` says whether a load still waits for a piece."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Fetches:
         meter: Meter,
         pace: Pace,
         out: list[Instruction],
-        arrived: Callable[[Sequence[PieceRef], float], None],
+        arrived: Callable[[Sequence[PieceRef], SourceKind, float], None],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
         read: Callable[[str, int], None],
         awaited: Callable[[bytes, int], bool],
@@ -292,7 +292,7 @@ class Fetches:
             self.plan(fetch.kind, fetch.shape, again, fetch.rank, fetch.load_kind, lease=fetch.lease, peer=fetch.peer)
         self._leave(fetch, len(fetch.pieces) - len(again))
         if good:
-            self._arrived(good, now)
+            self._arrived(good, fetch.kind, now)
         for fault in sorted(bad):
             self._lost(bad[fault], fetch.kind, fault, now)
 

@@ -23,6 +23,8 @@ from kvstore.core.room import Room
 from kvstore.core.state import CopyState, PieceState
 
 _LACKING = (CopyState.ABSENT, CopyState.SKIPPED)
+#: The share of the arena from which on it is so full that it will soon let go of what was brought.
+_FILLING = 0.75
 
 
 class Saves:
@@ -158,9 +160,12 @@ class Saves:
         self._out.append(Counted("chunks_saved"))
         self._arrived([(chunk, layer) for layer in range(chunk.shape.layers)], event.now)
 
-    def replicate(self, chunks: Sequence[Chunk], now: float) -> None:
+    def replicate(self, chunks: Sequence[Chunk], source: SourceKind, now: float) -> None:
         """Chunks that came whole from a peer or the blob tier get a copy on the SSD while that costs nobody anything but a
-        lower ranked chunk's copy that the blob tier has too."""
+        lower ranked chunk's copy that the blob tier has too. What a peer has gets none while the arena has room: it lets go of nothing
+        then, and a second copy on an SSD would be for a session that leaves and comes back."""
+        if source is SourceKind.PEER and self._ledger.used_bytes < _FILLING * self._ledger.arena_bytes:
+            return
         for chunk in chunks:
             size = chunk.shape.chunk_bytes
             fresh = chunk.complete and chunk.ssd in _LACKING and not chunk.doomed and self._meter.admits(Tier.SSD_WRITE)

@@ -203,9 +203,9 @@ class Store:
 
     # ---- arrivals
 
-    def _arrived(self, pieces: Sequence[PieceRef], now: float) -> None:
+    def _arrived(self, pieces: Sequence[PieceRef], source: ev.SourceKind, now: float) -> None:
         self.loads.arrived(pieces, now)
-        self.saves.replicate(list({chunk.key: chunk for chunk, _ in pieces}.values()), now)
+        self.saves.replicate(list({chunk.key: chunk for chunk, _ in pieces}.values()), source, now)
 
     def _read(self, lease: str, pieces: int) -> None:
         self.leases.read(lease, pieces)

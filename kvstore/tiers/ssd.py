@@ -47,6 +47,8 @@ from kvstore.tiers.ssd_reads import Done, Read, Reads
 _TEMPORARY = ".part"
 _SYNC_THREADS = 4
 _TRIAL_BLOCK = 1 << 20
+#: Between two looks at writes that take long.
+_LONGEST_PAUSE_S = 0.002
 
 
 def folder_name(fingerprint: bytes) -> str:
@@ -269,6 +271,7 @@ class SsdTier:
         moving: dict[int, tuple[int, Moving]] = {}
 
         def settle(limit: int) -> None:
+            pause_s = POLL_S
             while len(moving) > limit:
                 for i, (fd, transfer) in list(moving.items()):
                     try:
@@ -279,8 +282,9 @@ class SsdTier:
                         done[i] = write_outcome(e)
                         os.close(fd)
                     del moving[i]
-                if len(moving) > limit:
-                    time.sleep(POLL_S)
+                if len(moving) > limit:  # Nobody waits for a write: looking at it often would take more time than it does.
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
         for i, chunk in enumerate(chunks):
             settle(self._writer.depth - 1)

@@ -58,9 +58,10 @@ class Running:
     steps: Steps
     max_tokens: int
     need_bytes: float
-    #: Of the prompt: computed here so far or found; chunks that are found or coming.
+    #: Of the prompt: computed here so far or found; chunks that are found or coming, which is known when it comes.
     prefilled: int = 0
     found: int | None = None
+    kept: int = 0
     decoding_from: int = -1
     last_chosen: int = 0
     #: Ways that still bring what it waits for; and whether it has room in HBM.

@@ -16,8 +16,9 @@ LESS_URGENT = 0.1
 HIDDEN = 1e-3
 #: How much of the work that is there now is done when the request of a hint comes that does not say when, in seconds.
 LEAD_S = 5.0
-#: A session leaves its cache for a node that has so many typical requests less to do, not for less.
-STAYS_REQUESTS = 4.0
+#: A session leaves its cache for a node that has so many typical requests less to do, and so much less of what the node has that it
+#: leaves; not for less.
+STAYS_REQUESTS, STAYS_SHARE = 4.0, 0.5
 #: A load that a turn waits for also costs others: the way it comes by, and the device where it is computed again.
 MOVING = 8.0
 
@@ -58,18 +59,22 @@ def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
 
 
 def leaving_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """What it takes for a session to leave its cache: `STAYS_REQUESTS` typical requests, for the share of it that is neither there nor on
-    its way there for a hint. Even where nobody waits for a load it takes memory and links from others, and small differences in work are
-    gone before the turn has run (docs/design/0021)."""
+    """What it takes for a session to leave its cache: `STAYS_REQUESTS` typical requests, or `STAYS_SHARE` of the work on the node that has
+    most of it where that is more; for the share of it that is neither there nor on its way there for a hint. Even where nobody waits for
+    a load it takes memory, links and processors from others, and small differences in work are gone before the turn has run
+    (docs/design/0021)."""
     cached = snapshot.cached
     if not cached.bytes:
         return np.zeros(len(rows))
-    missing = np.ones(len(snapshot.names))
+    lacking = np.ones(len(snapshot.names))
     for holder in cached.holders:
-        missing[holder.row] = 1.0 - holder.bytes / cached.bytes
+        lacking[holder.row] = max(1.0 - holder.bytes / cached.bytes, 0.0)
     if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:
-        missing[row] = 0.0
-    return STAYS_REQUESTS * snapshot.request_s * np.maximum(missing, 0.0)[rows]
+        lacking[row] = 0.0
+    missing: Floats = lacking[rows]
+    home = rows[[int(np.argmin(missing))]]
+    worth_s = max(STAYS_REQUESTS * snapshot.request_s, STAYS_SHARE * float(work_s(snapshot, turn, home)[0]))
+    return worth_s * missing
 
 
 def bring_s(snapshot: Snapshot) -> Floats:

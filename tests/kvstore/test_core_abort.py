@@ -204,3 +204,17 @@ def test_a_prefetch_never_displaces_what_an_advisory_protects():
     assert not of(do.Fetch, want(store, 1, KEYS[1:2], LoadKind.PREFETCH))
     reads = of(do.Fetch, want(store, 2, KEYS[1:2], LoadKind.DEMAND))
     assert [[piece.layer for piece in fetch.pieces] for fetch in reads] == [[0, 1, 2, 3]]
+
+
+def test_what_a_peer_has_gets_no_copy_on_the_ssd_while_the_arena_has_room():
+    for slots, copied in ((16, []), (5, [KEYS[0]])):
+        store = make(slots)
+        (ask,) = of(do.AskPeer, want(store, 1, KEYS[:1], LoadKind.DEMAND, ("node-1",)))
+        step(store, ev.PeerHolds(ask.lease, [0], 1.0))
+        (fetch,) = of(do.Fetch, step(store, ev.PeerReady(ask.lease, [(0, layer, layer * SLOT, 7) for layer in range(4)], 1.0)))
+        out = step(store, ev.FetchDone(fetch.fetch, {}, 1.0))
+        assert [w.key for w in of(do.WriteSsd, out)] == copied
+    store, out = make(16, blob=1), list[do.Instruction]()
+    for fetch in of(do.Fetch, want(store, 1, KEYS[:1], LoadKind.DEMAND)):
+        out += step(store, ev.FetchDone(fetch.fetch, {}, 1.0))
+    assert [w.key for w in of(do.WriteSsd, out)] == KEYS[:1], "the blob tier is far"

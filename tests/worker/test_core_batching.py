@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.request import GenerateRequest, Sampling
-from worker.core.batching import LEAST_MIXED_TOKENS, PATIENCE, Budget, choose, mixed_tokens
+from worker.core.batching import ALONE_TIMES, LEAST_MIXED_TOKENS, PATIENCE, Budget, choose, mixed_tokens
 from worker.core.sequence import Sequence, State
 
 TOKEN_S = 0.001
@@ -35,7 +35,8 @@ def test_beside_a_decode_prefills_share_what_a_mixed_step_may_add() -> None:
     assert choose([longer, long, decode], budget(1000, mixed=40)) == [(decode, 1), (long, 40)]
     long.computed = 70
     assert choose([longer, long, decode], budget(1000, mixed=40)) == [(decode, 1), (long, 30), (longer, 10)]
-    assert choose([longer, long], budget(1000, mixed=40)) == [(long, 30), (longer, 200)], "nobody decodes: nobody waits for a token"
+    assert choose([longer, long], budget(1000, mixed=400)) == [(long, 30), (longer, 200)]
+    assert choose([longer, long], budget(1000, mixed=60)) == [(long, 30), (longer, 30)], "who comes waits for the end of the step"
 
 
 def test_a_prefill_that_is_more_urgent_than_every_decode_is_not_held_back_for_them() -> None:
@@ -58,7 +59,8 @@ def test_a_step_is_sized_by_the_pace_and_never_so_small_that_prefills_stand_stil
     assert mixed_tokens(0.2, decode_s=0.1, prefill_token_s=0.001) == 100
     assert mixed_tokens(0.2, decode_s=0.3, prefill_token_s=0.001) == 300, "half of the step, however long"
     assert mixed_tokens(0.2, decode_s=0.001, prefill_token_s=0.1) == LEAST_MIXED_TOKENS
-    assert mixed_tokens(0.0, 0.01, 0.001) is None
+    assert mixed_tokens(0.2, decode_s=0.0, prefill_token_s=0.001) == ALONE_TIMES * 200, "nobody waits for a token"
+    assert mixed_tokens(0.0, 0.01, 0.001) is None and mixed_tokens(0.0, 0.0, 0.001) is None
 
 
 def test_decodes_that_do_not_fit_a_step_take_turns_and_prefills_go_on_beside_them() -> None:

@@ -12,8 +12,8 @@ from worker.core.prefetch import Offer, band_layers, next_offer
 from worker.core.sequence import TRANSITIONS, Event, Sequence, State
 
 
-def sequence(arrival: int, tokens: int, computed: int = 0, priority: int = 0) -> Sequence:
-    request = GenerateRequest(f"r{arrival}", "t", "s", "m", Sampling(), priority=priority)
+def sequence(arrival: int, tokens: int, computed: int = 0, priority: int = 0, kept: int = 0) -> Sequence:
+    request = GenerateRequest(f"r{arrival}", "t", "s", "m", Sampling(), priority=priority, kept_tokens=kept)
     s = Sequence(request, tokens, [1] * tokens, 10, arrival)
     s.computed, s.state = computed, State.RUNNING
     return s
@@ -66,6 +66,10 @@ def test_pace_is_learned_from_steps_and_prices_what_is_left() -> None:
     assert sum(pace.outstanding_s([fresh], 64).values()) == pytest.approx(100 * 0.005 + 5 * 0.02)
     assert sum(pace.outstanding_s([cached], 64).values()) == pytest.approx(36 * 0.005 + 5 * 0.02)
     assert pace.outstanding_s([done], 64)[0] == pytest.approx(5 * 0.02)
+    waiting = sequence(3, 101, kept=64)
+    assert pace.outstanding_s([waiting], 64)[0] == pytest.approx(36 * 0.005 + 5 * 0.02), "before the caches were asked"
+    waiting.found = 0
+    assert pace.outstanding_s([waiting], 64)[0] == pytest.approx(100 * 0.005 + 5 * 0.02), "they had nothing of it"
     done.request.expected_tokens = 3
     assert pace.outstanding_s([done], 64)[0] == pytest.approx(3 * 0.02)
     done.request.expected_tokens = 10**9

@@ -23,6 +23,8 @@ from typing import Protocol, TypeVar
 _PREFILL_SHARE = 4
 #: What prefills may add to a step at least, however slow they are: they go on.
 LEAST_MIXED_TOKENS = 32
+#: How many times as long a step may be in which nobody decodes: whoever comes waits until it is over.
+ALONE_TIMES = 4.0
 #: How many times the time of its own prompt a prefill can be passed for: a turn with most of its history cached hardly waits for a cold
 #: prompt. Measured in docs/design/0010.
 PATIENCE = 64.0
@@ -55,7 +57,8 @@ S = TypeVar("S", bound=Computes)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a step may hold. mixed_tokens: of prefills, while somebody decodes. prefill_token_s: what one is expected to take."""
+    """What a step may hold. mixed_tokens: of prefills, unless they are more urgent than what decodes. prefill_token_s: what one is
+    expected to take."""
 
     step_tokens: int
     mixed_tokens: int
@@ -64,10 +67,11 @@ class Budget:
 
 def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int | None:
     """How many tokens of prefills fit into a step of `step_s` seconds whose decodes take `decode_s`, or take as long as those where that
-    is more, half of the device; None when `step_s` is 0: no bound."""
+    is more, half of the device; into `ALONE_TIMES` as many seconds where nobody decodes. None when `step_s` is 0: no bound."""
     if not step_s:
         return None
-    return max(LEAST_MIXED_TOKENS, int(max(step_s - decode_s, decode_s) / prefill_token_s))
+    room_s = max(step_s - decode_s, decode_s) if decode_s else ALONE_TIMES * step_s
+    return max(LEAST_MIXED_TOKENS, int(room_s / prefill_token_s))
 
 
 def due_s(s: Computes, alone_s: float) -> float:
@@ -88,7 +92,7 @@ def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
     left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens
     for s in prefills:
         count = min(s.pending, left)
-        if decodes and decodes[0].request.priority <= s.request.priority:
+        if not decodes or decodes[0].request.priority <= s.request.priority:
             count = min(count, mixed)
         if count <= 0:
             break

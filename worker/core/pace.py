@@ -42,6 +42,8 @@ class Work(Protocol):
     def computed(self) -> int: ...
     @property
     def found(self) -> int | None: ...
+    @property
+    def kept(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -127,6 +129,6 @@ class Pace:
         return max(min(s.max_tokens, max(expected, s.generated + 1.0)) - s.generated, 0.0)
 
     def prefill_s(self, s: Work, chunk_tokens: int) -> float:
-        """What is left to compute of its prompt, reckoned with what is known to be loaded."""
-        tokens = len(s.tokens) - max(s.computed, (s.found or 0) * chunk_tokens)
+        """What is left to compute of its prompt, reckoned with what is known to be loaded, or thought to be kept while nobody was asked."""
+        tokens = len(s.tokens) - max(s.computed, s.kept if s.found is None else s.found * chunk_tokens)
         return max(tokens - 1, 0) * self.prefill_token_s

@@ -108,9 +108,14 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def kept(self) -> int:
+        """Tokens whose KV is thought to be kept somewhere, before the caches were asked."""
+        return max(self.request.kept_tokens, self.reached)
+
+    @property
     def uncached(self) -> int:
         """Tokens that it will have to run, as far as that is known before it is admitted."""
-        return max(len(self.tokens) - max(self.request.kept_tokens, self.reached), 1)
+        return max(len(self.tokens) - self.kept, 1)
 
     def on(self, event: Event) -> None:
         """Move to the next state. Raises IllegalTransition when there is none."""
