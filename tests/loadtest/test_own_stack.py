@@ -88,7 +88,10 @@ def test_a_launcher_that_dies_is_an_error_with_its_last_words(tmp_path: Path, la
 def test_its_own_directory_is_deleted_and_a_given_one_is_kept(tmp_path: Path, launcher: list[str]) -> None:
     with Stack(stop_s=1.0, launcher=launcher) as stack:
         assert stack.directory.exists()
-    assert not stack.directory.exists()
+    assert not any(path.stat().st_size for path in stack.data.rglob("*") if path.is_file()), "it takes no room"
+    alone = "from loadtest.stack import Stack; stack = Stack(); stack.close(); print(stack.directory)"
+    ended = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=True)
+    assert not Path(ended.stdout.strip()).exists(), "it is gone with its process"
     with Stack(stop_s=1.0, launcher=launcher, directory=tmp_path / "kept") as kept:
         pass
     assert (kept.data / "starts").exists()
