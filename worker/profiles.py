@@ -45,7 +45,8 @@ def profile_of(what: Subject, model: str, shape: KvShape, computed: Computed) ->
 def seed(pace: Pace, profile: Profile) -> None:
     """Start `pace` from what was measured; what runs from now on moves it as it would have."""
     pace.prefill_token_s = profile.prefill_s(_PREFILL_TOKENS) / _PREFILL_TOKENS
-    pace.expect_decodes({batch: profile.decode_s(batch, _CONTEXT_TOKENS) for batch in _BATCHES})
+    context = min(_CONTEXT_TOKENS, profile.decode_step_s.columns[-1])
+    pace.expect_decodes({batch: profile.decode_s(batch, context) for batch in _BATCHES})
     pace.request_s = profile.prefill_s(_TYPICAL_PREFILL) + _TYPICAL_OUTPUT * pace.marginal_token_s
     pace.output_tokens = _TYPICAL_OUTPUT
 
