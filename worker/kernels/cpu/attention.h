@@ -1,9 +1,9 @@
 // Attention over paged KV, pages read in place; sums and softmax in float32. Where weights are multiplied by pairs, so are K and V: queries are
 // bfloat16 already, and probabilities are rounded to it before they meet V, as FlashAttention's are.
 //
-// A page is `[kv_heads][K, V][chunk][head_dim]`. A query sees its sequence's tokens page by page in order, with a running maximum
-// and sum; a page's tokens beyond what the query sees count as nothing. What a query computes depends on its own position and
-// on nothing else, so prefill in pieces, decode and recomputation give the same bits.
+// A page is `[kv_heads][K, V][chunk][head_dim]`. A query sees its sequence's tokens in order, in stripes that begin at multiples of `stripe`:
+// there a row's running maximum may change, and with it every bit. Tokens of a stripe beyond what the query sees count as nothing. So what
+// a query computes depends on its own position and on nothing else: prefill in pieces, decode and recomputation give the same bits.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -13,15 +13,16 @@
 
 namespace upbeat {
 
-constexpr int BLOCK_ROWS = 96;  // query rows (tokens times the heads that share a KV head) that one unpacking of a page serves
+constexpr int BLOCK_ROWS = 192;  // query rows (tokens times the heads that share a KV head) that one unpacking of a stripe serves
 
-// Scratch of one task: a page unpacked, scores, results.
+// Scratch of one task: a stripe unpacked, the scores of one block of rows, results.
 struct Unpacked {
+    const int stripe;  // tokens: whole pages, about 128
     std::vector<float> k, v, scores, out, q;
     std::vector<uint16_t> narrow, chances;  // q and probabilities as bfloat16
     Unpacked(int chunk, int dim)
-        : k(chunk * dim), v(chunk * dim), scores(BLOCK_ROWS * (chunk + LANES)), out(BLOCK_ROWS * (dim + LANES)), q(BLOCK_ROWS * (dim + LANES)),
-          narrow(BLOCK_ROWS * dim), chances(BLOCK_ROWS * chunk) {}
+        : stripe(chunk < 128 ? 128 / chunk * chunk : chunk), k(stripe * dim), v(stripe * dim), scores(ROWS * (stripe + LANES)),
+          out(BLOCK_ROWS * (dim + LANES)), q(BLOCK_ROWS * (dim + LANES)), narrow(BLOCK_ROWS * dim), chances(ROWS * stripe) {}
 };
 
 // K of one head as tiles of 16 tokens, packed as weights are: `[tokens / 16][dim][16]`, of bfloat16 in pairs of dimensions. What lies
@@ -42,15 +43,15 @@ inline void unpack_keys(const typename W::Stored* k, int tokens, int dim, long a
         }
 }
 
-// V of one head as tiles of 16 dimensions `[dim / 16][chunk][16]`.
+// V of one head as tiles of 16 dimensions `[dim / 16][stripe][16]`.
 template <typename W>
-inline void unpack_values(const typename W::Stored* v, int tokens, int chunk, int dim, float* to) {
+inline void unpack_values(const typename W::Stored* v, int tokens, int stripe, int dim, float* to) {
     for (int d = 0; d < dim; d += LANES)
-        for (int t = 0; t < tokens; t++) store(to + long(d) * chunk + t * LANES, W::load(v + t * dim + d));
+        for (int t = 0; t < tokens; t++) store(to + long(d) * stripe + t * LANES, W::load(v + t * dim + d));
 }
 
-// The same of bfloat16 in pairs of tokens, `[dim / 16][chunk / 2][16][2]`, `dim` a multiple of 32; tokens from `seen` to `padded` are zero.
-inline void pair_values(const uint16_t* v, int seen, int padded, int chunk, int dim, long ahead, uint16_t* to) {
+// The same of bfloat16 in pairs of tokens, `[dim / 16][stripe / 2][16][2]`, `dim` a multiple of 32; tokens from `seen` to `padded` are zero.
+inline void pair_values(const uint16_t* v, int seen, int padded, int stripe, int dim, long ahead, uint16_t* to) {
     typedef uint16_t u16x32 __attribute__((vector_size(64), aligned(2), may_alias));
     u16x32 low, high;
     for (int i = 0; i < LANES; i++) {
@@ -62,38 +63,30 @@ inline void pair_values(const uint16_t* v, int seen, int padded, int chunk, int 
             const u16x32 one = t < seen ? *reinterpret_cast<const u16x32*>(v + t * dim + d) : u16x32{};
             const u16x32 two = t + 1 < seen ? *reinterpret_cast<const u16x32*>(v + (t + 1) * dim + d) : u16x32{};
             if (ahead) __builtin_prefetch(v + t * dim + d + ahead, 0, 2), __builtin_prefetch(v + (t + 1) * dim + d + ahead, 0, 2);
-            uint16_t* at = to + long(d) * chunk + t * LANES;
+            uint16_t* at = to + long(d) * stripe + t * LANES;
             *reinterpret_cast<u16x32*>(at) = __builtin_shuffle(one, two, low);
-            *reinterpret_cast<u16x32*>(at + chunk * LANES) = __builtin_shuffle(one, two, high);
+            *reinterpret_cast<u16x32*>(at + stripe * LANES) = __builtin_shuffle(one, two, high);
         }
 }
 
-// to[m][count * 16] = (or +=) a[m][k] times `count` tiles, `apart` values from each other, `stride` from an input to the next. Few rows
-// take four tiles at a time.
-template <typename W>
-inline void tiled(int m, const typename W::Active* a, long lda, const typename W::Stored* tiles, long apart, long stride, int k, int count, float* to, long ld,
-                  bool add) {
-    for (int i = 0; i < m; i += ROWS) {
-        const int n = m - i < ROWS ? m - i : ROWS;
-        int t = 0;
-        auto some = [&](auto wide) {
-            constexpr int T = decltype(wide)::value;
-            f32x16 sums[ROWS][T];
-            const typename W::Stored* b[T];
-            for (int j = 0; j < T; j++) b[j] = tiles + (t + j) * apart;
-            float* at = to + i * ld + t * LANES;
-            for (int r = 0; r < n; r++)
-                for (int j = 0; j < T; j++) sums[r][j] = add ? load(at + r * ld + j * LANES) : splat(0);
-            rows<W, T>(n, a + i * lda, lda, b, stride, k, sums);
-            for (int r = 0; r < n; r++)
-                for (int j = 0; j < T; j++) store(at + r * ld + j * LANES, sums[r][j]);
-            t += T;
-        };
-        while (n <= 6 && t + 4 <= count) some(std::integral_constant<int, 4>());
-        while (t + 2 <= count) some(std::integral_constant<int, 2>());
-        while (t < count) some(std::integral_constant<int, 1>());
-    }
+// to[m][count * 16] = (or, ADD, +=) a[m][k] times `count` tiles, `apart` values from each other, `stride` from an input to the next; at most
+// ROWS rows. Few take four tiles at a time.
+template <typename W, bool ADD>
+inline void tiled(int m, const typename W::Active* a, long lda, const typename W::Stored* tiles, long apart, long stride, int k, int count, float* to, long ld) {
+    int t = 0;
+    const auto some = [&](auto wide) {
+        constexpr int T = decltype(wide)::value;
+        const typename W::Stored* b[T];
+        for (int j = 0; j < T; j++) b[j] = tiles + (t + j) * apart;
+        rows<W, T, ADD>(m, a, lda, b, stride, k, to + t * LANES, ld);
+        t += T;
+    };
+    while (m <= 6 && t + 4 <= count) some(std::integral_constant<int, 4>());
+    while (t + 2 <= count) some(std::integral_constant<int, 2>());
+    while (t < count) some(std::integral_constant<int, 1>());
 }
+
+inline int up(int tokens) { return (tokens + LANES - 1) / LANES * LANES; }
 
 // `[m][n]`, rounded to bfloat16.
 inline void narrow(int m, int n, const float* from, long ld, uint16_t* to) {
@@ -101,93 +94,110 @@ inline void narrow(int m, int n, const float* from, long ld, uint16_t* to) {
         for (int j = 0; j < n; j += LANES) Bf16::store(to + i * n + j, load(from + i * ld + j));
 }
 
+// Softmax of a row's scores of `padded` tokens, of which it sees [low, high]: into `chances`, with `most`, `total` (by lane) and the row of
+// `out` brought to the new maximum. `scale` has log2 e in it. WHOLE: it sees all of them.
+template <bool WHOLE, typename Chance>
+inline void soften(const float* scores, int padded, int low, int high, float scale, int dim, float& most, f32x16& total, float* out, Chance* chances) {
+    const i32x16 count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto seen = [&](int t, f32x16 x, float otherwise) { return WHOLE ? x : choose((count <= high - t) & (count >= low - t), x, splat(otherwise)); };
+    f32x16 top = splat(UNSEEN);
+    for (int t = 0; t < padded; t += LANES) top = larger(seen(t, load(scores + t), UNSEEN), top);
+    const float here = largest(top) * scale;
+    if (here > most) {
+        const f32x16 shrunk = halving(splat(most - here));
+        total *= shrunk;
+        for (int d = 0; d < dim; d += LANES) store(out + d, load(out + d) * shrunk);
+        most = here;
+    }
+    for (int t = 0; t < padded; t += LANES) {
+        const f32x16 e = seen(t, halving(load(scores + t) * scale - most), 0);
+        total += e;
+        put(chances + t, e);
+    }
+}
+
 // `tokens` of `query` from token `first` on, heads of KV head `g`: into out `[row][heads * dim]`, stride `out_stride`.
 template <typename W>
 void attend(const AttentionShape& s, const char* base, const Query& query, int layer, int first, int tokens, int g, const float* q, long q_stride,
             typename W::Active* out, long out_stride, Unpacked& u) {
-    using Kept = std::conditional_t<std::is_same_v<typename W::Stored, uint16_t>, Bf16, W>;  // as pages are read, whatever multiplies weights
-    const int group = s.heads / s.kv_heads, dim = s.dim, chunk = s.chunk, m = tokens * group;
-    const long lq = dim + LANES, lp = chunk + LANES;
+    constexpr bool PAIRS = std::is_same_v<typename W::Active, uint16_t>;
+    using Stored = typename W::Stored;
+    using Kept = std::conditional_t<std::is_same_v<Stored, uint16_t>, Bf16, W>;  // as pages are read, whatever multiplies weights
+    const int group = s.heads / s.kv_heads, dim = s.dim, chunk = s.chunk, stripe = u.stripe, m = tokens * group;
+    const long lq = dim + LANES, lp = stripe + LANES, half = long(chunk) * dim, head = g * 2 * half;
+    const float scale = s.scale * LOG2_E;
     float most[BLOCK_ROWS];
-    f32x16 total[BLOCK_ROWS];  // by lane
+    f32x16 total[BLOCK_ROWS];
     for (int i = 0; i < m; i++) {
         const float* from = q + (query.row + first + i / group) * q_stride + (g * group + i % group) * dim;
         memcpy(u.q.data() + i * lq, from, dim * sizeof(float));
         memset(u.out.data() + i * lq, 0, dim * sizeof(float));
-        most[i] = -1e30f;
+        most[i] = UNSEEN;
         total[i] = splat(0);
     }
-    const bool by_pairs = std::is_same_v<typename W::Active, uint16_t> && dim % (2 * LANES) == 0;
+    const bool paired = dim % (2 * LANES) == 0, by_pairs = PAIRS && paired, keys_by_pairs = Kept::STEP == 2 && paired, once = m <= ROWS;
     if (by_pairs) narrow(m, dim, u.q.data(), lq, u.narrow.data());
     const int begin = query.start + first, last = begin + tokens - 1;
-    const int from_token = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;
+    const int lowest = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;
     const int64_t* pages = query.pages + layer * query.pages_a_layer;
-    for (int page = from_token / chunk; page <= last / chunk; page++) {
-        const int at = page * chunk, seen = last + 1 - at < chunk ? last + 1 - at : chunk, padded = (seen + LANES - 1) / LANES * LANES;
-        const int64_t* where = pages + page;
-        const long head = long(g) * 2 * chunk * dim, half = long(chunk) * dim;
-        const auto* k = reinterpret_cast<const typename W::Stored*>(base + where[0]) + head;
-        const auto* v = k + half;
-        // Few rows are done before memory has what comes next, a page or a head: it is asked for meanwhile.
-        long ahead = 0;
-        if (m <= ROWS && page < last / chunk)
-            ahead = (where[1] - where[0]) / long(sizeof(*k));
-        else if (m <= ROWS && g + 1 < s.kv_heads)
-            ahead = (pages[from_token / chunk] - where[0]) / long(sizeof(*k)) + 2 * half;
-        if (by_pairs) {
-            unpack_keys<Kept>(k, padded, dim, ahead, u.k.data());
-            if constexpr (std::is_same_v<typename W::Active, uint16_t>)
-                tiled<W>(m, u.narrow.data(), dim, reinterpret_cast<const uint16_t*>(u.k.data()), dim * LANES, W::STEP * LANES, dim, padded / LANES,
-                         u.scores.data(), lp, false);
-        } else if (Kept::STEP == 2 && dim % (2 * LANES) == 0) {
-            unpack_keys<Kept>(k, padded, dim, ahead, u.k.data());
-            tiled<Kept>(m, u.q.data(), lq, reinterpret_cast<const typename W::Stored*>(u.k.data()), dim * LANES, Kept::STEP * LANES, dim, padded / LANES,
-                        u.scores.data(), lp, false);
-        } else {
-            unpack_keys<Plain<Kept>>(k, padded, dim, ahead, u.k.data());
-            tiled<F32>(m, u.q.data(), lq, u.k.data(), dim * LANES, LANES, dim, padded / LANES, u.scores.data(), lp, false);
+    const auto keys = [&](int token) { return reinterpret_cast<const Stored*>(base + pages[token / chunk]) + head; };
+    auto* pairs = reinterpret_cast<uint16_t*>(u.v.data());
+    for (int at = lowest / chunk * chunk, end; at <= last; at = end) {
+        end = (at / stripe + 1) * stripe;
+        const int known = end <= last ? end - at : last + 1 - at;
+        for (int t = 0; t < known; t += chunk) {
+            const int seen = known - t < chunk ? known - t : chunk, padded = up(seen);
+            const Stored* k = keys(at + t);
+            // Few rows are done before memory has what comes next, a page or a head: it is asked for meanwhile.
+            long ahead = 0;
+            if (once && at + t + chunk <= last)
+                ahead = keys(at + t + chunk) - k;
+            else if (once && g + 1 < s.kv_heads)
+                ahead = keys(lowest) - k + 2 * half;
+            if (keys_by_pairs)
+                unpack_keys<Kept>(k, padded, dim, ahead, u.k.data() + long(t) * dim / 2);
+            else
+                unpack_keys<Plain<Kept>>(k, padded, dim, ahead, u.k.data() + long(t) * dim);
+            if constexpr (PAIRS)
+                if (by_pairs) {
+                    pair_values(k + half, seen, padded, stripe, dim, ahead, pairs + t * LANES);
+                    continue;
+                }
+            if (!once)
+                unpack_values<W>(k + half, seen, stripe, dim, u.v.data() + t * LANES);
+            else if (ahead)
+                fetch(k + half + ahead, half * sizeof(Stored));
         }
-        const i32x16 count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const bool whole = !s.window && at + padded - 1 <= begin;  // everybody sees all of the page
-        for (int i = 0; i < m; i++) {
-            const int position = begin + i / group, high = position - at, low = s.window ? position - s.window + 1 - at : 0;
-            float* p = u.scores.data() + i * lp;
-            f32x16 top = splat(-1e30f);
-            for (int t = 0; t < padded; t += LANES) {
-                const i32x16 token = count + t;
-                f32x16 x = load(p + t) * s.scale;
-                if (!whole) x = choose((token <= high) & (token >= low), x, splat(-1e30f));
-                store(p + t, x);
-                top = larger(x, top);
-            }
-            const float before = most[i], here = largest(top), now = here > before ? here : before;
-            if (before != now) {
-                const f32x16 shrunk = falling(splat(before - now));
-                total[i] *= shrunk;
-                for (int d = 0; d < dim; d += LANES) store(u.out.data() + i * lq + d, load(u.out.data() + i * lq + d) * shrunk);
-                most[i] = now;
-            }
-            for (int t = 0; t < padded; t += LANES) {
-                const f32x16 x = load(p + t);
-                f32x16 e = falling(x - now);
-                if (!whole) e = choose(x > -1e29f, e, splat(0));
-                store(p + t, e);
-                total[i] += e;
-            }
-        }
-        if (by_pairs) {
-            if constexpr (std::is_same_v<typename W::Active, uint16_t>) {
-                auto* pairs = reinterpret_cast<uint16_t*>(u.v.data());
-                pair_values(v, seen, padded, chunk, dim, ahead, pairs);
-                narrow(m, padded, u.scores.data(), lp, u.chances.data());
-                tiled<W>(m, u.chances.data(), padded, pairs, chunk * LANES, W::STEP * LANES, padded, dim / LANES, u.out.data(), lq, true);
-            }
-        } else if (m <= ROWS) {  // V is gone over once: in place
-            if (ahead) fetch(v + ahead, half * sizeof(*v));
-            tiled<Plain<Kept>>(m, u.scores.data(), lp, v, LANES, dim, seen, dim / LANES, u.out.data(), lq, true);
-        } else {
-            unpack_values<W>(v, seen, chunk, dim, u.v.data());
-            tiled<F32>(m, u.scores.data(), lp, u.v.data(), chunk * LANES, LANES, seen, dim / LANES, u.out.data(), lq, true);
+        for (int i = 0; i < m; i += ROWS) {
+            const int n = m - i < ROWS ? m - i : ROWS, low = begin + i / group - at, high = begin + (i + n - 1) / group - at;
+            const int seen = high < known ? high + 1 : known, padded = up(seen), tiles = padded / LANES;
+            if (seen <= 0) continue;
+            const bool whole = !s.window && padded <= low + 1;
+            float *scores = u.scores.data(), *to = u.out.data() + i * lq;
+            const auto soften_to = [&](auto* chances, long ld) {
+                using Chance = std::remove_pointer_t<decltype(chances)>;
+                const auto soft = whole ? soften<true, Chance> : soften<false, Chance>;
+                for (int r = 0; r < n; r++) {
+                    const int own = begin + (i + r) / group - at, from = s.window ? own - s.window + 1 : 0;
+                    soft(scores + r * lp, padded, from, own, scale, dim, most[i + r], total[i + r], to + r * lq, chances + r * ld);
+                }
+            };
+            const auto* unpacked = reinterpret_cast<const Stored*>(u.k.data());
+            if constexpr (PAIRS)
+                if (by_pairs) {
+                    tiled<W, false>(n, u.narrow.data() + i * dim, dim, unpacked, dim * LANES, W::STEP * LANES, dim, tiles, scores, lp);
+                    soften_to(u.chances.data(), stripe);
+                    tiled<W, true>(n, u.chances.data(), stripe, pairs, stripe * LANES, W::STEP * LANES, padded, dim / LANES, to, lq);
+                    continue;
+                }
+            if (keys_by_pairs)
+                tiled<Kept, false>(n, u.q.data() + i * lq, lq, unpacked, dim * LANES, Kept::STEP * LANES, dim, tiles, scores, lp);
+            else
+                tiled<F32, false>(n, u.q.data() + i * lq, lq, u.k.data(), dim * LANES, LANES, dim, tiles, scores, lp);
+            soften_to(scores, lp);
+            if (!once) tiled<F32, true>(n, scores, lp, u.v.data(), stripe * LANES, LANES, seen, dim / LANES, to, lq);
+            for (int t = 0; once && t < seen; t += chunk)  // V is gone over once: in place
+                tiled<Plain<Kept>, true>(n, scores + t, lp, keys(at + t) + half, LANES, dim, seen - t < chunk ? seen - t : chunk, dim / LANES, to, lq);
         }
     }
     for (int i = 0; i < m; i++) {

@@ -93,9 +93,13 @@ struct F16 {
     static f32x16 rounded(f32x16 x) { return __builtin_convertvector(__builtin_convertvector(x, f16x16), f32x16); }
 };
 
-// Activations, as bfloat16 only where they are rounded to it already.
+// Activations and probabilities, as bfloat16 where they are multiplied by pairs: the processor that does so also rounds (what is below 1e-38 to 0).
 inline void put(float* p, f32x16 x) { store(p, x); }
+#if defined(__AVX512BF16__)
+inline void put(uint16_t* p, f32x16 x) { *reinterpret_cast<u16x16*>(p) = (u16x16)_mm512_cvtneps_pbh((__m512)x); }
+#else
 inline void put(uint16_t* p, f32x16 x) { Bf16::store(p, x); }
+#endif
 
 // Rows of 16 values as they are kept, one input at a time: what is read in place.
 template <typename W>

@@ -23,6 +23,22 @@ struct AttentionShape {
     float scale;
 };
 
+constexpr float UNSEEN = -1e30f;  // the score of a token that a query does not see
+constexpr float LOG2_E = 1.44269504088896341f;
+
+// 2^x for x <= 0, to 4e-7; exactly 1 for 0.
+inline f32x16 halving(f32x16 x) {
+    x = larger(x, splat(-125.0f));
+    const f32x16 shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f);  // from the nearest integer, which `shifted` has in its low bits
+    f32x16 y = splat(1.3398874e-3f);
+    y = y * r + 9.6184374e-3f;
+    y = y * r + 5.5503324e-2f;
+    y = y * r + 2.4022648e-1f;
+    y = y * r + 6.9314720e-1f;
+    y = y * r + 1.0f;
+    return (f32x16)((i32x16)y + ((i32x16)shifted << 23));
+}
+
 // `[16][16]`, transposed.
 __attribute__((always_inline)) inline void transposed(const f32x16* from, float* to) {
     f32x16 a[16], b[16];

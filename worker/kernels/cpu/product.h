@@ -25,15 +25,15 @@ struct Ahead {
 };
 constexpr int NEAR = 24;
 
-// sums[m][t] += rows m of `a` (stride `lda`) times `b[t]`, over `k` inputs; from one load of W::STEP inputs to the next it is `stride`.
-// What of the next tiles `ahead` names is fetched meanwhile.
-template <typename W, int M, int T>
-inline void block(const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T], Ahead ahead) {
+// to[m][t * 16] = (or, ADD, +=) rows m of `a` (stride `lda`) times `b[t]`, over `k` inputs; from one load of W::STEP inputs to the next it is
+// `stride`. What of the next tiles `ahead` names is fetched meanwhile.
+template <typename W, int M, int T, bool ADD>
+inline void block(const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld, Ahead ahead) {
     f32x16 s[M][T];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int t = 0; t < T; t++) s[m][t] = sums[m][t];
+        for (int t = 0; t < T; t++) s[m][t] = ADD ? load(to + m * ld + t * LANES) : splat(0);
     int next = ahead.by ? ahead.first * W::STEP : k;
     for (int i = 0; i < k; i += W::STEP) {
         typename W::Loaded w[T];
@@ -60,27 +60,27 @@ inline void block(const typename W::Active* a, long lda, const typename W::Store
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int t = 0; t < T; t++) sums[m][t] = s[m][t];
+        for (int t = 0; t < T; t++) store(to + m * ld + t * LANES, s[m][t]);
 }
 
 // As `block`, for `m` rows, 1 to ROWS.
-template <typename W, int T>
-inline void rows(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, f32x16 (*sums)[T],
+template <typename W, int T, bool ADD = false>
+inline void rows(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld,
                  Ahead ahead = {}) {
     switch (m) {
-        case 1: return block<W, 1, T>(a, lda, b, stride, k, sums, ahead);
-        case 2: return block<W, 2, T>(a, lda, b, stride, k, sums, ahead);
-        case 3: return block<W, 3, T>(a, lda, b, stride, k, sums, ahead);
-        case 4: return block<W, 4, T>(a, lda, b, stride, k, sums, ahead);
+        case 1: return block<W, 1, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 2: return block<W, 2, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 3: return block<W, 3, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 4: return block<W, 4, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
 #if defined(__AVX512F__)
-        case 5: return block<W, 5, T>(a, lda, b, stride, k, sums, ahead);
-        case 6: return block<W, 6, T>(a, lda, b, stride, k, sums, ahead);
-        case 7: return block<W, 7, T>(a, lda, b, stride, k, sums, ahead);
-        case 8: return block<W, 8, T>(a, lda, b, stride, k, sums, ahead);
-        case 9: return block<W, 9, T>(a, lda, b, stride, k, sums, ahead);
-        case 10: return block<W, 10, T>(a, lda, b, stride, k, sums, ahead);
-        case 11: return block<W, 11, T>(a, lda, b, stride, k, sums, ahead);
-        case 12: return block<W, 12, T>(a, lda, b, stride, k, sums, ahead);
+        case 5: return block<W, 5, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 6: return block<W, 6, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 7: return block<W, 7, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 8: return block<W, 8, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 9: return block<W, 9, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 10: return block<W, 10, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 11: return block<W, 11, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+        case 12: return block<W, 12, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
 #endif
     }
 }
@@ -104,9 +104,7 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
         for (int row = from; row < to; row += even) {
             const int n = to - row < even ? to - row : even;
             f32x16 sums[ROWS][T];
-            for (int r = 0; r < n; r++)
-                for (int t = 0; t < T; t++) sums[r][t] = splat(0);
-            rows<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, sums, {ahead ? long(T) * k * LANES : 0, (row - from) / even, blocks});
+            rows<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, reinterpret_cast<float*>(sums), T * LANES, {ahead ? long(T) * k * LANES : 0, (row - from) / even, blocks});
             for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
         }
     }

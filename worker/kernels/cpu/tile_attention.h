@@ -15,7 +15,6 @@ namespace upbeat {
 constexpr int UNIT = 32;             // tokens that a tile of probabilities spans
 constexpr int STRIPE = 4 * UNIT;     // tokens between two looks at the maximum
 constexpr int TILE_TASK_ROWS = 128;  // query rows (tokens times the heads that share a KV head) that one transposing of V serves
-constexpr float UNSEEN = -1e30f;
 
 #if defined(UPBEAT_TILES)
 
@@ -36,19 +35,6 @@ struct TileScratch {
     template <typename T>
     static T* lines(int count) { return static_cast<T*>(aligned_alloc(64, sizeof(T) * count)); }
 };
-
-// 2^x for x <= 0, to 4e-7; exactly 1 for 0.
-inline f32x16 halving(f32x16 x) {
-    x = larger(x, splat(-125.0f));
-    const f32x16 shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f);  // from the nearest integer, which `shifted` has in its low bits
-    f32x16 y = splat(1.3398874e-3f);
-    y = y * r + 9.6184374e-3f;
-    y = y * r + 5.5503324e-2f;
-    y = y * r + 2.4022648e-1f;
-    y = y * r + 6.9314720e-1f;
-    y = y * r + 1.0f;
-    return (f32x16)((i32x16)y + ((i32x16)shifted << 23));
-}
 
 // 16 rows of query heads as the right side of a product: `[dim / 2][16][2]`. Rows from `count` on are zero.
 inline void pack_queries(const float* const* rows, int count, int dim, uint16_t* to) {
@@ -155,7 +141,7 @@ inline void attend_by_tiles(const AttentionShape& s, const char* base, const Que
     const int share = s.heads / s.kv_heads, dim = s.dim, m = tokens * share, groups = (m + LANES - 1) / LANES;
     const int begin = query.start + first, last = begin + tokens - 1;
     const int lowest = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;
-    const float scale = s.scale * 1.44269504088896341f;
+    const float scale = s.scale * LOG2_E;
     const long half = long(s.chunk) * dim;
     i32x16 high[TileScratch::GROUPS], low[TileScratch::GROUPS];
     for (int i = 0; i < groups; i++) {
