@@ -253,9 +253,13 @@ class Saves:
         """Write a chunk of what is owed to each slower tier that has nothing else to do and is well."""
         while self._owed_ssd and not self.ssd_waiting_bytes and self._meter.admits(Tier.SSD_WRITE):
             chunk = self._pop(self._owed_ssd)
-            if chunk is not None and chunk.ssd in _LACKING and chunk.complete:
-                self.ssd_waiting_bytes += chunk.shape.chunk_bytes
-                self._write_ssd(chunk)
+            if chunk is None or chunk.ssd not in _LACKING or not chunk.complete:
+                continue
+            if not self._capacity.admit(chunk.shape, self._meter.now):
+                self._owed_ssd[chunk.key] = None  # the last now: whichever is asked for finds no more room at this moment
+                break
+            self.ssd_waiting_bytes += chunk.shape.chunk_bytes
+            self._write_ssd(chunk)
         while self._owed_blob and not self.blob_waiting_bytes and self._meter.admits(Tier.BLOB_WRITE):
             chunk = self._pop(self._owed_blob)
             if chunk is not None and chunk.blob in _LACKING and (chunk.ssd is CopyState.PRESENT or chunk.complete):

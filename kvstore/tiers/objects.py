@@ -17,6 +17,7 @@ from obstore.store import LocalStore, from_url
 
 from contracts.errors import ConfigError, PieceLost
 from kvstore.failpoints import reach
+from kvstore.tiers.links import link
 from runtime import telemetry
 
 _READ_S, _WRITE_S = 5.0, 30.0
@@ -86,6 +87,7 @@ class Objects:
     def __init__(self, store: Any) -> None:
         self._opened = store
         self._ranges = True
+        self._links = True  #: until a file could not be linked into the store
         self.looks = asyncio.Semaphore(_LOOKS)
 
     @property
@@ -169,15 +171,23 @@ class Objects:
             yield [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
 
     async def put(self, kind: str, path: str, data: Path | bytes) -> bool:
-        """Store the object, whole or not at all; false when that failed. `kind`: for failpoints."""
+        """Store the object, whole or not at all; false when that failed. A file is linked where that can be done. `kind`: for failpoints."""
         try:
             reach(f"{kind}.before_put")
             async with asyncio.timeout(_WRITE_S):
-                await obstore.put_async(self._store, path, data)
+                if not (isinstance(data, Path) and await self._linked(data, path)):
+                    await obstore.put_async(self._store, path, data)
             reach(f"{kind}.after_put")
         except Exception:
             return False
         return True
+
+    async def _linked(self, source: Path, path: str) -> bool:
+        """Whether the file became the object without being copied."""
+        if self._links and isinstance(self._store, LocalStore):
+            self._links = await asyncio.to_thread(link, source, Path(str(self._store.prefix)) / path)
+            return self._links
+        return False
 
     async def delete(self, path: str) -> None:
         """Remove the object; nothing when there is none or the store does not answer."""

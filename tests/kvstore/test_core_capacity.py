@@ -187,3 +187,16 @@ def test_a_session_that_is_being_saved_does_not_displace_itself():
         store.handle(ev.SsdWritten(chunk_key, ev.Wrote.OK, 200.0))
         store.handle(ev.BlobWritten(chunk_key, ev.Wrote.OK, 200.0))
     assert gone(save(store, "c", [bytes([7]) * 32], 201.0)) == keys("a", 1)
+
+
+def test_what_an_ssd_without_room_is_owed_waits_for_room():
+    """Also where the SSD is smaller than a chunk: looking for a debt that can be paid comes to an end, and only what was tried counts."""
+    store = make(0, {})
+    (write,) = (i for i in save(store, "b", keys("b", 1)) if isinstance(i, do.WriteBlob))
+    assert not store.handle(ev.BlobWritten(write.key, ev.Wrote.OK, 201.0))
+    store.handle(ev.SsdSized(FILE, 202.0))
+    (other,) = (i for i in save(store, "c", keys("c", 1), 203.0) if isinstance(i, do.WriteSsd))
+    store.handle(ev.SsdWritten(other.key, ev.Wrote.OK, 204.0))
+    (paid,) = (i for i in store.handle(ev.BlobWritten(other.key, ev.Wrote.OK, 205.0)) if isinstance(i, do.WriteSsd))
+    assert paid.key == write.key, "there is room now: the other one has a second copy"
+    store.validate()
