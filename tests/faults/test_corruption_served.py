@@ -57,13 +57,15 @@ class Damaged:
     def more(self) -> None:
         """Damage half of the objects that are still sound; a manifest now and then."""
         groups: dict[Path, list[Path]] = {}
+        names: dict[int, list[Path]] = {}  # by inode: the blob tier's objects are the SSDs' files
         for root in ("blob/chunks", "node-0/ssd", "node-1/ssd", f"blob/{PREFIX}"):
             for path in (self._data / root).rglob("*"):
                 if path.is_file() and path not in self._bytes:
                     groups.setdefault(path.parent, []).append(path)
+                    names.setdefault(path.stat().st_ino, []).append(path)
         for folder, paths in groups.items():
-            share = 0.1 if PREFIX in folder.parts else 0.5
-            left = self._rng.sample(sorted(paths), int(len(paths) * share))
+            paths = sorted(set(paths) - self._bytes.keys())
+            left = self._rng.sample(paths, int(len(paths) * (0.1 if PREFIX in folder.parts else 0.5)))
             while len(left) >= 2:
                 how = self._rng.choices(list(KINDS), list(KINDS.values()))[0]
                 if left[0].stat().st_size >= 2 * 4096:
@@ -72,7 +74,9 @@ class Damaged:
                     left[0].write_bytes(self._rng.randbytes(left[0].stat().st_size))
                     done = 1
                 for path in left[:done]:
-                    self._bytes[path] = path.read_bytes()
+                    for name in names.get(path.stat().st_ino, [path]):
+                        if name.samefile(path):
+                            self._bytes[name] = path.read_bytes()
                 del left[: max(1, done)]
 
     def met(self) -> int:
