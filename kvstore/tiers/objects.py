@@ -171,7 +171,7 @@ class Objects:
             yield [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
 
     async def put(self, kind: str, path: str, data: Path | bytes) -> bool:
-        """Store the object, whole or not at all; false when that failed. A file is linked where that can be done. `kind`: for failpoints."""
+        """Store the object, whole or not at all; false when that failed. A file is linked where it can be. `kind`: for failpoints."""
         try:
             reach(f"{kind}.before_put")
             async with asyncio.timeout(_WRITE_S):
