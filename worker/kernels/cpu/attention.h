@@ -1,7 +1,7 @@
 // Attention over paged KV, pages read in place; sums and softmax in float32. Where weights are multiplied by pairs, so are K and V: queries are
 // bfloat16 already, and probabilities are rounded to it before they meet V, as FlashAttention's are.
 //
-// A page is `[kv_heads][K, V][chunk][head_dim]`. A query sees its sequence's tokens in order, in stripes that begin at multiples of `stripe`:
+// A page is `[kv_heads][K, V][chunk][head_dim]`. A query sees its sequence's tokens in order, in stripes that end at multiples of `stripe`:
 // there a row's running maximum may change, and with it every bit. Tokens of a stripe beyond what the query sees count as nothing. So what
 // a query computes depends on its own position and on nothing else: prefill in pieces, decode and recomputation give the same bits.
 #pragma once
