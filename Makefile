@@ -45,7 +45,7 @@ $(VENV)/.tests: $(VENV)/.serves
 	@touch $@
 
 test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
-	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(or $(ARGS),--numprocesses 2 --dist loadfile)
 	$(if $(ARGS),,$(sdk_pytest))
 
 test-slow: $(VENV)/.tests ## tests that take minutes

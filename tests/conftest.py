@@ -1,4 +1,4 @@
-"""What every test gets: ports that nobody listens on."""
+"""What every test gets: ports that nobody listens on, and no terminal's width."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ import pytest
 
 #: Below the kernel's ephemeral ports, so that no outgoing connection takes one in between.
 _FIRST, _LAST = 12_000, 20_000
+#: Which of the processes that share the tests this is (pytest-xdist's `gw0`, `gw1`, …), and how many there are. Each has ports of its own.
+_WORKER, _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PORTS = (_LAST - _FIRST) // _WORKERS
 _turn = count()
 _status = pytest.StashKey[int]()
+# Tables are as wide as their test says, not as the terminal that tests are started from.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 
 @pytest.hookimpl(trylast=True)
@@ -36,7 +42,7 @@ def free_ports() -> Callable[[int], int]:
 
     def find(wanted: int) -> int:
         for _ in range(1000):
-            first = _FIRST + (os.getpid() * 131 + next(_turn) * 60) % (_LAST - _FIRST - wanted)
+            first = _FIRST + _WORKER * _PORTS + (os.getpid() * 131 + next(_turn) * 60) % (_PORTS - wanted)
             if all(_is_free(port) for port in range(first, first + wanted)):
                 return first
         raise AssertionError(f"no {wanted} consecutive free ports")
