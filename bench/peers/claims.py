@@ -58,8 +58,9 @@ def saturation(document: Mapping[str, Any], name: str) -> int | None:
 
 
 def against_recompute(document: Mapping[str, Any]) -> list[Claim]:
-    """Latency where recomputing saturates, and users at its TPOT, at the load at which that is most, as in SYMPHONY's figure 11: beyond saturation an
-    engine that bounds its steps has its bound for TPOT, whatever else is different. In our engine, and in vLLM's, which is what section 4.1 there compares with."""
+    """Latency where recomputing saturates, and users at its TPOT, at the load at which that is most, as in SYMPHONY's figure 11: beyond
+    saturation an engine that bounds its steps has its bound for TPOT, whatever else is different. In our engine, and in vLLM's, which
+    is what section 4.1 there compares with."""
     made = []
     equal = [row for row in users_at_equal_tpot(document) if row["ours"] is not None]
     for name in RECOMPUTING:

@@ -306,8 +306,8 @@ class RoomMachine(RuleBasedStateMachine):
             self.check_refusal([(chunk, layer) for layer in layers if chunk.state(layer) is PieceState.ABSENT], below)
 
     def check_refusal(self, wanted: list[tuple[Chunk, int]], below: Rank | None) -> None:
-        """With everything that may go gone, there is still no room. Slabs of several granules that hold what is wanted may stay where they are,
-        for one slot, and cut a run of free granules in two: each may cost one new slab."""
+        """With everything that may go gone, there is still no room. Slabs of several granules that hold what is wanted may stay where
+        they are, for one slot, and cut a run of free granules in two: each may cost one new slab."""
         kinds = [kind_of(c, layer) for c, layer in wanted]
         protected = {
             o
