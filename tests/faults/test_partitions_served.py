@@ -102,6 +102,15 @@ class PartedStack:
         for node in range(2):
             self.config.node(node).arena.unlink(missing_ok=True)
 
+    def written_back(self, session: str, node: int) -> None:
+        """Wait until the object store has what the node has of the session: what comes there later is not forgotten."""
+        deadline, held = time.monotonic() + WELL_S, dict[str, int]()
+        while not held.get("blob", 0) >= held.get("dram", 0) > 0:
+            assert time.monotonic() < deadline, f"{session} does not reach the object store: {held}"
+            found = httpx.get(f"{self.url}/v1/sessions/{session}", timeout=10).json()
+            here = [holder["tiers"] for holder in found.get("nodes", []) if holder["node"] == f"node-{node}"]
+            held = {tier["tier"]: tier["tokens"] for tiers in here for tier in tiers}
+
     def forget_blob(self) -> None:
         """No chunk is in the object store: a node can have it from the other one, or compute it."""
         shutil.rmtree(self.config.data / "blob" / "chunks", ignore_errors=True)
@@ -180,9 +189,11 @@ def until_peers_are_read(stack: PartedStack) -> None:
         while stack.read_from_peers(reader) == before:
             assert time.monotonic() < deadline, f"node-{reader} reads nothing from its peer"
             number += 1
-            chat = Chat(stack.url, f"well-{reader}-{number}")
+            session = f"well-{reader}-{number}"
+            chat = Chat(stack.url, session)
             lines = script(100 + number, 2)
             chat.say(lines[0], f"node-{1 - reader}")
+            stack.written_back(session, 1 - reader)
             stack.forget_blob()
             chat.say(lines[1], f"node-{reader}")
 
