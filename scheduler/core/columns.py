@@ -14,8 +14,8 @@ from blake3 import blake3
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
-#: Names, models, then columns.
-Steady = tuple[tuple[str, ...], Mapping[str, Flags], Flags, Floats, Floats, Floats, Floats, Floats, Floats, Hashes]
+#: Names, their rows, models, then columns.
+Steady = tuple[tuple[str, ...], Mapping[str, int], Mapping[str, Flags], Flags, Floats, Floats, Floats, Floats, Floats, Floats, Hashes]
 
 #: A node that has not reported for this long gets no new work while others can take it, in seconds.
 SUSPECT_AFTER_S = 3.0
@@ -34,7 +34,8 @@ class Columns:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
-        self.rows: dict[str, int] = {}
+        #: Replaced, never written to, as `names` is: decisions keep it.
+        self.rows: Mapping[str, int] = {}
         size = 16
         self.serving: Flags = np.zeros(size, np.bool_)
         self.heard_s: Floats = np.zeros(size)
@@ -75,11 +76,12 @@ class Columns:
         """A row for a node that nothing is known of."""
         if self.count == len(self.serving):
             self._grow()
-        row = self.rows[name] = self.count
+        row = self.count
         self.prefill_token_s[row] = np.inf
         self._steady = None
         self.hashes[row] = int.from_bytes(blake3(name.encode()).digest(8), "little")
         self.names += (name,)
+        self.rows = {**self.rows, name: row}
 
     def describe(self, name: str, models: Collection[str], link: float, ssd: float, blob: float) -> None:
         """What a worker said when it joined; rates in bytes a second."""
@@ -127,6 +129,7 @@ class Columns:
             models = {model: serves[:n].copy() for model, serves in self.models.items()}
             self._steady = (
                 self.names,
+                self.rows,
                 models,
                 self.serving[:n].copy(),
                 self.pages_total[:n].copy(),

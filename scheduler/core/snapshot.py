@@ -46,6 +46,7 @@ class Snapshot:
     """
 
     names: tuple[str, ...]
+    rows: Mapping[str, int]
     models: Mapping[str, Flags]
     serving: Flags
     pages_total: Floats
@@ -64,8 +65,8 @@ class Snapshot:
     decisions: int
 
     def row(self, name: str) -> int | None:
-        """The node's row."""
-        return self.names.index(name) if name in self.names else None
+        """The node's row, if there is one of that name."""
+        return self.rows.get(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     """Time for which the turn would wait for its cache, `MOVING` times: of a hint, what its lead leaves over (and `HIDDEN` of it all); of a
     request after a hint, on the hint's node, what the time since then has left over; else all of `bring_s`."""
     seconds = bring_s(snapshot)
-    if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:
+    if (row := snapshot.row(turn.prefetched)) is not None:
         seconds[row] = max(seconds[row] - turn.prefetched_s, 0.0)
     if turn.advised:
         return (HIDDEN * seconds + MOVING * np.maximum(seconds - turn.lead_s, 0.0))[rows]
@@ -69,7 +69,7 @@ def leaving_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     lacking = np.ones(len(snapshot.names))
     for holder in cached.holders:
         lacking[holder.row] = max(1.0 - holder.bytes / cached.bytes, 0.0)
-    if (row := snapshot.row(turn.prefetched) if turn.prefetched else None) is not None:
+    if (row := snapshot.row(turn.prefetched)) is not None:
         lacking[row] = 0.0
     missing: Floats = lacking[rows]
     home = rows[[int(np.argmin(missing))]]
