@@ -46,11 +46,15 @@ async def _main() -> int:
     return await serve(_made(config, tasks, number), tasks.failed, drain_s=2.0)
 
 
+def collect_seldom() -> None:
+    """For this process: the directory is millions of objects that are never garbage. To look through them all would stop it for a tenth
+    of a second, and doubles the time in which it is filled. The young ones are looked through while they are few: 10 ms at most."""
+    gc.set_threshold(10_000, 4, 100)
+
+
 def main() -> None:
     """Entry point."""
-    # The directory is millions of objects that are never garbage: to look through them all would stop the process for a tenth of a
-    # second, and doubles the time in which it is filled. The young ones are looked through while they are few: 10 ms at most.
-    gc.set_threshold(10_000, 4, 100)
+    collect_seldom()
     run(_main())
 
 

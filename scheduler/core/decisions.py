@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from contracts.ids import SessionKey
@@ -45,7 +46,7 @@ class Decisions:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept, self._count = kept, 0
-        self._by_session: dict[SessionKey, tuple[Decision, ...]] = {}  #: the session decided for longest ago first
+        self._by_session: OrderedDict[SessionKey, tuple[Decision, ...]] = OrderedDict()  #: the session decided for longest ago first
 
     def __len__(self) -> int:
         return self._count
@@ -56,8 +57,8 @@ class Decisions:
         now = self._by_session[session] = (*before[-KEPT_OF_ONE + 1 :], decision)
         self._count += len(now) - len(before)
         while self._count > self._kept:
-            oldest = next(iter(self._by_session))
-            self._count -= len(self._by_session.pop(oldest))
+            _, oldest = self._by_session.popitem(last=False)
+            self._count -= len(oldest)
 
     def of(self, session: SessionKey) -> tuple[Decision, ...]:
         """A session's, the latest first."""

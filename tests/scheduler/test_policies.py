@@ -19,8 +19,8 @@ from scheduler.core.columns import CLASSES
 from scheduler.core.control import Ask, Control
 from scheduler.core.directory import Held
 from scheduler.core.fleet import Load, Model, Rates
-from scheduler.core.placement import place
-from scheduler.core.policies import POLICIES
+from scheduler.core.placement import EXPLAINED, place
+from scheduler.core.policies import POLICIES, spread
 from scheduler.core.snapshot import Snapshot, Turn
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, House
 
@@ -65,6 +65,17 @@ def busier(view: Snapshot, row: int, urgency: int, seconds: float) -> Snapshot:
     work[list(view.classes)], expected[list(view.classes)] = view.work_s, view.expected
     work[urgency, row] += seconds
     return replace(view, classes=tuple(range(CLASSES)), work_s=work, expected=expected)
+
+
+@given(st.integers(0, 3), st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(0, (1 << 64) - 1))
+def test_the_best_five_are_explained_whatever_order_the_nodes_have(unknown: int, costs: list[int], seed: int) -> None:
+    view, turn = fleet(7, len(costs), level=True), Turn("m")
+    costs_s = np.array(costs, np.float64)
+    costs_s[:unknown] = np.inf
+    chosen = place(view, turn, lambda view, turn, rows, seed: {"cost_s": np.where(np.isinf(costs_s), np.nan, costs_s)[rows]}, seed)
+    drawn = spread(view, np.arange(len(costs)), seed)
+    order = sorted(range(len(costs)), key=lambda row: (costs_s[row], int(drawn[row])))
+    assert chosen.nodes == tuple(view.names[row] for row in order[:EXPLAINED])
 
 
 @given(fleets, turns, st.sampled_from(sorted(POLICIES)), st.integers(0, (1 << 64) - 1))
