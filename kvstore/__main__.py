@@ -52,7 +52,7 @@ class KvStoreService:
         self._tasks.start(upkeep.learn(self._node, self._tasks, directory), "learn")
         if self._config.kv.blob_expiry_s:
             self._tasks.start(upkeep.expire(self._node, self._config.kv.blob_expiry_s), "expire")
-        self._tasks.start(upkeep.sweep(self._node, self._config.kv.orphan_grace_s), "sweep")
+        self._tasks.start(upkeep.sweep(self._node, self._config.kv.orphan_grace_s, directory), "sweep")
         log.info("serving", address=self._node.places.store_listen, arena=str(self._node.arena.path))
 
     def _serve_metrics(self) -> None:

@@ -30,9 +30,12 @@ async def learn(node: Node, tasks: Tasks, directory: Path | None) -> None:
     chunks the blob tier still lacks. directory: the blob tier's, where it is one."""
     node.blob_is_back = lambda: tasks.start(_learn(node), "learn")
     await _learn(node)
+    await _remove_staged(node, directory)
+
+
+async def _remove_staged(node: Node, directory: Path | None) -> None:
     if directory is not None:
-        removed = await asyncio.to_thread(remove_staged, directory, node.clock.wall())
-        count("staged_files_removed", removed)
+        count("staged_files_removed", await asyncio.to_thread(remove_staged, directory, node.clock.wall()))
 
 
 async def _learn(node: Node) -> None:
@@ -96,11 +99,13 @@ async def expire_once(node: Node, idle_s: float, unchanged: Unchanged) -> int:
     return len(idle)
 
 
-async def sweep(node: Node, grace_s: float) -> None:
-    """For ever: chunks that nobody has named for the grace time are removed from the SSD and the blob tier."""
+async def sweep(node: Node, grace_s: float, directory: Path | None) -> None:
+    """For ever: chunks that nobody has named for the grace time are removed from the SSD and the blob tier, and what writes that were
+    killed since the start have left. directory: as in `learn`."""
     while True:
         await node.clock.sleep(max(_SHORTEST_PAUSE_S, grace_s))
         await sweep_once(node, grace_s)
+        await _remove_staged(node, directory)
 
 
 async def sweep_once(node: Node, grace_s: float) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import secrets
@@ -13,20 +12,28 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def link(source: Path, target: Path) -> bool:
-    """Give the file a second name, in place of what has that name; it counts as written now. False: the file systems are two, or this one
-    has no links. Raises OSError otherwise, as when the file is not there or the directory is full."""
+    """Give the file a second name, in place of what has that name; it counts as written now, under both. False: the file systems are two,
+    or this one has no links. Raises OSError otherwise, as when the file is not there or the directory is full."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(f"{target.name}#{secrets.randbits(62)}")  # as obstore calls what is not whole yet: staged.py
+    os.utime(source, follow_symlinks=False)
     try:
-        os.link(source, staged, follow_symlinks=False)
+        try:
+            os.link(source, target, follow_symlinks=False)  # nothing is left half done by whoever kills us here
+        except FileExistsError:
+            _replace(source, target)
     except OSError as e:
         if e.errno in _NO_LINKS:
             return False
         raise
+    return True
+
+
+def _replace(source: Path, target: Path) -> None:
+    if target.samefile(source):
+        return
+    staged = target.with_name(f"{target.name}#{secrets.randbits(62)}")  # as obstore calls what is not whole yet: staged.py
     try:
-        os.utime(staged)
+        os.link(source, staged, follow_symlinks=False)
         staged.replace(target)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it stays where it was if both were names of one file already
-            staged.unlink()
-    return True
+        staged.unlink(missing_ok=True)  # it stays where it was if both became names of one file meanwhile

@@ -1,4 +1,5 @@
-"""What a killed process leaves in a blob tier that is a directory: obstore writes `NAME#1` and renames it when it is whole."""
+"""What a killed process leaves in a blob tier that is a directory: obstore writes `NAME#1` and renames it when it is whole, and so does
+links.py where it takes another file's place."""
 
 from __future__ import annotations
 

@@ -47,6 +47,15 @@ def test_what_has_the_name_is_replaced_and_linking_again_changes_nothing(tmp_pat
         assert [p.name for p in there.parent.iterdir()] == ["cd"]
 
 
+def test_a_new_object_is_there_at_once_so_that_a_kill_leaves_nothing_half_done(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("there is nothing to replace"))
+    there = tmp_path / "blob" / "cd"
+    assert link(file, there)
+    os.utime(file, (0, 0))
+    assert link(file, there)
+    assert there.stat().st_mtime > time.time() - 60, "what is offered again is kept for as long as what is new"
+
+
 def test_where_there_are_no_links_files_are_copied(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch):
     tried = []
 
