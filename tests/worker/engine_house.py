@@ -98,6 +98,11 @@ class FakeStore:
             self._wake.set()
         self._work.put(message)
 
+    def attached(self, to_engine: Callable[[object], None], to_loader: Callable[[object], None]) -> None:
+        """Another engine from now on, whose loads are numbered from the beginning."""
+        self.to_engine, self.to_loader = to_engine, to_loader
+        self._cancelled = set()
+
     def hurry(self) -> None:
         """Deliver without a delay from now on, what is being delivered included."""
         self.delay_s = 0.0
@@ -282,7 +287,7 @@ class House:
     def attach(self, store: FakeStore) -> None:
         """Attach this store (which another engine may have filled)."""
         self.store = store
-        store.to_engine, store.to_loader = self.engine.inbox.put, self.loader.from_store
+        store.attached(self.engine.inbox.put, self.loader.from_store)
         self.device.link = self.loader.link = store  # type: ignore[assignment]
         self.engine.inbox.put(StoreUp())
 
