@@ -172,6 +172,8 @@ async def test_a_quick_look_at_a_session_asks_no_blob_tier(make_stack):
     for node in (0, 1):
         stack.start(node)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker, FakeWorker(stack.address(1), [SHAPE]) as other:
+        # What a node learns at its start it would know without asking.
+        await until(lambda: "sessions listed" in stack.log(1))
         await worker.save(session("s"), SHAPE, chunks)
         worker.turn(make_manifest(session("s"), SHAPE, list(chunks)))
         await worker.flush()
