@@ -1,8 +1,9 @@
-"""What every test gets: ports that nobody listens on, and no terminal's width."""
+"""What every test gets: ports that nobody listens on, no terminal's width, and programs that Ctrl-C ends."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ _status = pytest.StashKey[int]()
 # Tables are as wide as their test says, not as the terminal that tests are started from.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+# What a shell starts in the background ignores Ctrl-C, and so would every program that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
