@@ -15,7 +15,6 @@ def link(source: Path, target: Path) -> bool:
     """Give the file a second name, in place of what has that name; it counts as written now, under both. False: the file systems are two,
     or this one has no links. Raises OSError otherwise, as when the file is not there or the directory is full."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.utime(source, follow_symlinks=False)
     try:
         try:
             os.link(source, target, follow_symlinks=False)  # nothing is left half done by whoever kills us here
@@ -25,6 +24,7 @@ def link(source: Path, target: Path) -> bool:
         if e.errno in _NO_LINKS:
             return False
         raise
+    os.utime(target, follow_symlinks=False)
     return True
 
 

@@ -64,6 +64,7 @@ def test_where_there_are_no_links_files_are_copied(tmp_path: Path, file: Path, m
         raise OSError(links.errno.EXDEV, "two file systems")
 
     monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "utime", lambda *_, **__: pytest.fail("a disk that can only be read can still be copied from"))
     store, there = Objects(open_store("", {}, tmp_path / "blob")), tmp_path / "blob" / "chunks" / "ab" / "cd"
     assert put(store, file)
     assert put(store, file)
