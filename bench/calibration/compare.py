@@ -70,8 +70,23 @@ class Beside:
     prefill_times: float
 
 
-def beside(alone: Sequence[Outcome], together: Sequence[Sequence[Outcome]], profile: Profile) -> Beside:
-    """From requests that had the stack to themselves, of two lengths, and from groups of equal ones that were sent at once."""
+@dataclass(frozen=True, slots=True)
+class Lone:
+    """Requests that had the stack to themselves, of two lengths, and groups of equal ones that were sent at once."""
+
+    alone: Sequence[Outcome]
+    together: Sequence[Sequence[Outcome]]
+
+
+def drift(before: Lone, after: Lone) -> float:
+    """How many times as long requests by themselves took after the load."""
+    pairs = zip(before.alone, after.alone, strict=True)
+    return round(median((b.end_s - b.sent_s) / (a.end_s - a.sent_s) for a, b in pairs), 3)
+
+
+def beside(before: Lone, after: Lone, profile: Profile) -> Beside:
+    """From what was asked before the load and after it, so that a pace that changes meanwhile counts by half."""
+    alone, together = [*before.alone, *after.alone], [*before.together, *after.together]
 
     def longer_s(outcome: Outcome, batch: int) -> float:
         assert outcome.tpot_s is not None
