@@ -1,0 +1,334 @@
+"""Hostile requests for every route: a right body with wrong, extreme or odd values in any of its fields.
+
+The fields come from the schemas that check requests, so that a new field is attacked from its first day. Everything else is listed here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from gateway.core.spellings import FIELDS, FINAL, HEADERS, PRIORITY, THREADS
+from gateway.openai.description import openapi
+from gateway.openai.parameters import HARMLESS, REFUSED
+from gateway.openai.requests import ChatRequest, CompletionRequest
+from tests.attack.world import NAME
+
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request. long: its answer may take any time, so the attacker hangs up after a moment."""
+
+    method: str
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    long: bool = False
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+NUMBERS: list[Any] = [0, -0.0, 1, -1, 2, 0.5, 1e-300, 5e-324, 1e-45, 1e-38, 1e-6, 0.999999999, 1e38, 3.5e38, 1e308, -1e308, float("nan"),
+                      float("inf"), -float("inf"), 255, 256, 4096, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1,
+                      2**64, 10**40]  # fmt: skip
+TEXTS = ["", " ", "a", "\0", "\ud800", "é" * 300, "\U0001f600" * 50, "\u202e", "﷽" * 20, "<|im_end|>", "{{ 1 }}", "../../etc/passwd", "%00",
+         "x" * 5000, "\n" * 2000, "a\r\nX-Session-Id: b", "null", "-1", "1e999", "ек_тест", "adv-0", "Z" * 129,
+         "imp-" + "0" * 32]  # fmt: skip
+DEEP: list[Any] = [json.loads("[" * 60 + "]" * 60), json.loads('{"a":' * 60 + "1" + "}" * 60), [[]] * 200, {str(i): i for i in range(300)}]
+ODD: list[Any] = [None, True, False, [], {}, [None], [[]], {"": ""}, {"type": "object"}, {"type": "text"}]
+VALUES = st.one_of(
+    st.sampled_from([*NUMBERS, *TEXTS, *DEEP, *ODD]),
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        max_leaves=8,
+    ),
+)
+#: Of the legal range, its ends and what is near them: these reach the engine.
+LEGAL: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.sampled_from([0, 5e-324, 1e-300, 1e-38, 1e-6, 1.0, 2, 1.9999999]) | st.floats(0, 2),
+    "top_p": st.sampled_from([0, 5e-324, 1e-300, 1e-9, 0.5, 1]) | st.floats(0, 1),
+    "top_k": st.sampled_from([-1, 0, 1, 2, 2047, 2048, 2049, 1 << 30]),
+    "min_p": st.sampled_from([0, 5e-324, 1e-300, 1e-9, 1]) | st.floats(0, 1),
+    "seed": st.integers(-(1 << 63), (1 << 63) - 1),
+    "presence_penalty": st.sampled_from([-2, 2, 5e-324]) | st.floats(-2, 2),
+    "frequency_penalty": st.sampled_from([-2, 2, 1e-300]) | st.floats(-2, 2),
+    "repetition_penalty": st.sampled_from([5e-324, 1e-300, 1e-45, 1e-38, 1e-6, 1e-3, 1, 10]) | st.floats(0, 10),
+    "min_tokens": st.integers(0, 4),
+    "max_tokens": st.integers(1, 4),
+    "stop": st.lists(st.text(min_size=1, max_size=1024), min_size=1, max_size=16) | st.text(min_size=1, max_size=8),
+    "stop_token_ids": st.lists(st.integers(0, 2050), max_size=64),
+    "logit_bias": st.dictionaries(st.integers(0, 2050).map(str), st.sampled_from([-100, 100, 0.5, -1e-300]), max_size=4096),
+    "n": st.integers(1, 8),
+    "ignore_eos": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "stream": st.booleans(),
+    "priority": st.integers(-1000, 1000),
+    "logprobs": st.sampled_from([True, False, 0, 20]),
+    "top_logprobs": st.integers(0, 20),
+    "prompt": st.lists(st.integers(0, 2050), min_size=1, max_size=300) | st.text(min_size=1, max_size=500),
+}
+SCHEMAS: list[Any] = [
+    {}, {"type": "object"}, {"enum": list(range(500))}, {"type": "string", "pattern": "^(a+)+$"}, {"type": "string", "pattern": "(?=a)b"},
+    {"type": "string", "minLength": 5, "maxLength": 4}, {"type": "array", "minItems": 10**6, "items": {"type": "null"}},
+    {"type": "nonsense"},
+    {"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, {"$ref": "http://127.0.0.1:9/x"}, {"not": {}},
+    {"const": "\ud800"},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": False},
+    {"type": "string", "pattern": "(a{1,50}){1,50}"}, {"anyOf": [{"type": "integer"}] * 100}, {"type": "number", "multipleOf": 1e-300},
+    {"allOf": [{"type": "string", "pattern": f"[{chr(97 + i)}-z]{{3,9}}"} for i in range(6)]},
+]  # fmt: skip
+
+# ---- right bodies ----------------------------------------------------------------------------------------------------
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}},
+}
+CALLED = [{"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"q": "a"}'}}]
+CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
+TURNS: dict[str, Any] = {
+    "model": NAME,
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Look."}], "name": "me"},
+        {"role": "assistant", "content": None, "tool_calls": CALLED},
+        {"role": "tool", "content": "found", "tool_call_id": "call_1"},
+    ],
+    "max_tokens": 2,
+}
+WITH_TOOLS: dict[str, Any] = CHAT | {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}
+WITH_FORMAT: dict[str, Any] = CHAT | {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True}},
+    "stream_options": {"include_usage": True}, "stream": True,
+}  # fmt: skip
+COMPLETION: dict[str, Any] = {"model": NAME, "prompt": "Hello.", "max_tokens": 2}
+ADVISORY: dict[str, Any] = {
+    "session_id": "hostile",
+    "model_id": NAME,
+    "expected_arrival": 1.0,
+    "ordered": True,
+    "priority": 1,
+    "ttl_s": 5.0,
+}
+GRAPH: dict[str, Any] = {
+    "agents": ["a", "b"],
+    "edges": [{"from": "a", "to": "b", "probability": 0.5, "calls": 1, "delay_s": 0.1}],
+    "learn": True,
+}
+SECRET: dict[str, Any] = {"session_id": "hostile", "expires_after": {"anchor": "created_at", "seconds": 60}, "origin": "https://a.example"}
+HINTS: dict[str, Any] = {"kv_hints": {"version": 1, "actions": [{"type": "prefetch", "session_id": "a"}]}}
+
+
+def paths(value: Any, before: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where something can be replaced in a JSON value, itself left out."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path for key, item in inner for path in ((*before, key), *paths(item, (*before, key)))]
+
+
+def put(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
+    """A copy of `value` with `new` at `path`; missing objects on the way are made."""
+    made = copy.deepcopy(value)
+    at = made
+    for key in path[:-1]:
+        if isinstance(at, dict) and not isinstance(at.get(key), dict | list):
+            at[key] = {}
+        at = at[key]
+    at[path[-1]] = new
+    return made
+
+
+def encoded(value: Any) -> bytes:
+    """As JSON, with NaN and lone surrogates as the caller wrote them."""
+    return json.dumps(value).encode()
+
+
+_OTHER_FIELDS = [(name,) for name in (*HARMLESS, *REFUSED)] + [tuple(name.split(".")) for name in FIELDS] + [("no such field",), ("",)]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A route with a body: what is sent when nothing is wrong, and fields beside those that stand in it."""
+
+    method: str
+    path: str
+    bodies: tuple[dict[str, Any], ...]
+    fields: tuple[tuple[str | int, ...], ...] = ()
+    schema_fields: tuple[tuple[str | int, ...], ...] = ()
+
+
+_CHAT_FIELDS = tuple((name,) for name in ChatRequest.model_fields) + tuple(_OTHER_FIELDS)
+_COMPLETION_FIELDS = tuple((name,) for name in CompletionRequest.model_fields) + tuple(_OTHER_FIELDS)
+TARGETS = {
+    "chat": Target("POST", "/v1/chat/completions", (CHAT, TURNS, WITH_TOOLS, WITH_FORMAT, CHAT | HINTS), _CHAT_FIELDS, (
+        ("response_format", "json_schema", "schema"), ("tools", 0, "function", "parameters"))),
+    "completions": Target("POST", "/v1/completions", (COMPLETION, COMPLETION | {"prompt": ["a", [1, 2]], "logprobs": 1}),
+    _COMPLETION_FIELDS),
+    "advisory": Target("POST", "/v1/advisory", (ADVISORY, {"advisories": [ADVISORY, {"session_id": "b"}]}, ADVISORY | {"token": "ek_a"})),
+    "invalidate": Target("POST", "/v1/invalidate", ({"session_id": "hostile"}, {"advisory_id": "adv-1"}, {"session_id": "a",
+    "token": "x"})),
+    "client_secrets": Target("POST", "/v1/client_secrets", (SECRET, {"session_prefix": "hostile"})),
+    "workflows": Target("PUT", "/v1/workflows/hostile", (GRAPH,)),
+}  # fmt: skip
+
+
+@st.composite
+def mutated(draw: st.DrawFn, target: Target) -> Case:
+    """A right body with one to three values replaced."""
+    body: Any = draw(st.sampled_from(target.bodies))
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
+        places = [*paths(body), *target.fields] if isinstance(body, dict | list) else []
+        if not places:
+            break
+        path = draw(st.sampled_from(places))
+        name = str(path[0])
+        legal = LEGAL.get(name) if len(path) == 1 else None
+        value = draw(VALUES if legal is None else VALUES | legal)
+        try:
+            body = put(body, path, value)
+        except (TypeError, IndexError, KeyError):
+            continue  # an earlier mutation took the place away
+    return Case(target.method, target.path, dict(JSON), encoded(body), _is_long(body))
+
+
+@st.composite
+def extreme(draw: st.DrawFn, target: Target) -> Case:
+    """Legal values at the ends of their ranges, several at a time: the engine has to compute these."""
+    body = dict(draw(st.sampled_from(target.bodies)))
+    names = draw(st.lists(st.sampled_from(sorted(LEGAL)), min_size=1, max_size=6, unique=True))
+    for name in names:
+        if (name,) in target.fields:
+            body[name] = draw(LEGAL[name])
+    if isinstance(body.get("n"), int) and body["n"] > 1:
+        body["max_tokens"] = min(body.get("max_tokens", 2), 2)
+    return Case(target.method, target.path, dict(JSON), encoded(body), _is_long(body))
+
+
+@st.composite
+def with_schema(draw: st.DrawFn) -> Case:
+    """A grammar that is odd, impossible, or expensive."""
+    target = TARGETS["chat"]
+    place = draw(st.sampled_from(target.schema_fields))
+    schema = draw(
+        st.sampled_from(SCHEMAS)
+        | st.dictionaries(st.sampled_from(["type", "enum", "properties", "items", "pattern", "$ref"]), VALUES, max_size=3)
+    )
+    return Case(
+        target.method, target.path, dict(JSON), encoded(put(WITH_FORMAT if place[0] == "response_format" else WITH_TOOLS, place, schema))
+    )
+
+
+_HEADER_NAMES = [*HEADERS, *THREADS.values(), FINAL, PRIORITY, "X-Upbeat-Node", "X-Upbeat-Workflow", "X-Upbeat-Agent", "X-Upbeat-Run",
+    "Content-Type", "Accept",
+                 "Content-Encoding", "Origin", "Expect", "X-Request-Id", "Idempotency-Key", "Cookie", "Transfer-Encoding", "Range",
+                 "Connection"]  # fmt: skip
+_HEADER_VALUES = st.sampled_from(["", "a", "node-0", "node-99", "gzip", "identity", "text/plain", "application/json; charset=utf-16",
+    "100-continue", "chunked", "close", "-1",
+                                  "1e300", "null", "true", "https://evil.example", "é", "a" * 129, "x" * 6000, "a:b:c", "%s%n",
+                                  "0" * 400])  # fmt: skip
+
+
+@st.composite
+def with_headers(draw: st.DrawFn) -> Case:
+    """A right body under odd headers."""
+    target = TARGETS[draw(st.sampled_from(sorted(TARGETS)))]
+    headers = JSON | draw(st.dictionaries(st.sampled_from(_HEADER_NAMES), _HEADER_VALUES, min_size=1, max_size=3))
+    return Case(target.method, target.path, headers, encoded(draw(st.sampled_from(target.bodies))))
+
+
+_ID = st.sampled_from(["hostile", "a", "a/b", "..", "%2e%2e", "%00", "é", "a" * 200, "imp-0", "*", "?", "honest-0-alone"])
+_BARE = ["/v1/sessions", "/v1/sessions/{}", "/v1/sessions/{}/placement", "/v1/sessions/{}/events", "/v1/models", "/v1/models/{}",
+    "/v1/workflows", "/v1/workflows/{}",
+         "/v1/fleet", "/health", "/ready", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js", "/playground/{}", "/v1/embeddings",
+         "/nowhere/{}"]  # fmt: skip
+
+
+@st.composite
+def bare(draw: st.DrawFn) -> Case:
+    """Any method on any path, odd queries, and bodies where none belongs."""
+    path = draw(st.sampled_from(_BARE)).format(draw(_ID))
+    query = draw(
+        st.sampled_from(
+            [
+                "",
+                "?limit=0",
+                "?limit=-1",
+                "?limit=1e9",
+                "?limit=99999999999999999999",
+                "?limit=%00",
+                "?after=a",
+                "?metrics=true",
+                "?metrics=x",
+                "?a=b&a=c",
+                "?" + "x" * 3000,
+            ]
+        )
+    )
+    method = draw(st.sampled_from(["GET", "GET", "GET", "DELETE", "POST", "PUT", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW"]))
+    body = draw(st.none() | st.sampled_from([b"", b"{}", b"[]", b"null", b"\xff\xfe", b"{" * 500, b'{"a":1', b"0" * 5000]))
+    return Case(method, path + query, dict(JSON), body, path.endswith("/events"))
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> Case:
+    """Bodies that are no JSON, or JSON of another kind."""
+    target = TARGETS[draw(st.sampled_from(sorted(TARGETS)))]
+    right = encoded(target.bodies[0])
+    cut = draw(st.integers(0, len(right)))
+    body = draw(st.sampled_from([right[:cut], right[:cut] + b"\xff" + right[cut:], right + b"}", b"[" * 3000, b'{"a":' * 400,
+    b"1" * 6000, b'"' + b"\\u0000" * 99 + b'"',
+                                 b"nan", b"\xef\xbb\xbf" + right, right.replace(b"{", b'{"model":1,', 1),
+                                 b"[" + right + b"]"]) | st.binary(max_size=200))  # fmt: skip
+    return Case(target.method, target.path, dict(JSON), body)
+
+
+def described(label: str, mode: GenerationMode) -> st.SearchStrategy[Case]:
+    """What schemathesis makes of the API's own description of one operation."""
+    operation = OPERATIONS[label]
+
+    def case_of(generated: Any) -> Case:
+        made = requests.Request(**generated.as_transport_kwargs("http://host")).prepare()
+        assert made.url is not None
+        body = made.body.encode() if isinstance(made.body, str) else made.body
+        return Case(
+            str(made.method), made.url.removeprefix("http://host"), JSON | {str(k): str(v) for k, v in made.headers.items()}, body, True
+        )
+
+    return operation.as_strategy(generation_mode=mode).map(case_of)
+
+
+OPERATIONS = {
+    operation.label: operation for operation in (found.ok() for found in schemathesis.openapi.from_dict(openapi()).get_all_operations())
+}
+
+
+def _is_long(body: Any) -> bool:
+    """Its answer may be as long as the model's context."""
+    return not isinstance(body, dict) or not (isinstance(body.get("max_tokens"), int) and 1 <= body["max_tokens"] <= 64)
+
+
+#: By name: what is tried, and how often of a hundred cases.
+KINDS: dict[str, tuple[int, Callable[[], st.SearchStrategy[Case]]]] = {
+    "mutated chat": (24, lambda: mutated(TARGETS["chat"])),
+    "mutated completions": (10, lambda: mutated(TARGETS["completions"])),
+    "extreme chat": (14, lambda: extreme(TARGETS["chat"])),
+    "extreme completions": (8, lambda: extreme(TARGETS["completions"])),
+    "schemas": (6, with_schema),
+    "headers": (6, with_headers),
+    "bare": (8, bare),
+    "broken": (6, broken),
+    **{
+        f"mutated {name}": (3, lambda name=name: mutated(TARGETS[name]))
+        for name in ("advisory", "invalidate", "client_secrets", "workflows")
+    },  # type: ignore[misc]
+    "described": (6, lambda: st.none()),  # type: ignore[arg-type,return-value]
+}
