@@ -51,7 +51,8 @@ async def attacked(stack: Stack, cases: int, attackers: int, people: int, limit_
                 program.kill()
     statuses = {status: sum(t["statuses"].get(status, 0) for t in told) for status in sorted({s for t in told for s in t["statuses"]})}
     print(f"{sum(t['cases'] for t in told)} cases: {statuses}; {held} honest conversations beside them")
-    assert [failure for t in told for failure in t["failures"]] == []
+    failures = [failure for t in told for failure in t["failures"]]
+    assert not failures, "\n" + "\n".join(failures)
     assert sum(t["cases"] for t in told) >= cases
     assert statuses["200"] > cases // 10 and statuses["400"] > cases // 10, "both what is right and what is wrong was tried"
     assert started(stack) == before, "a process ended"
