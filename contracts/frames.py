@@ -1,33 +1,64 @@
-"""The token stream's msgpack frames: one a message, and from the worker one an engine step.
+"""The token stream's msgpack frames, a gRPC message each: bounded in bytes, and what cannot be read in one hurts one request at most.
 
-To the worker: `{"submit": {...GenerateRequest}}`, `{"cancel": request_id}`, or a list of such; what has its default value is left out.
-From the worker: `{"accepted": [...], "outputs": [...], "failed": [...]}`, each a list of field lists in declaration
-order. Lengths are bounded before anything is built (`MAX_FRAME_BYTES`).
+To the worker: an array of commands, each `[request_id, "submit", {...GenerateRequest} as bytes]`, `[request_id, "cancel"]`, or
+`[request_id, "part", bytes, is_last]`: a large submit comes in parts, so that small commands pass between them. What has its default
+value is left out of a submit.
+From the worker: an array of steps, or one alone: `{"accepted": [...], "outputs": [...], "failed": [...]}`, each a list of field lists in
+declaration order, and what a step says beyond that (`StepFrame`) where it says it.
+Lengths are bounded before anything is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
+from contracts.errors import InvalidRequest, to_wire
 from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob, ToolCallDelta, ToolUse
 
-MAX_FRAME_BYTES = 64 << 20
+#: Of one submit, of all submits of a stream of which only some parts have come, and of what is read at all.
+MAX_SUBMIT_BYTES = 64 << 20
+#: A submit that is larger comes in parts of this size; so many bytes of commands go into one message.
+PART_BYTES = 256 << 10
+#: Commands of one message.
+MOST_COMMANDS = 512
+#: Steps of one message, and the bytes after which no further one joins it.
+MOST_STEPS, STEPS_BYTES = 32, 1 << 20
+#: What one event of a step may take: an answer that gains more at once than this has no future.
+MAX_EVENT_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
 class StepFrame:
-    """Everything that one engine step has for one gateway."""
+    """Everything that one engine step has for one gateway.
+
+    trial: from now on the engine computes this `alone` request and no other; empty: any of them; None: as before.
+    leaving: the worker ends in good order; a stream that breaks after this has lost no engine.
+    """
 
     accepted: list[Accepted] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
+    trial: str | None = None
+    leaving: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.accepted or self.outputs or self.failed)
+        return bool(self.accepted or self.outputs or self.failed or self.trial is not None or self.leaving)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A submit that cannot be read; `error` says why, for its caller."""
+
+    request_id: str
+    error: InvalidRequest
+
+
+Command = GenerateRequest | str | Unreadable
+E = TypeVar("E")
 
 
 def _defaults(kind: type[Any]) -> list[tuple[str, Any]]:
@@ -46,83 +77,214 @@ def _changed(value: Any, defaults: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: given for name, default in defaults if (given := getattr(value, name)) is not default and given != default}
 
 
-def encode_submit(request: GenerateRequest) -> bytes:
-    """The frame that starts a request."""
+# ---- to the worker -------------------------------------------------------------------------------------------------
+def encode_request(request: GenerateRequest) -> bytes:
+    """The body of a submit. Raises InvalidRequest for a request that cannot be encoded, or is too large."""
     submit = _changed(request, _REQUEST)
     submit["sampling"] = _changed(request.sampling, _SAMPLING)
     if request.tool_use is not None:
         submit["tool_use"] = _changed(request.tool_use, _TOOL_USE)
-    return _pack({"submit": submit})
+    param = "messages" if request.messages is not None else "prompt"
+    try:
+        body = _pack(submit)
+    except (ValueError, TypeError, OverflowError) as e:
+        raise InvalidRequest(f"the request cannot be sent to a worker: {e}", param=param) from None
+    if len(body) > MAX_SUBMIT_BYTES:
+        raise InvalidRequest(
+            f"the request takes {len(body)} bytes on its way to a worker, which takes {MAX_SUBMIT_BYTES} at most; shorten the prompt",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return body
+
+
+def encode_submit(request: GenerateRequest) -> bytes:
+    """The command that starts a request, whole. Raises what `encode_request` does."""
+    return submit_command(request.request_id, encode_request(request))
+
+
+def submit_command(request_id: str, body: bytes) -> bytes:
+    """As `encode_submit`, of what `encode_request` gave."""
+    return _pack([request_id, "submit", body])
+
+
+def encode_part(request_id: str, piece: bytes, last: bool) -> bytes:
+    """The command that carries the next piece of a submit's body."""
+    return _pack([request_id, "part", piece, last])
 
 
 def encode_cancel(request_id: str) -> bytes:
-    """The frame that ends a request whose client went away."""
-    return _pack({"cancel": request_id})
+    """The command that ends a request whose client went away."""
+    return _pack([request_id, "cancel"])
 
 
-def together(commands: Sequence[bytes]) -> bytes:
-    """One frame of several: at most 15."""
-    return commands[0] if len(commands) == 1 else bytes((0x90 | len(commands),)) + b"".join(commands)
+def together(parts: Sequence[bytes]) -> bytes:
+    """One message of several commands, or of several steps."""
+    return b"\xdc" + len(parts).to_bytes(2, "big") + b"".join(parts)
 
 
-#: Of a frame to the worker.
-MOST_COMMANDS = 15
+class Commands:
+    """What a worker hears on one stream: puts the parts of submits together. Invariant: it holds at most `most_bytes` of parts."""
+
+    def __init__(self, most_bytes: int = MAX_SUBMIT_BYTES) -> None:
+        self._most = most_bytes
+        self._parts: dict[str, bytearray | None] = {}  #: None: refused, and what is left of it is on its way
+        self.held_bytes = 0
+
+    def take(self, frame: bytes) -> list[Command]:
+        """Requests to start, ids of requests to cancel, and submits that cannot be read, in order. Raises ValueError on a message that
+        holds no commands."""
+        data = _unpack(frame)
+        if not isinstance(data, list) or not all(isinstance(c, list) and len(c) >= 2 and isinstance(c[0], str) for c in data):
+            raise ValueError("a message to a worker is an array of commands")
+        taken: list[Command] = []
+        for request_id, kind, *rest in data:
+            if kind == "cancel":
+                self._drop(request_id)
+                taken.append(request_id)
+            elif kind == "submit" and len(rest) == 1:
+                taken.append(_request(request_id, rest[0]))
+            elif kind == "part" and len(rest) == 2 and isinstance(rest[0], bytes):
+                taken += self._part(request_id, rest[0], bool(rest[1]))
+            else:
+                taken.append(_unreadable(request_id, "its command is none of submit, part and cancel"))
+        return taken
+
+    def _part(self, request_id: str, piece: bytes, last: bool) -> list[Command]:
+        parts = self._parts.setdefault(request_id, bytearray())
+        found: list[Command] = []
+        if parts is not None and self.held_bytes + len(piece) > self._most:
+            self._drop(request_id)
+            parts = self._parts[request_id] = None
+            found.append(_unreadable(request_id, f"more than {self._most} bytes of requests are on their way; try again"))
+        if parts is not None:
+            parts += piece
+            self.held_bytes += len(piece)
+        if last:
+            self._drop(request_id)
+            if parts is not None:
+                found.append(_request(request_id, bytes(parts)))
+        return found
+
+    def _drop(self, request_id: str) -> None:
+        self.held_bytes -= len(self._parts.pop(request_id, None) or b"")
+
+    def validate(self) -> None:
+        """Raise AssertionError when the invariant is broken."""
+        assert self.held_bytes == sum(len(parts or b"") for parts in self._parts.values()) <= self._most
 
 
-def decode_to_worker(frame: bytes) -> list[GenerateRequest | str]:
-    """Requests to start and ids of requests to cancel, in order. Raises ValueError on anything else."""
-    data = _unpack(frame)
-    return [_command(one) for one in data] if isinstance(data, list) and data else [_command(data)]
-
-
-def _command(data: Any) -> GenerateRequest | str:
-    if isinstance(data, dict) and isinstance(data.get("cancel"), str):
-        return str(data["cancel"])
-    if isinstance(data, dict) and isinstance(data.get("submit"), dict):
-        submit = data["submit"]
+def _request(request_id: str, body: bytes) -> GenerateRequest | Unreadable:
+    try:
+        submit = _unpack(body)
         sampling = Sampling(**submit.pop("sampling"))
         use = submit.pop("tool_use", None)
-        return GenerateRequest(sampling=sampling, tool_use=None if use is None else ToolUse(**use), **submit)
-    raise ValueError("a frame to a worker holds submit or cancel")
+        made = GenerateRequest(sampling=sampling, tool_use=None if use is None else ToolUse(**use), **submit)
+        if made.request_id != request_id:
+            raise ValueError("it names another request")
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        return _unreadable(request_id, str(e))
+    return made
 
 
-def encode_step(frame: StepFrame) -> bytes:
-    """The frame of one engine step."""
-    return _pack(
-        {
-            "accepted": [[a.request_id, a.prompt_tokens] for a in frame.accepted],
-            "outputs": [_output(o) for o in frame.outputs],
-            "failed": [[f.request_id, f.error] for f in frame.failed],
-        }
-    )
+def _unreadable(request_id: str, why: str) -> Unreadable:
+    return Unreadable(request_id, InvalidRequest(f"the worker cannot read this request: {why}"))
 
 
-#: Steps of one frame.
-MOST_STEPS = 32
+# ---- from the worker -----------------------------------------------------------------------------------------------
+def encode_step(step: StepFrame) -> bytes:
+    """One step, whatever it takes."""
+    data: dict[str, Any] = {
+        "accepted": [[a.request_id, a.prompt_tokens] for a in step.accepted],
+        "outputs": [_output(o) for o in step.outputs],
+        "failed": [[f.request_id, f.error] for f in step.failed],
+    }
+    if step.trial is not None:
+        data["trial"] = step.trial
+    if step.leaving:
+        data["leaving"] = True
+    return _pack(data, "replace")  # an error may quote half a character of its caller's
 
 
-def joined(steps: Sequence[StepFrame]) -> StepFrame:
-    """One frame of several, the oldest first, when a stream is slower than its engine: each message costs both ends more than what is in
-    it. A request's events keep their order: it is accepted first, and fails last."""
-    if len(steps) == 1:
-        return steps[0]
-    return StepFrame(
-        [a for step in steps for a in step.accepted],
-        [o for step in steps for o in step.outputs],
-        [f for step in steps for f in step.failed],
-    )
+def encode_steps(steps: Iterable[StepFrame]) -> list[bytes]:
+    """The messages of these steps, in order: each of some megabytes at most, unless a single event takes more. An event that takes more
+    than `MAX_EVENT_BYTES` fails its request instead."""
+    messages: list[bytes] = []
+    group: list[bytes] = []
+    size = 0
+    for step in steps:
+        whole = _encoded(step)
+        for piece in _pieces(step) if whole is None or len(whole) > STEPS_BYTES else [whole]:
+            if group and size + len(piece) > STEPS_BYTES:
+                messages.append(together(group))
+                group, size = [], 0
+            group.append(piece)
+            size += len(piece)
+    messages.append(group[0] if len(group) == 1 else together(group))
+    return messages
+
+
+def _pieces(step: StepFrame) -> list[bytes]:
+    """An event each, in the order in which they are to be taken."""
+    found = [encode_step(StepFrame(trial=step.trial, leaving=step.leaving))]
+    events: list[Accepted | Output | Failed] = [*step.accepted, *step.outputs, *step.failed]
+    for event in events:
+        alone = StepFrame(
+            [event] if isinstance(event, Accepted) else [],
+            [event] if isinstance(event, Output) else [],
+            [event] if isinstance(event, Failed) else [],
+        )
+        piece = _encoded(alone)
+        if piece is None or len(piece) > MAX_EVENT_BYTES:
+            error = InvalidRequest(f"the answer gained more than {MAX_EVENT_BYTES} bytes in one step, or what cannot be sent")
+            piece = encode_step(StepFrame(failed=[Failed(event.request_id, to_wire(error))]))
+        found.append(piece)
+    return found
+
+
+def _encoded(step: StepFrame) -> bytes | None:
+    try:
+        return encode_step(step)
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def decode_step(frame: bytes) -> StepFrame:
-    """The inverse of `encode_step`."""
-    data = _unpack(frame)
-    if not isinstance(data, dict):
+    """What one message says, of one step or several, the oldest first. An event that cannot be read fails its request. Raises ValueError on
+    a message that holds no step."""
+    data = _unpack(frame, "replace")
+    steps = data if isinstance(data, list) else [data]
+    if not all(isinstance(step, dict) for step in steps):
         raise ValueError("a step's frame is a msgpack map")
-    return StepFrame(
-        accepted=[Accepted(*a) for a in data["accepted"]],
-        outputs=[_from_output(*fields) for fields in data["outputs"]],
-        failed=[Failed(*f) for f in data["failed"]],
-    )
+    found = StepFrame()
+    for step in steps:
+        unread: list[Any] = []
+        found.accepted += _events(step.get("accepted"), lambda a: Accepted(*a), unread)
+        found.outputs += _events(step.get("outputs"), lambda o: _from_output(*o), unread)
+        found.failed += _events(step.get("failed"), lambda f: Failed(*f), unread)
+        for event in unread:
+            if isinstance(event, list) and event and isinstance(event[0], str):
+                error = InvalidRequest("the worker's answer to this request cannot be read")
+                found.failed.append(Failed(event[0], to_wire(error)))
+        trial = step.get("trial")
+        found.trial = trial if isinstance(trial, str) else found.trial
+        found.leaving = found.leaving or bool(step.get("leaving"))
+    return found
+
+
+def _events(given: Any, read: Callable[[Any], E], unread: list[Any]) -> list[E]:
+    if not isinstance(given, list):
+        return []
+    try:
+        return [read(event) for event in given]
+    except (ValueError, TypeError):
+        found = []
+        for event in given:
+            try:
+                found.append(read(event))
+            except (ValueError, TypeError):
+                unread.append(event)
+        return found
 
 
 def _output(o: Output) -> list[Any]:
@@ -145,12 +307,12 @@ def _from_logprobs(values: list[Any] | None) -> list[TokenLogprob] | None:
     return None if values is None else [TokenLogprob(token, p, [tuple(t) for t in top]) for token, p, top in values]
 
 
-def _pack(data: dict[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(data, use_bin_type=True)
+def _pack(data: Any, surrogates: str = "strict") -> bytes:
+    packed: bytes = msgpack.packb(data, use_bin_type=True, unicode_errors=surrogates)
     return packed
 
 
-def _unpack(frame: bytes) -> Any:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return msgpack.unpackb(frame, raw=False, strict_map_key=False)
+def _unpack(frame: bytes, surrogates: str = "strict") -> Any:
+    if len(frame) > MAX_SUBMIT_BYTES:
+        raise ValueError(f"a frame of {len(frame)} bytes is over the limit of {MAX_SUBMIT_BYTES}")
+    return msgpack.unpackb(frame, raw=False, strict_map_key=False, unicode_errors=surrogates)

@@ -96,7 +96,7 @@ class Gateway:
 
     def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, patience: Patience | None = None, number: int = 0) -> None:
         self._config, self._tasks, self._clock, self._number = config, tasks, clock or RealClock(), number
-        self._patience = patience or Patience()
+        self._patience = patience or Patience(accept_s=config.gateway.accept_s, first_token_s=config.gateway.first_token_s)
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
         self.parts: Parts | None = None
@@ -106,7 +106,7 @@ class Gateway:
         config, clock, section = self._config, self._clock, self._config.gateway
         siblings = Siblings(section.port, self._number, section.processes)
         await siblings.open()
-        workers = Workers(self._tasks, clock)
+        workers = Workers(self._tasks, clock, self._patience)
         fleet = Fleet(config, workers, clock, self._patience)
         keys = Keys(((k.key, Caller(k.tenant, k.max_priority)) for k in section.api_keys), secrets.token_bytes(32))
         self.parts = parts = Parts(
@@ -131,6 +131,7 @@ class Gateway:
         )
         metrics.BODY_BYTES.set_function(lambda: parts.bodies.held + parts.strangers.held)
         self._tasks.start(fleet.watch(), "watch the fleet")
+        self._tasks.start(workers.watch(), "watch the workers")
         self._tasks.start(parts.hints.run(), "tell hints")
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)

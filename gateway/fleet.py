@@ -94,7 +94,7 @@ class Fleet:
         for node in message.nodes:
             for m in node.models:
                 self.models[m.name] = Model(m.name, m.max_tokens, m.created_s)
-        self._workers.follow({n.name: n.worker_address for n in self.view.nodes if n.worker_address})
+        self._workers.follow(self.view)
 
     # ---- what is known -----------------------------------------------------------------------------------------
     def knows_model(self, name: str) -> bool:
@@ -211,6 +211,7 @@ def _node(n: Any) -> Node:
         running=n.running,
         waiting=n.waiting,
         state=n.state,
+        stalled=n.stalled,
         details={"store_address": n.store_address}
         | {name: getattr(n, name) for name in (*counters, "ssd_bytes_used", "sessions")}
         | {"models": [_model(m) for m in n.models]},

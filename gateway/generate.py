@@ -2,14 +2,15 @@
 
 A request that moves carries the tokens it has so far, and its seed was fixed before the first attempt, so the next worker
 goes on exactly where the last one stopped: the caller sees a pause and no repetition. Whether there is a next attempt is
-decided in `core.retry`.
+decided in `core.retry`; which request an engine died of, in `core.quarantine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from contracts.errors import NotFound, RequestError, Unavailable, from_wire
 from contracts.ids import SessionKey
@@ -17,15 +18,18 @@ from contracts.request import Accepted, Failed, GenerateRequest, Output, Samplin
 from contracts.workflow import Hop
 from gateway import metrics
 from gateway.core.hops import Ended
+from gateway.core.quarantine import Quarantine, Verdict
 from gateway.core.refusals import is_final
 from gateway.core.retry import Again, Attempts, GiveUp, Patience
 from gateway.core.routing import Route
 from gateway.fleet import Fleet
-from gateway.workers import Flight, WorkerLost, Workers
+from gateway.flights import Event, Flight, Late, WorkerLost
+from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock
 
 log = telemetry.logger("gateway.generate")
+_NOWHERE = Route("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Generator:
     def __init__(self, fleet: Fleet, workers: Workers, clock: Clock, patience: Patience) -> None:
         self.fleet, self.workers, self.clock, self.patience = fleet, workers, clock, patience
         self.ended = Ended()
+        self.quarantine = Quarantine()
         #: Choices that are being generated.
         self.running = 0
         metrics.ACTIVE.set_function(lambda: self.running)
@@ -105,6 +110,10 @@ class Generation:
         self._attempts = Attempts(shared.patience, job.pin)
         self._flight: Flight | None = None
         self._begun = 0
+        #: It may have killed an engine, and has had no token since.
+        self._alone = False
+        #: Something failed since it last had a token.
+        self._disturbed = False
         #: What the next placement says of the workflow: nothing, once one has.
         self._hop = turn.hop
         self.progress = Progress()
@@ -122,6 +131,7 @@ class Generation:
     async def attempt(self) -> None:
         """Get accepted by some worker. Raises RequestError when that is not to be."""
         while True:
+            self._check_quarantine()
             route = await self._place()
             flight = await self._submit(route)
             if isinstance(flight, WorkerLost):
@@ -147,7 +157,7 @@ class Generation:
             while True:
                 assert self._flight is not None
                 outputs: list[Output] = []
-                broken: Accepted | Failed | WorkerLost | Output | None = None
+                broken: Event | None = None
                 for event in await self._flight.take():
                     if not isinstance(event, Output) or event.finish_reason == "cancelled":
                         broken = event
@@ -167,6 +177,9 @@ class Generation:
     def _note(self, output: Output) -> Output:
         done = self.progress
         done.tokens.extend(output.tokens)
+        if self._disturbed and output.tokens:
+            self._disturbed = self._alone = False
+            self._attempts.progressed()
         if done.cached_tokens is None:
             done.cached_tokens = min(output.cached_tokens, done.prompt_tokens)
         if output.finish_reason is not None and self._turn.hop is not None:
@@ -199,8 +212,17 @@ class Generation:
                 await self._again(self._attempts.no_node(self._now(), e.message), "no node")
 
     async def _submit(self, route: Route) -> Flight | WorkerLost:
-        job, turn, shared = self._job, self._turn, self._shared
-        request = GenerateRequest(
+        job, shared, request = self._job, self._shared, self._request(route)
+        flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
+        if route.promised and isinstance(flight, Flight):
+            shared.fleet.taken(request.request_id, job.session, job.model, job.priority, route.node)
+        self._begun += isinstance(flight, Flight)
+        return flight
+
+    def _request(self, route: Route) -> GenerateRequest:
+        """What the next attempt asks of a worker."""
+        job, turn = self._job, self._turn
+        return GenerateRequest(
             request_id=self._attempt_id(),
             tenant=job.session.tenant,
             session_id=job.session.session_id,
@@ -218,36 +240,58 @@ class Generation:
             group=turn.group,
             choice=turn.choice,
             expected_tokens=job.expected_tokens,
+            alone=self._alone,
         )
-        flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
-        if route.promised and isinstance(flight, Flight):
-            shared.fleet.taken(request.request_id, job.session, job.model, job.priority, route.node)
-        self._begun += isinstance(flight, Flight)
-        return flight
+
+    def _check_quarantine(self) -> None:
+        """Raises InvalidRequest for a request that is refused as poisonous."""
+        quarantine = self._shared.quarantine
+        if quarantine.remembers(self._job.session.tenant):
+            try:
+                quarantine.check(self._request(_NOWHERE), self._now())
+            except RequestError:
+                metrics.POISONOUS.labels("refused").inc()
+                raise
 
     def _attempt_id(self) -> str:
         """Each attempt has its own id: a worker that is still ending the last one must not take them for the same."""
         return f"{self._turn.request_id}.r{self._begun}" if self._begun else self._turn.request_id
 
     # ---- failure -----------------------------------------------------------------------------------------------
-    async def _failed(self, event: Accepted | Output | Failed | WorkerLost) -> None:
+    async def _failed(self, event: Event) -> None:
         """Returns when the request is to be tried again; raises RequestError when not."""
         node = self._flight.node if self._flight else ""
-        cause, reason, ran = "worker lost", f"{node} was lost", True
+        cause, reason, decide = "worker lost", f"{node} was lost", self._attempts.innocent
         if isinstance(event, Failed):
             error = _error(event)
             if error.status < 500:
                 raise error
             # "Not now" (it drains, it is full) may be said as often as patience lasts; any other failure counts.
-            cause, reason, ran = "worker failed", error.message, not (event.error and event.error[0] == Unavailable.status)
-        log.warning(cause, request=self._turn.request_id, node=node, tokens=len(self.progress.tokens), reason=reason)
+            cause, reason = "worker failed", error.message
+            decide = partial(self._attempts.lost, ran=not (event.error and event.error[0] == Unavailable.status))
+        elif isinstance(event, Late):
+            cause, reason, decide = "late", event.reason, partial(self._attempts.lost, ran=True)
+        elif isinstance(event, WorkerLost) and event.verdict is not Verdict.INNOCENT:
+            if event.verdict is Verdict.GUILTY:
+                self._condemned(node)
+            self._alone = True
+            decide = partial(self._attempts.lost, ran=True)
+            if self._attempts.last:
+                self._condemned(node)
+        log.warning(cause, request=self._turn.request_id, node=node, tokens=len(self.progress.tokens), reason=reason, alone=self._alone)
         self.cancel()
         self._flight = None
-        await self._again(self._attempts.lost(node, self._now(), reason, ran=ran), cause)
+        await self._again(decide(node, self._now(), reason), cause)
+
+    def _condemned(self, node: str) -> NoReturn:
+        log.error("poisonous request", request=self._turn.request_id, tenant=self._job.session.tenant, node=node)
+        metrics.POISONOUS.labels("found").inc()
+        raise self._shared.quarantine.condemn(self._request(_NOWHERE), self._now())
 
     async def _again(self, decision: Again | GiveUp, cause: str) -> None:
         if self._shared.stopping:
             raise Unavailable("this gateway is stopping; try again")
+        self._disturbed = True
         if isinstance(decision, GiveUp):
             raise Unavailable(f"the request could not be completed: {decision.reason}; try again")
         metrics.RETRIES.labels(cause).inc()

@@ -19,6 +19,7 @@ ACTIVE = Gauge("upbeat_gateway_active_generations", "Choices that are being gene
 TOKENS = Counter("upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind"], registry=REGISTRY)
 HINTS = Counter("upbeat_gateway_hints", "Advisories and invalidations by what became of them", ["kind", "outcome"], registry=REGISTRY)
 RETRIES = Counter("upbeat_gateway_retries", "Attempts after the first, by cause", ["cause"], registry=REGISTRY)
+POISONOUS = Counter("upbeat_gateway_poisonous", "Requests that an engine died of: found, and refused later", ["what"], registry=REGISTRY)
 PLACED = Counter("upbeat_gateway_placed", "Attempts by who chose the node (hint, scheduler, standby, direct)", ["by"], registry=REGISTRY)
 STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", registry=REGISTRY)
 LIMITED = Counter("upbeat_gateway_limited", "Requests for text refused with 429, by which limit", ["what"], registry=REGISTRY)

@@ -1,91 +1,38 @@
 """The streams to the workers: one a worker, kept up for as long as the fleet names it.
 
-Requests go in as frames; every engine step comes back as one frame that is taken apart into per-request queues (a
-`Flight` each). When a stream ends, each flight on it gets a `WorkerLost`; what to do about that is decided elsewhere.
-A worker that loses its stream cancels what ran on it, so nothing is left behind.
+Requests go in as commands (`core.outbox`); every engine step comes back as one frame that is taken apart into per-request queues (a
+`Flight` each). When a stream ends, each flight on it gets a `WorkerLost` with a verdict (`core.quarantine`); what to do about that is
+decided elsewhere. A worker that loses its stream cancels what ran on it, so nothing is left behind. A worker that stands still is given up
+(`core.overdue`): its stream is ended from here and begun again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from contracts import frames
-from contracts.request import Accepted, Failed, GenerateRequest, Output
+from contracts.errors import to_wire
+from contracts.request import Accepted, Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from gateway import metrics
+from gateway.core.outbox import Outbox
+from gateway.core.overdue import Waits, abandoned, late
+from gateway.core.quarantine import judge
+from gateway.core.retry import Patience
+from gateway.core.routing import FleetView
+from gateway.flights import Flight, Late, WorkerLost
 from runtime import rpc, telemetry
 from runtime.clock import Clock
 from runtime.service import Tasks
 
 log = telemetry.logger("gateway.workers")
 _REST_S = (0.1, 0.2, 0.5, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """The stream to `node` ended while this request was on it."""
-
-    node: str
-
-
-Event = Accepted | Output | Failed | WorkerLost
-
-
-class Flight:
-    """One request on one worker. Ends with an Output that has a finish reason, a Failed or a WorkerLost."""
-
-    def __init__(self, stream: WorkerStream, request_id: str) -> None:
-        self.stream, self.request_id = stream, request_id
-        self._events: list[Event] = []
-        #: Set while somebody waits for an event; there is one reader.
-        self._reader: asyncio.Future[None] | None = None
-        #: No event comes after those already queued.
-        self.ended = False
-
-    @property
-    def node(self) -> str:
-        """Where it runs."""
-        return self.stream.node
-
-    @property
-    def waiting(self) -> bool:
-        """Events have come that nobody has taken."""
-        return bool(self._events)
-
-    async def next(self) -> Event:
-        """The next event, in the worker's order."""
-        await self._some()
-        return self._events.pop(0)
-
-    async def take(self) -> list[Event]:
-        """All that have come since, in the worker's order; waits for the first."""
-        await self._some()
-        events, self._events = self._events, []
-        return events
-
-    async def _some(self) -> None:
-        while not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-
-    def deliver(self, event: Event) -> None:
-        """Queue an event; never blocks the stream."""
-        self.ended = isinstance(event, Failed | WorkerLost) or (isinstance(event, Output) and event.finish_reason is not None)
-        self._events.append(event)
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():
-            reader.set_result(None)
-
-    def cancel(self) -> None:
-        """End it in the worker, at once, unless it has ended. Safe to call twice."""
-        if not self.ended:
-            self.ended = True
-            self.stream.drop(self)
+#: How often it is looked whether somebody waits in vain, in seconds.
+_LOOK_S = 0.5
 
 
 class WorkerStream:
@@ -95,8 +42,14 @@ class WorkerStream:
     def __init__(self, node: str, address: str, clock: Clock) -> None:
         self.node, self.address, self._clock = node, address, clock
         self.flights: dict[str, Flight] = {}
+        #: When the worker last sent anything.
+        self.heard_s = clock.now()
         self._up = asyncio.Event()
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outbox, self._some = Outbox(), asyncio.Event()
+        #: Whose trial it is, as the worker last said; and that it leaves.
+        self._trial, self._leaving = "", False
+        self._call: Any = None
+        self._given_up = ""
 
     @property
     def connected(self) -> bool:
@@ -111,15 +64,32 @@ class WorkerStream:
                     await self._up.wait()
             except TimeoutError:
                 return WorkerLost(self.node)
-        flight = Flight(self, request.request_id)
+        flight = Flight(self, request, self._clock.now())
         self.flights[request.request_id] = flight
-        self._outbox.put_nowait(frames.encode_submit(request))
+        self._outbox.submit(request)
+        self._some.set()
         return flight
 
     def drop(self, flight: Flight) -> None:
         """Forget a flight and tell the worker."""
         if self.flights.pop(flight.request_id, None) is not None:
-            self._outbox.put_nowait(frames.encode_cancel(flight.request_id))
+            self._outbox.cancel(flight.request_id)
+            self._some.set()
+
+    def give_up(self, reason: str) -> None:
+        """End the connection, as if the worker had died, and begin another."""
+        if self._call is not None and self.connected and not self._given_up:
+            self._given_up = reason
+            self._call.cancel()
+
+    def let_go(self, waits: Waits) -> None:
+        """End the flights that wait for longer than they may."""
+        now = self._clock.now()
+        for flight in list(self.flights.values()):
+            why = late(waits, now, flight.begun_s, flight.accepted_s, flight.spoken, alone=flight.alone)
+            if why:
+                self.drop(flight)
+                flight.deliver(Late(self.node, f"{self.node}: {why}"))
 
     async def run(self) -> None:
         """Keep the connection up, for ever."""
@@ -127,23 +97,25 @@ class WorkerStream:
         async with rpc.channel(self.address) as channel:
             stub: Any = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
             while True:
-                outbox: asyncio.Queue[bytes] = asyncio.Queue()
-                self._outbox = outbox
-                call = stub.Stream(wait_for_ready=True)
-                writer = asyncio.create_task(_write(call, outbox))
+                self._outbox, self._some, self._trial, self._leaving, self._given_up = Outbox(), asyncio.Event(), "", False, ""
+                self._call = call = stub.Stream(wait_for_ready=True)
+                writer = asyncio.create_task(self._write(call, self._outbox, self._some))
                 try:
                     await call.wait_for_connection()
                     self._up.set()
+                    self.heard_s = self._clock.now()
                     metrics.STREAMS.inc()
                     log.info("stream up", node=self.node, address=self.address)
                     failures = 0
                     async for message in call:
-                        self._dispatch(frames.decode_step(message.payload))
+                        self._heard(message.payload)
                     reason = "the worker ended it"
                 except grpc.aio.AioRpcError as e:
                     reason = f"{e.code().name}: {e.details()}"
-                except (ValueError, TypeError, KeyError) as e:
-                    reason = f"a frame could not be read: {e}"
+                except asyncio.CancelledError:
+                    if not self._given_up:
+                        raise
+                    reason = self._given_up
                 finally:
                     call.cancel()
                     writer.cancel()
@@ -152,13 +124,24 @@ class WorkerStream:
                 await self._clock.sleep(_REST_S[min(failures, len(_REST_S) - 1)])
                 failures += 1
 
-    def _dispatch(self, step: frames.StepFrame) -> None:
+    def _heard(self, payload: bytes) -> None:
+        now = self.heard_s = self._clock.now()
+        try:
+            step = frames.decode_step(payload)
+        except ValueError as e:
+            log.error("a frame of no use", node=self.node, error=str(e))
+            return
+        if step.trial is not None:
+            self._trial = step.trial
+        self._leaving = self._leaving or step.leaving
         flights = self.flights
         for events in (step.accepted, step.outputs, step.failed):
             for event in events:
                 flight = flights.get(event.request_id)
                 if flight is None:
                     continue  # cancelled a moment ago
+                if isinstance(event, Accepted):
+                    flight.accepted_s = now
                 flight.deliver(event)
                 if flight.ended:
                     del flights[event.request_id]
@@ -168,27 +151,37 @@ class WorkerStream:
             metrics.STREAMS.dec()
         self._up.clear()
         flights, self.flights = self.flights, {}
+        verdicts = judge({flight.request_id: flight.sent for flight in flights.values()}, self._trial, self._leaving)
         for flight in flights.values():
-            flight.deliver(WorkerLost(self.node))
+            flight.deliver(WorkerLost(self.node, verdicts[flight.request_id]))
 
-
-async def _write(call: Any, outbox: asyncio.Queue[bytes]) -> None:
-    # The reading side sees the same end of the stream, and says why.
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        while True:
-            # What waits together travels together.
-            commands = [await outbox.get()]
-            while len(commands) < frames.MOST_COMMANDS and not outbox.empty():
-                commands.append(outbox.get_nowait())
-            await call.write(worker_pb2.Frame(payload=frames.together(commands)))
+    async def _write(self, call: Any, outbox: Outbox, some: asyncio.Event) -> None:
+        # The reading side sees the same end of the stream, and says why.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await some.wait()
+                message = outbox.next()
+                if not outbox:
+                    some.clear()
+                for request_id, error in message.refused:
+                    if (flight := self.flights.pop(request_id, None)) is not None:
+                        flight.deliver(Failed(request_id, to_wire(error)))
+                for request_id in message.sent:
+                    if (flight := self.flights.get(request_id)) is not None:
+                        flight.sent = True
+                if message.commands:
+                    await call.write(worker_pb2.Frame(payload=frames.together(message.commands)))
 
 
 class Workers:
     """All worker streams, by node. Streams of nodes that the fleet no longer names end once they are empty."""
 
-    def __init__(self, tasks: Tasks, clock: Clock) -> None:
-        self._tasks, self._clock = tasks, clock
+    def __init__(self, tasks: Tasks, clock: Clock, patience: Patience) -> None:
+        self._tasks, self._clock, self._patience = tasks, clock, patience
         self._streams: dict[str, tuple[WorkerStream, asyncio.Task[None]]] = {}
+        self._fleet = FleetView()
+        #: Since when a node is called stalled.
+        self._stalled_s: dict[str, float] = {}
 
     def stream(self, node: str, address: str) -> WorkerStream:
         """The stream to `node`, begun if need be; a node that moved gets a new one."""
@@ -201,8 +194,11 @@ class Workers:
         self._streams[node] = (stream, self._tasks.start(stream.run(), f"stream to {node}"))
         return stream
 
-    def follow(self, addresses: dict[str, str]) -> None:
+    def follow(self, fleet: FleetView) -> None:
         """Keep streams to these nodes and no others."""
+        self._fleet, now = fleet, self._clock.now()
+        self._stalled_s = {n.name: self._stalled_s.get(n.name, now) for n in fleet.nodes if n.stalled}
+        addresses = {n.name: n.worker_address for n in fleet.nodes if n.worker_address}
         for node, address in addresses.items():
             self.stream(node, address)
         for node in [n for n in self._streams if n not in addresses]:
@@ -210,6 +206,28 @@ class Workers:
             if not stream.flights:
                 task.cancel()
                 del self._streams[node]
+
+    async def watch(self) -> None:
+        """Let go of what waits in vain, for ever."""
+        waits = Waits(self._patience.accept_s, self._patience.first_token_s)
+        while True:
+            await self._clock.sleep(_LOOK_S)
+            now = self._clock.now()
+            for node, (stream, _) in list(self._streams.items()):
+                if not stream.flights:
+                    continue
+                stream.let_go(waits)
+                if abandoned(now, self._stalled_s.get(node), stream.heard_s, self._patience.total_s, others=self._others(node)):
+                    stream.give_up("its engine stands still, or nothing is heard of it")
+
+    def _others(self, name: str) -> bool:
+        """Another node that serves what this one serves can be reached."""
+        node, connected = self._fleet.node(name), self.connected
+        models = node.models if node is not None else frozenset()
+        return any(
+            n.name != name and n.serving and not n.stalled and n.name in connected and (not models or n.models & models)
+            for n in self._fleet.nodes
+        )
 
     @property
     def connected(self) -> set[str]:

@@ -134,6 +134,8 @@ class WorkerSection(BaseModel):
     kernels: Literal["auto", "native", "portable", "torch"] = "auto"
     #: What `upbeat profile` measured. auto: what it kept for this model and machine, if that; off: nothing; else a file that must fit.
     profile: str = Field(default="auto", min_length=1)
+    #: Requests that kill or hang the engine, for tests: kill:WORD or hang:WORD by the name of a point (worker/failpoints.py).
+    failpoints: dict[str, str] = {}
 
 
 class NodesSection(BaseModel):

@@ -74,6 +74,10 @@ class GatewaySection(BaseModel):
     max_connections: int = Field(default=10_000, ge=8)
     #: A connection on which no request is completed for so long is closed, in seconds; longer than a load balancer keeps one idle (60 s).
     idle_s: float = Field(default=75.0, ge=1, allow_inf_nan=False)
+    #: How long a request waits for a worker to accept it (its prompt is checked and made into tokens), and from then on for its first token
+    #: (others may be before it), in seconds; then it goes to another node. 0: for ever.
+    accept_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    first_token_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
     #: How long running requests may take to end when the gateway is stopped, in seconds.
     drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
 

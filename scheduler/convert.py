@@ -60,6 +60,7 @@ def load_from_wire(r: scheduler_pb2.WorkerLoad) -> Load:
         hbm_pages_free=r.hbm_pages_free,
         prefill_token_s=r.prefill_token_s,
         by_priority=dict(r.outstanding_by_priority),
+        stalled_s=r.stalled_s,
     )
 
 

@@ -87,6 +87,7 @@ class Views:
             ssd_bytes_used=n.ssd_bytes_used,
             sessions=self._control.directory.count(n.name),
             state=n.state(self._clock.now()),
+            stalled=n.stalled(self._clock.now()),
         )
 
     def metrics(self) -> scheduler_pb2.FleetMetrics:

@@ -17,6 +17,7 @@ from runtime.clock import RealClock
 from runtime.config import GIB, Config, cluster_secret
 from runtime.profiles import fitting
 from runtime.service import Tasks, arguments, run, serve
+from worker import failpoints
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.device import Device
@@ -51,6 +52,7 @@ class WorkerProcess:
         """Load the model, serve, attach to the store, report to the scheduler."""
         config, places = self.config, self.places
         threads = compute_threads(config)
+        failpoints.arm(config.worker.failpoints)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         began = time.monotonic()

@@ -21,6 +21,7 @@ from contracts.request import Accepted, Failed, GenerateRequest, Output
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
+from worker import failpoints
 from worker.admission import Admission
 from worker.core.load_plan import Source
 from worker.core.sequence import Event, Sequence, State
@@ -116,6 +117,8 @@ class Engine:
         self._going_on = False
         #: Called from the engine's thread when the set of requests has changed.
         self.on_requests: Callable[[], None] = lambda: None
+        #: The same, when steps begin to hold one request only, of this id; empty: they no longer do.
+        self.on_trial: Callable[[str], None] = lambda request_id: None
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -136,6 +139,11 @@ class Engine:
         return self._quiet and self.inbox.empty()
 
     @property
+    def stalled_s(self) -> float:
+        """How long it has done nothing beyond the time its step should have taken; any thread."""
+        return self.stepping.beats.stalled_s(self.device.clock.now())
+
+    @property
     def going_on(self) -> bool:
         """The next turn has something to do without an event."""
         return self._going_on or self.prefetching.due
@@ -151,10 +159,14 @@ class Engine:
     def turn(self, block: bool) -> None:
         """Take what came, admit, and run one step if somebody can. Without a thread, whoever owns the engine calls it."""
         self._take_events(block)
+        self.stepping.beats.seen(self.device.clock.now())
         self.saving.expire()
         self.scheduling.admit(self._sequences())
         self.prefetching.pump()
+        tried = self.scheduling.trials.told
         batch = self.scheduling.batch(self._sequences())
+        if self.scheduling.trials.told != tried:
+            self.on_trial(self.scheduling.trials.told)
         if batch:
             self._step(batch)
         # When nothing ran and nobody was sent back, only an event changes anything.
@@ -168,8 +180,12 @@ class Engine:
         return [live.sequence for live in self._live.values()]
 
     def _take_events(self, block: bool) -> None:
+        if block:
+            self.stepping.beats.rests()
+        rest_s = self.scheduling.trials.rest_s(self.device.clock.now())
+        idle_s = IDLE_S if rest_s is None else min(rest_s, IDLE_S)
         try:
-            event = self.inbox.get(timeout=min(max(self.prefetching.due_in_s, 0.0), IDLE_S)) if block else self.inbox.get_nowait()
+            event = self.inbox.get(timeout=min(max(self.prefetching.due_in_s, 0.0), idle_s)) if block else self.inbox.get_nowait()
             self._quiet = False
             while True:
                 self._on(event)
@@ -247,6 +263,7 @@ class Engine:
 
     # ---- postprocess -------------------------------------------------------------------------------------------
     def _step(self, batch: list[tuple[Sequence, int]]) -> None:
+        failpoints.reach("step", [s.request for s, _ in batch])
         logits, void = self.stepping.run(batch, self.saving.ahead_of(batch))
         speaking = [self._live[s.request.request_id] for s, count in batch if s.computed + count == len(s.tokens)]
         choices = self.sampler.choose(logits, [live.sampling for live in speaking])

@@ -101,6 +101,7 @@ class Reporter:
             outstanding_by_priority=counts.outstanding_s,
             number=number,
             draining=self.draining(),
+            stalled_s=self.engine.stalled_s,
         )
 
 

@@ -15,6 +15,7 @@ from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.preemption import holding, spare_pages, victim
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
+from worker.core.trials import Trials
 from worker.saving import Saving
 
 
@@ -28,6 +29,7 @@ class Scheduling:
         self.preemptions = self.dropped_tokens = 0
         #: Tokens that were computed again, by what had taken their sequence off the device.
         self.recomputed_tokens: Counter[Event] = Counter()
+        self.trials = Trials()
         self._lacking: list[Sequence] = []
         self._choices = 0
 
@@ -79,7 +81,8 @@ class Scheduling:
         The most urgent take pages first. One that finds none preempts who is less urgent, or sits this step out with what it has.
         """
         here = _here(sequences)
-        able, lacking = [s for s in here if s.state is State.RUNNING], []
+        running = [s for s in here if s.state is State.RUNNING]
+        able, lacking = self.trials.turn(running, self.device.clock.now()), []
         while True:
             chosen = choose(able, self._budget(able))
             found_none = [s for s, count in sorted(chosen, key=lambda c: c[0].priority) if not self._extend(s, s.computed + count, here)]

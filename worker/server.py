@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
-from contracts.frames import MOST_STEPS, StepFrame, decode_to_worker, encode_step, joined
+from contracts.frames import MOST_STEPS, Command, Commands, StepFrame, Unreadable, encode_steps
 from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
+from worker import failpoints
 from worker.engine import Cancel, Engine, Submit
 from worker.grammars import Grammars
 from worker.output import Guide
@@ -30,18 +31,19 @@ class _Stream:
         self._loop = asyncio.get_running_loop()
         self.frames: asyncio.Queue[StepFrame] = asyncio.Queue()
         self.requests: set[str] = set()
+        self.commands = Commands()
 
     def put(self, frame: StepFrame) -> None:
         """Any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
             self._loop.call_soon_threadsafe(self.frames.put_nowait, frame)
 
-    def with_waiting(self, first: StepFrame) -> StepFrame:
+    def with_waiting(self, first: StepFrame) -> list[StepFrame]:
         """`first`, which was taken from `frames`, and what has come after it: what waits together travels together."""
         steps = [first]
         while len(steps) < MOST_STEPS and not self.frames.empty():
             steps.append(self.frames.get_nowait())
-        return joined(steps)
+        return steps
 
 
 class WorkerServer(worker_pb2_grpc.WorkerServicer):
@@ -51,6 +53,8 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         self.engine, self.codec, self.max_tokens, self.vocab_size = engine, codec, max_tokens, vocab_size
         self.grammars = Grammars(codec, vocab_size, engine.eos_ids)
         self.draining = False
+        self._streams: set[_Stream] = set()
+        engine.on_trial = lambda request_id: self._tell_all(StepFrame(trial=request_id))
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         #: A large schema takes a while: it delays no request without one.
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -58,6 +62,9 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
     async def Stream(self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any) -> AsyncIterator[worker_pb2.Frame]:
         """See the proto: until the gateway goes away, which cancels what it asked for."""
         stream = _Stream()
+        self._streams.add(stream)
+        if self.draining:
+            stream.put(StepFrame(leaving=True))
         reader = asyncio.ensure_future(self._read(request_iterator, stream))
         try:
             while not reader.done():
@@ -66,11 +73,14 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 if not waiting.done():
                     waiting.cancel()
                     break
-                frame = stream.with_waiting(waiting.result())
-                stream.requests.difference_update(o.request_id for o in frame.outputs if o.finish_reason)
-                stream.requests.difference_update(f.request_id for f in frame.failed)
-                yield worker_pb2.Frame(payload=encode_step(frame))
+                steps = stream.with_waiting(waiting.result())
+                for step in steps:
+                    stream.requests.difference_update(o.request_id for o in step.outputs if o.finish_reason)
+                    stream.requests.difference_update(f.request_id for f in step.failed)
+                for payload in encode_steps(steps):
+                    yield worker_pb2.Frame(payload=payload)
         finally:
+            self._streams.discard(stream)
             reader.cancel()
             requests, stream.requests = stream.requests, set()
             for request_id in requests:
@@ -79,17 +89,29 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
     async def _read(self, frames: AsyncIterator[worker_pb2.Frame], stream: _Stream) -> None:
         async for frame in frames:
             try:
-                commands = decode_to_worker(frame.payload)
-            except (ValueError, TypeError, KeyError) as e:
+                commands = stream.commands.take(frame.payload)
+            except ValueError as e:
                 log.error("bad frame", error=str(e))
                 continue
             for command in commands:
-                if isinstance(command, str):
-                    stream.requests.discard(command)
-                    self.engine.inbox.put(Cancel(command))
-                else:
-                    stream.requests.add(command.request_id)
-                    asyncio.ensure_future(self._submit(command, stream))  # noqa: RUF006 - it answers through the stream
+                self._on(command, stream)
+
+    def _on(self, command: Command, stream: _Stream) -> None:
+        match command:
+            case str():
+                stream.requests.discard(command)
+                self.engine.inbox.put(Cancel(command))
+            case Unreadable():
+                log.error("unreadable request", request=command.request_id, error=command.error.message)
+                stream.put(StepFrame(failed=[Failed(command.request_id, to_wire(command.error))]))
+            case GenerateRequest():
+                stream.requests.add(command.request_id)
+                asyncio.ensure_future(self._submit(command, stream))  # noqa: RUF006 - it answers through the stream
+
+    def _tell_all(self, frame: StepFrame) -> None:
+        """Any thread."""
+        for stream in tuple(self._streams):
+            stream.put(frame)
 
     async def _submit(self, request: GenerateRequest, stream: _Stream) -> None:
         try:
@@ -113,6 +135,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 self.engine.inbox.put(submit)
 
     def _tokens(self, request: GenerateRequest) -> list[int]:
+        failpoints.reach("tokenise", [request])
         if request.prompt_tokens is not None:
             if any(not 0 <= t < self.vocab_size for t in request.prompt_tokens):
                 raise InvalidRequest(f"prompt holds token ids outside of 0 to {self.vocab_size - 1}", param="prompt")
@@ -148,6 +171,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
     async def drain(self) -> None:
         """Refuse new requests, and return when the engine has nothing left to do or save."""
         self.draining = True
+        self._tell_all(StepFrame(leaving=True))
         while not self.engine.idle:  # noqa: ASYNC110 - another thread's state
             await asyncio.sleep(0.05)
 

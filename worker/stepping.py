@@ -13,6 +13,7 @@ import torch
 
 from worker.core.hbm import Block
 from worker.core.pace import Pace
+from worker.core.progress import Progress
 from worker.core.sequence import Sequence
 from worker.device import Device
 from worker.loads import StepProgress
@@ -55,6 +56,8 @@ class Stepping:
     device: Device
     runner: Steps
     pace: Pace
+    #: Told of every layer.
+    beats: Progress = field(default_factory=Progress)
     #: Page tables of the sequences of the last step.
     _tables: dict[Sequence, _Table] = field(default_factory=dict)
 
@@ -84,12 +87,21 @@ class Stepping:
                 if sequence.request.request_id not in void and not self._wait_for_layer(blocks, layer):
                     void.add(sequence.request.request_id)
 
-        began = self.device.clock.now()
-        logits = self.runner.step(slices, before_layer, lambda layer: progress.reached(layer + 1) if progress else None)
+        def after_layer(layer: int) -> None:
+            self.beats.seen(clock.now())
+            if progress:
+                progress.reached(layer + 1)
+
+        clock = self.device.clock
+        decodes = sum(count == 1 for _, count in batch)
+        prefill_tokens = sum(count for _, count in batch) - decodes
+        began = clock.now()
+        self.beats.step(began, self.pace.decode_s(decodes) + prefill_tokens * self.pace.prefill_token_s)
+        logits = self.runner.step(slices, before_layer, after_layer)
+        ended = clock.now()
+        self.beats.stepped(ended)
         if not arriving:
-            decodes = sum(count == 1 for _, count in batch)
-            prefill_tokens = sum(count for _, count in batch) - decodes
-            self.pace.stepped(self.device.clock.now() - began, prefill_tokens, decodes)
+            self.pace.stepped(ended - began, prefill_tokens, decodes)
         return logits, void
 
     def _wait_for_layer(self, blocks: list[Block], layer: int) -> bool:
@@ -101,4 +113,5 @@ class Stepping:
                 if not coming or any(b.lost for b in blocks) or self.device.clock.now() > deadline:
                     return False
                 self.device.table.progress.wait(0.2)
+                self.beats.seen(self.device.clock.now())  # what is slow is elsewhere, and the wait has an end
         return True

@@ -44,7 +44,8 @@ class _Out:
         self._writes = True
         while together := self._waiting[: frames.MOST_STEPS]:
             del self._waiting[: len(together)]
-            await self._context.write(worker_pb2.Frame(payload=frames.encode_step(frames.joined(together))))
+            for payload in frames.encode_steps(together):
+                await self._context.write(worker_pb2.Frame(payload=payload))
         self._writes = False
 
 
@@ -60,11 +61,13 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         out = _Out(context)
         batch: list[str] = []
         tasks: dict[str, asyncio.Task[None]] = {}
+        commands = frames.Commands()
         while (frame := await context.read()) is not grpc.aio.EOF:
             first, streamed = frames.StepFrame(), list[str]()
-            for command in frames.decode_to_worker(frame.payload):
-                if not isinstance(command, GenerateRequest):
+            for command in commands.take(frame.payload):
+                if isinstance(command, str):
                     self._ended(command)
+                if not isinstance(command, GenerateRequest):
                     continue
                 rid, sampling = command.request_id, command.sampling
                 self._live.add(rid)

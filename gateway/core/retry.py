@@ -1,8 +1,9 @@
 """Whether a request whose worker was lost is tried again, when, and which nodes it keeps away from.
 
-A request may run into a dying worker `attempts` times in all, so that one which kills workers does not kill them all. Being
-told that no node is there is not such an attempt: the only node of a small deployment restarts within seconds, and
-waiting for it is right. Both end after `total_s`, counted from the first failure.
+A request that may have killed its worker does so `attempts` times in all, so that it does not kill them all; `core.quarantine` finds most
+of them at the second time. Being told that no node is there is not such an attempt: the only node of a small deployment restarts within
+seconds, and waiting for it is right. Nor is the death of a worker that another request is to blame for. All of it ends after `total_s`,
+counted from the first failure since the request last had a token.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ class Patience:
     scheduler_rest_s: float = 2.0
     #: How long a request waits for the stream to its worker.
     connect_s: float = 1.0
+    #: How long a request waits for its worker's word that it is valid and will run, and from then on for its first token; 0: for ever.
+    accept_s: float = 30.0
+    first_token_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,21 @@ class Attempts:
         if self.failed >= self.patience.attempts:
             return GiveUp(f"{reason} (attempt {self.failed} of {self.patience.attempts})")
         return self._again(now_s, 0.0 if ran else self.patience.pause_s, reason)
+
+    @property
+    def last(self) -> bool:
+        """One more attempt that it may have died of, and there is no other."""
+        return self.failed + 1 >= self.patience.attempts
+
+    def innocent(self, node: str, now_s: float, reason: str) -> Again | GiveUp:
+        """`node` was lost, but not by this request."""
+        if node != self.pin and node not in self.avoid:
+            self.avoid.append(node)
+        return self._again(now_s, 0.0, reason)
+
+    def progressed(self) -> None:
+        """It has a token: what failed before is over, but for how often it may have killed a worker."""
+        self._first_failure_s = None
 
     def no_node(self, now_s: float, reason: str) -> Again | GiveUp:
         """Nobody can take it at the moment. Forgives the avoided nodes: they may be back."""

@@ -35,6 +35,8 @@ class Node:
     waiting: int = 0
     #: serving, suspect, draining, dead or absent.
     state: str = ""
+    #: Nothing is heard of its worker, or its engine stands still.
+    stalled: bool = False
     #: What else the scheduler says of it, for `GET /v1/fleet`.
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,14 +125,14 @@ def direct_route(
     there is none.
 
     in_flight: this gateway's own requests per node; they count in full, what others run there as last reported.
-    connected: nodes to which a stream stands; one without goes last, whatever its load.
+    connected: nodes to which a stream stands; one without goes last, whatever its load, as one does that is stalled.
     """
     able = [n for n in fleet.nodes if n.able(model) and (n.name == pin if pin else n.name not in avoid)]
     if not able:
         return None
 
     def rank(n: Node) -> tuple[bool, int, int, str]:
-        return (n.name not in connected, load(n, in_flight), in_flight.get(n.name, 0), n.name)
+        return (n.name not in connected or n.stalled, load(n, in_flight), in_flight.get(n.name, 0), n.name)
 
     best = min(able, key=rank)
     why = f"least outstanding ({rank(best)[1]}) of {len(able)}"

@@ -39,6 +39,8 @@ class Columns:
         size = 16
         self.serving: Flags = np.zeros(size, np.bool_)
         self.heard_s: Floats = np.zeros(size)
+        #: Its engine stands still.
+        self.stalled: Flags = np.zeros(size, np.bool_)
         #: From when on a node that came and went is trusted again.
         self.trusted_s: Floats = np.zeros(size)
         #: Outstanding work by class of urgency as reported, and the requests by class that were placed since.
@@ -103,11 +105,13 @@ class Columns:
         pages_total: int,
         pages_free: int,
         prefill_token_s: float,
+        *,
+        stalled: bool = False,
     ) -> None:
         """How a node is now; work by class of urgency."""
         row = self.rows[name]
         self._steady = None
-        self.serving[row], self.heard_s[row] = serving, heard_s
+        self.serving[row], self.heard_s[row], self.stalled[row] = serving, heard_s, stalled
         self.pages_total[row], self.pages_free[row], self.prefill_token_s[row] = pages_total, pages_free, prefill_token_s or np.inf
         self.reported_s[:, row] = 0.0
         self.young_count[:, row] = 0.0
@@ -143,9 +147,10 @@ class Columns:
         return self._steady
 
     def suspect(self, now: float) -> Flags:
-        """Nodes that get work only if there is no other: not heard of for a while, or back for too short a time."""
+        """Nodes that get work only if there is no other: not heard of for a while, back for too short a time, or with an engine that stands
+        still."""
         n = self.count
-        found: Flags = (now - self.heard_s[:n] > SUSPECT_AFTER_S) | (now < self.trusted_s[:n])
+        found: Flags = (now - self.heard_s[:n] > SUSPECT_AFTER_S) | (now < self.trusted_s[:n]) | self.stalled[:n]
         return found
 
     def young(self, name: str, urgency: int, count: int) -> None:

@@ -1,9 +1,10 @@
 """What the scheduler knows of its nodes: soft state, rebuilt from their reports.
 
 A node's life: *serving* while both of its processes are here and its worker takes work; *suspect* when its lease is over, as nothing
-was heard of it for a while, and then it gets work only if there is no other; *dead* when that lasts: what ran there is gone, and what it
-held cannot be had from it, until it reports again; *draining* when its worker says that it takes nothing new; *absent* while one of its
-processes is not here. One that comes and goes is suspect for a growing while after each return, so that work and hints do not follow it.
+was heard of it for a while, or when its worker says that its engine stands still: then it gets work only if there is no other; *dead* when
+nothing is heard of it for longer: what ran there is gone, and what it held cannot be had from it, until it reports again; *draining* when
+its worker says that it takes nothing new; *absent* while one of its processes is not here. One that comes and goes is suspect for a growing
+while after each return, so that work and hints do not follow it.
 
 Invariants (checked by `validate`):
 - A request is outstanding on exactly one node.
@@ -23,6 +24,8 @@ from scheduler.core.columns import SUSPECT_AFTER_S, Columns, urgency_class
 DEAD_AFTER_S = 15.0
 #: A placement that no worker report has confirmed within this time is forgotten, in seconds.
 UNCONFIRMED_S = 10.0
+#: An engine that has done nothing for this long beyond the time its step should have taken stands still, in seconds.
+STALLED_AFTER_S = 2.0
 _WEIGHT = 0.1
 #: A node that leaves again within this time of having left before is unsteady. At its second return it is suspect for
 #: `_FIRST_DOUBT_S`, then for twice as long each time, up to this time, in seconds.
@@ -69,6 +72,8 @@ class Load:
     hbm_pages_free: int = 0
     prefill_token_s: float = 0.0
     by_priority: Mapping[int, float] = field(default_factory=dict)
+    #: How long the engine has done nothing beyond the time its step should have taken.
+    stalled_s: float = 0.0
 
     @property
     def seconds(self) -> dict[int, float]:
@@ -140,7 +145,11 @@ class Node:
             return "dead"
         if self.draining:
             return "draining"
-        return "suspect" if now - self.heard_s > SUSPECT_AFTER_S or now < self.trusted_s else "serving"
+        return "suspect" if self.stalled(now) or now < self.trusted_s else "serving"
+
+    def stalled(self, now: float) -> bool:
+        """Nothing is heard of its worker, or its engine stands still: what runs there does not get on, as far as is known."""
+        return self.worker_here and (now - self.heard_s > SUSPECT_AFTER_S or self.load.stalled_s > STALLED_AFTER_S)
 
 
 class Fleet:
@@ -293,7 +302,10 @@ class Fleet:
         for placed in node.young.values():
             young[placed.urgency] = young.get(placed.urgency, 0) + 1
         pages = (node.load.hbm_pages_total, node.load.hbm_pages_free)
-        self.columns.report(node.name, node.serving, node.heard_s, node.load.seconds, young, *pages, node.load.prefill_token_s)
+        stalled = node.load.stalled_s > STALLED_AFTER_S
+        self.columns.report(
+            node.name, node.serving, node.heard_s, node.load.seconds, young, *pages, node.load.prefill_token_s, stalled=stalled
+        )
         self.version += seen
 
     def work_s(self, name: str) -> float:

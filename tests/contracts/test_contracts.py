@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,14 +13,21 @@ from contracts.advisory import Advisory, parse_advisories, parse_advisory
 from contracts.convert import advisory_from_wire, advisory_to_wire, layers_from_bitmap, layers_to_bitmap
 from contracts.errors import InvalidRequest, NotFound, from_wire, to_wire
 from contracts.frames import (
+    MAX_EVENT_BYTES,
+    MAX_SUBMIT_BYTES,
     MOST_COMMANDS,
+    STEPS_BYTES,
+    Commands,
     StepFrame,
+    Unreadable,
     decode_step,
-    decode_to_worker,
     encode_cancel,
+    encode_part,
+    encode_request,
     encode_step,
+    encode_steps,
     encode_submit,
-    joined,
+    submit_command,
     together,
 )
 from contracts.ids import check_session_id
@@ -114,17 +122,16 @@ def test_layer_bitmaps_survive_the_wire(layers: set[int], count: int) -> None:
     assert layers_from_bitmap(layers_to_bitmap(wanted, count), count) == wanted
 
 
+def take(*commands: bytes) -> list[Any]:
+    return Commands().take(together(commands))
+
+
 def test_frames_come_back_as_they_went() -> None:
     sampling = Sampling(temperature=0.5, stop=["x"], logit_bias={5: -1.0}, seed=7)
-    request = GenerateRequest("r", "t", "s", "m", sampling, messages=[{"role": "user", "content": "hé"}], resume_tokens=[1, 2])
-    assert decode_to_worker(encode_submit(request)) == [request]
+    request = GenerateRequest("r", "t", "s", "m", sampling, messages=[{"role": "user", "content": "hé"}], resume_tokens=[1, 2], alone=True)
     called = GenerateRequest("r", "t", "s", "m", sampling, messages=[], tool_use=ToolUse("[]", "required", "f", False), group="g", choice=2)
-    assert decode_to_worker(encode_submit(called)) == [called]
-    assert decode_to_worker(encode_cancel("r")) == ["r"]
-    several = [encode_submit(request), encode_cancel("r"), encode_submit(called)]
-    assert decode_to_worker(together(several)) == [request, "r", called]
-    assert decode_to_worker(together(several[:1])) == [request]
-    assert len(decode_to_worker(together([encode_cancel("r")] * MOST_COMMANDS))) == MOST_COMMANDS
+    assert take(encode_submit(request), encode_cancel("r"), encode_submit(called)) == [request, "r", called]
+    assert len(take(*[encode_cancel("r")] * MOST_COMMANDS)) == MOST_COMMANDS
     step = StepFrame(
         [Accepted("a", 5)],
         [
@@ -132,26 +139,90 @@ def test_frames_come_back_as_they_went() -> None:
             Output("c", "", [], 0, None, "stop", [ToolCallDelta(0, "i", "f", "{")]),
         ],
         [Failed("d", to_wire(NotFound("no", param="model")))],
+        trial="b",
+        leaving=True,
     )
-    assert decode_step(encode_step(step)) == step and not StepFrame() and step
+    assert decode_step(encode_step(step)) == step and not StepFrame() and step and StepFrame(trial="")
 
 
-def test_steps_that_are_joined_keep_each_requests_order() -> None:
+def test_a_submit_comes_in_parts_and_others_between_them() -> None:
+    request = GenerateRequest("big", "t", "s", "m", Sampling(), prompt="x" * 1000)
+    body, heard = encode_request(request), Commands()
+    assert heard.take(together([encode_part("big", body[:400], False), encode_cancel("other")])) == ["other"]
+    assert heard.held_bytes == 400
+    heard.validate()
+    assert heard.take(together([encode_part("big", body[400:], True)])) == [request] and heard.held_bytes == 0
+    heard.take(together([encode_part("big", body[:400], False)]))
+    assert heard.take(together([encode_cancel("big")])) == ["big"] and heard.held_bytes == 0, "one that is cancelled is not kept"
+    heard.validate()
+
+
+def test_half_received_submits_are_bounded_and_refused_one_by_one() -> None:
+    heard = Commands(most_bytes=1000)
+    assert heard.take(together([encode_part("a", bytes(600), False)])) == []
+    (refused,) = heard.take(together([encode_part("b", bytes(600), False)]))
+    assert isinstance(refused, Unreadable) and refused.request_id == "b" and heard.held_bytes == 600
+    assert heard.take(together([encode_part("b", bytes(300), False), encode_part("b", b"", True)])) == [], "it is refused once"
+    assert [c.request_id for c in heard.take(together([encode_part("a", b"", True)])) if isinstance(c, Unreadable)] == ["a"], "no msgpack"
+    heard.validate()
+
+
+def test_a_request_that_cannot_be_sent_is_its_callers_own_error() -> None:
+    half = GenerateRequest("r", "t", "s", "m", Sampling(), prompt="\ud800")
+    large = GenerateRequest("r", "t", "s", "m", Sampling(), messages=[{"role": "user", "content": "x" * MAX_SUBMIT_BYTES}])
+    for request, param, code in ((half, "prompt", "invalid_value"), (large, "messages", "context_length_exceeded")):
+        with pytest.raises(InvalidRequest) as e:
+            encode_submit(request)
+        assert (e.value.param, e.value.code) == (param, code)
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x80", b"\x81\xa8sampling\x80", b"\x82\xa8sampling\x80\xa3new\x01", b"\xff" * 9])
+def test_a_submit_that_cannot_be_read_hurts_only_itself(body: bytes) -> None:
+    good = GenerateRequest("good", "t", "s", "m", Sampling(), prompt="x")
+    bad, also, read = take(submit_command("bad", body), submit_command("also", encode_request(good)), encode_submit(good))
+    assert isinstance(bad, Unreadable) and bad.request_id == "bad" and bad.error.status == 400
+    assert isinstance(also, Unreadable) and also.request_id == "also", "it names another request"
+    assert read == good
+
+
+def test_steps_that_travel_together_keep_each_requests_order() -> None:
     steps = [
-        StepFrame([Accepted("a", 5)], [Output("b", "1", [1])], [Failed("c", to_wire(NotFound("no", param="model")))]),
-        StepFrame([Accepted("d", 6)], [Output("a", "2", [2]), Output("b", "3", [3], finish_reason="stop")]),
+        StepFrame([Accepted("a", 5)], [Output("b", "1", [1])], [Failed("c", to_wire(NotFound("no", param="model")))], trial="a"),
+        StepFrame([Accepted("d", 6)], [Output("a", "2", [2]), Output("b", "3", [3], finish_reason="stop")], trial=""),
         StepFrame([], [Output("a", "4", [4], finish_reason="length")]),
     ]
-    one = joined(steps)
-    assert one.accepted == [Accepted("a", 5), Accepted("d", 6)] and [f.request_id for f in one.failed] == ["c"]
+    (message,) = encode_steps(steps)
+    one = decode_step(message)
+    assert one.accepted == [Accepted("a", 5), Accepted("d", 6)] and [f.request_id for f in one.failed] == ["c"] and one.trial == ""
     assert [(o.request_id, o.text) for o in one.outputs] == [("b", "1"), ("a", "2"), ("b", "3"), ("a", "4")]
-    assert joined(steps[:1]) == steps[0] and len(steps[0].outputs) == 1, "nothing is changed"
+    assert decode_step(encode_steps(steps[:1])[0]) == steps[0]
 
 
-@pytest.mark.parametrize("bad", [b"\x80", b"\x90", b"\x92\x81\xa6cancel\xa1r\x01", b"\xc1", b"\x81\xa6submit\x01"])
+def test_messages_from_a_worker_are_bounded_and_an_answer_beyond_that_fails_alone() -> None:
+    top = [(b"token", -1.0)] * 20
+    huge = Output("huge", "x" * (MAX_EVENT_BYTES + 1), [1])
+    rows = [Output(f"r{i}", "y" * 4000, [1] * 8, logprobs=[TokenLogprob(b"token", -0.5, top)] * 8) for i in range(500)]
+    messages = encode_steps([StepFrame([Accepted("r0", 1)], [huge, *rows[:250]]), StepFrame(outputs=rows[250:])])
+    assert len(messages) > 2 and max(map(len, messages)) <= STEPS_BYTES + 100
+    heard = [decode_step(message) for message in messages]
+    assert [a.request_id for step in heard for a in step.accepted] == ["r0"]
+    assert [o for step in heard for o in step.outputs] == rows
+    assert [(f.request_id, f.error[0]) for step in heard for f in step.failed] == [("huge", 400)]
+
+
+def test_an_event_that_cannot_be_read_or_written_whole_hurts_only_its_request() -> None:
+    quoted = Failed("quotes", to_wire(InvalidRequest("no such key: \ud800")))
+    assert decode_step(encode_step(StepFrame(failed=[quoted]))).failed[0].error[1] == "no such key: ?"
+    data = {"accepted": [["a", 1], ["b"], 7], "outputs": [["c", "text", [1]], ["d", "t", [1], 0, [[1]], None, None]], "failed": "no"}
+    heard = decode_step(msgpack.packb(data))
+    assert [a.request_id for a in heard.accepted] == ["a"] and heard.outputs == []
+    assert sorted(f.request_id for f in heard.failed) == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize("bad", [b"\x80", b"\x91\x01", b"\x91\x91\xa1r", b"\xc1", b"\x81\xa6submit\x01", b"\x91\x92\x01\xa6cancel"])
 def test_a_bad_frame_is_a_value_error(bad: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        decode_to_worker(bad)
+        Commands().take(bad)
 
 
 def test_errors_survive_the_wire_with_their_class() -> None:

@@ -120,10 +120,12 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
     async def Stream(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.Frame]:
         out: asyncio.Queue[frames.StepFrame | None] = asyncio.Queue()
         running: dict[str, asyncio.Task[None]] = {}
+        commands = frames.Commands()
 
         async def read() -> None:
             async for frame in request_iterator:
-                for command in frames.decode_to_worker(frame.payload):
+                for command in commands.take(frame.payload):
+                    assert not isinstance(command, frames.Unreadable)
                     if isinstance(command, GenerateRequest):
                         self.submitted.append(command)
                         self.seen_submit.set()

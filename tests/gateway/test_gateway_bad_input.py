@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
-from contracts.frames import decode_to_worker, encode_submit
+from contracts.frames import Commands, encode_submit, together
 from contracts.request import GenerateRequest
 from gateway.openai.parameters import validate
 from gateway.openai.requests import ChatRequest
@@ -305,4 +305,4 @@ def test_whatever_describes_tools_and_formats_is_taken_or_refused_by_name(field:
         return
     sent = GenerateRequest("r", "t", "s", "m", wanted.sampling(), [m.plain() for m in wanted.messages])
     sent.json_schema, sent.tool_use = wanted.json_schema, wanted.tool_use
-    assert decode_to_worker(encode_submit(sent)) == [sent]
+    assert Commands().take(together([encode_submit(sent)])) == [sent]

@@ -131,8 +131,9 @@ async def test_a_request_that_kills_workers_kills_three_at_most() -> None:
         for w in s.workers:
             w.die_after = 1
         status, answer, _ = await s.chat(max_tokens=9)
-        assert status == 503 and answer["error"]["code"] == "unavailable"
+        assert status == 400 and answer["error"]["code"] == "poisonous_request"
         assert [len(w.submitted) for w in s.workers] == [1, 1, 1, 0]
+        assert [w.submitted[0].alone for w in s.workers[:3]] == [False, True, True]
 
 
 async def test_a_worker_that_says_not_now_is_left_for_another(s: Stack) -> None:

@@ -56,6 +56,7 @@ class PlayedEngine:
 
     def __init__(self) -> None:
         self.model_name = "m"
+        self.stalled_s = 0.0
         self.device = SimpleNamespace(shape=KvShape(b"f" * 32, 2, 1, 8, 16, "float32"))
         self.finished: collections.deque[str] = collections.deque()
         self.on_requests: Callable[[], None] = lambda: None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit
+from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit, together
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from contracts.v1 import worker_pb2
 from tests.worker.engine_house import House, tiny_model
@@ -48,10 +48,10 @@ class Gateway:
     def submit(self, request_id: str, *, seed: int = 1, **more: Any) -> None:
         sampling = Sampling(temperature=1.0, seed=seed, max_tokens=200)
         request = GenerateRequest(request_id, "t", "s", "tiny", sampling, messages=[{"role": "user", "content": "Hello"}], **more)
-        self._sent.put_nowait(encode_submit(request))
+        self._sent.put_nowait(together([encode_submit(request)]))
 
     def cancel(self, request_id: str) -> None:
-        self._sent.put_nowait(encode_cancel(request_id))
+        self._sent.put_nowait(together([encode_cancel(request_id)]))
 
     async def ended(self, request_id: str) -> Any:
         """The last Output of a request, or its Failed."""
@@ -142,7 +142,7 @@ async def test_steps_that_wait_for_a_slow_stream_come_together(server: WorkerSer
             yield worker_pb2.Frame(payload=await sent.get())
 
     sampling = Sampling(seed=1, max_tokens=40, ignore_eos=True)
-    sent.put_nowait(encode_submit(GenerateRequest("slow", "t", "s", "tiny", sampling, prompt="Hello")))
+    sent.put_nowait(together([encode_submit(GenerateRequest("slow", "t", "s", "tiny", sampling, prompt="Hello"))]))
     stream = server.Stream(frames(), None)
     seen = [decode_step((await anext(stream)).payload)]
     async with asyncio.timeout(60):
@@ -174,6 +174,6 @@ async def test_a_call_comes_with_its_pieces_and_a_bad_schema_as_a_refusal(server
 async def test_tokens_that_do_not_exist_are_refused_by_name(server: WorkerServer) -> None:
     gateway = Gateway(server)
     for name, sampling in (("logit_bias", Sampling(logit_bias={9999: 1.0})), ("stop_token_ids", Sampling(stop_token_ids=[9999]))):
-        gateway._sent.put_nowait(encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x")))
+        gateway._sent.put_nowait(together([encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x"))]))
         assert (await gateway.ended(name)).error[2] == name
     await gateway.leave()
