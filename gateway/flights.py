@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The stream to `node` ended, or never stood, while this request was on it."""
+    """The stream to `node` ended, or never stood, while this request was on it. hung: it stands, and the worker does not get on."""
 
     node: str
     verdict: Verdict = Verdict.INNOCENT
+    hung: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ Event = Accepted | Output | Failed | WorkerLost | Late
 class Flight:
     """See the module. Ends with an Output that has a finish reason, a Failed, a WorkerLost or a Late."""
 
-    def __init__(self, stream: WorkerStream, request: GenerateRequest, now: float) -> None:
+    def __init__(self, stream: WorkerStream, request: GenerateRequest, now: float, *, pinned: bool = False) -> None:
+        self.pinned = pinned
         self.stream, self.request_id, self.alone = stream, request.request_id, request.alone
         self.begun_s = now
         self.accepted_s: float | None = None

@@ -213,7 +213,9 @@ class Generation:
 
     async def _submit(self, route: Route) -> Flight | WorkerLost:
         job, shared, request = self._job, self._shared, self._request(route)
-        flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
+        flight = await shared.workers.stream(route.node, route.worker_address).submit(
+            request, shared.patience.connect_s, pinned=bool(job.pin)
+        )
         if route.promised and isinstance(flight, Flight):
             shared.fleet.taken(request.request_id, job.session, job.model, job.priority, route.node)
         self._begun += isinstance(flight, Flight)
@@ -276,7 +278,7 @@ class Generation:
                 self._condemned(node)
             self._alone = True
             decide = partial(self._attempts.lost, ran=True)
-            if self._attempts.last:
+            if self._attempts.last and not event.hung:
                 self._condemned(node)
         log.warning(cause, request=self._turn.request_id, node=node, tokens=len(self.progress.tokens), reason=reason, alone=self._alone)
         self.cancel()

@@ -2,14 +2,15 @@
 
 Requests go in as commands (`core.outbox`); every engine step comes back as one frame that is taken apart into per-request queues (a
 `Flight` each). When a stream ends, each flight on it gets a `WorkerLost` with a verdict (`core.quarantine`); what to do about that is
-decided elsewhere. A worker that loses its stream cancels what ran on it, so nothing is left behind. A worker that stands still is given up
-(`core.overdue`): its stream is ended from here and begun again.
+decided elsewhere. A worker that loses its stream cancels what ran on it, so nothing is left behind. The flights of one that stands still
+are given up (`core.overdue`), and it reads that they are cancelled when it goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -48,23 +49,21 @@ class WorkerStream:
         self._outbox, self._some = Outbox(), asyncio.Event()
         #: Whose trial it is, as the worker last said; and that it leaves.
         self._trial, self._leaving = "", False
-        self._call: Any = None
-        self._given_up = ""
 
     @property
     def connected(self) -> bool:
         """A connection stands."""
         return self._up.is_set()
 
-    async def submit(self, request: GenerateRequest, connect_s: float) -> Flight | WorkerLost:
-        """Start `request` here; WorkerLost when no connection stands within `connect_s` seconds."""
+    async def submit(self, request: GenerateRequest, connect_s: float, *, pinned: bool = False) -> Flight | WorkerLost:
+        """Start `request` here; WorkerLost when no connection stands within `connect_s` seconds. pinned: no other node may have it."""
         if not self.connected:
             try:
                 async with asyncio.timeout(connect_s):
                     await self._up.wait()
             except TimeoutError:
                 return WorkerLost(self.node)
-        flight = Flight(self, request, self._clock.now())
+        flight = Flight(self, request, self._clock.now(), pinned=pinned)
         self.flights[request.request_id] = flight
         self._outbox.submit(request)
         self._some.set()
@@ -76,11 +75,12 @@ class WorkerStream:
             self._outbox.cancel(flight.request_id)
             self._some.set()
 
-    def give_up(self, reason: str) -> None:
-        """End the connection, as if the worker had died, and begin another."""
-        if self._call is not None and self.connected and not self._given_up:
-            self._given_up = reason
-            self._call.cancel()
+    def give_up(self, flights: Sequence[Flight], *, silent: bool) -> None:
+        """The worker does not get on: these are not waited for any longer. It is told, for when it does. silent: see `judge`."""
+        verdicts = judge({flight.request_id: flight.sent for flight in flights}, self._trial, silent=silent)
+        for flight in flights:
+            self.drop(flight)
+            flight.deliver(WorkerLost(self.node, verdicts[flight.request_id], hung=True))
 
     def let_go(self, waits: Waits) -> None:
         """End the flights that wait for longer than they may."""
@@ -97,8 +97,8 @@ class WorkerStream:
         async with rpc.channel(self.address) as channel:
             stub: Any = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
             while True:
-                self._outbox, self._some, self._trial, self._leaving, self._given_up = Outbox(), asyncio.Event(), "", False, ""
-                self._call = call = stub.Stream(wait_for_ready=True)
+                self._outbox, self._some, self._trial, self._leaving = Outbox(), asyncio.Event(), "", False
+                call = stub.Stream(wait_for_ready=True)
                 writer = asyncio.create_task(self._write(call, self._outbox, self._some))
                 try:
                     await call.wait_for_connection()
@@ -112,10 +112,6 @@ class WorkerStream:
                     reason = "the worker ended it"
                 except grpc.aio.AioRpcError as e:
                     reason = f"{e.code().name}: {e.details()}"
-                except asyncio.CancelledError:
-                    if not self._given_up:
-                        raise
-                    reason = self._given_up
                 finally:
                     call.cancel()
                     writer.cancel()
@@ -151,7 +147,7 @@ class WorkerStream:
             metrics.STREAMS.dec()
         self._up.clear()
         flights, self.flights = self.flights, {}
-        verdicts = judge({flight.request_id: flight.sent for flight in flights.values()}, self._trial, self._leaving)
+        verdicts = judge({flight.request_id: flight.sent for flight in flights.values()}, self._trial, leaving=self._leaving)
         for flight in flights.values():
             flight.deliver(WorkerLost(self.node, verdicts[flight.request_id]))
 
@@ -217,8 +213,16 @@ class Workers:
                 if not stream.flights:
                     continue
                 stream.let_go(waits)
-                if abandoned(now, self._stalled_s.get(node), stream.heard_s, self._patience.total_s, others=self._others(node)):
-                    stream.give_up("its engine stands still, or nothing is heard of it")
+                others, stalled_s = self._others(node), self._stalled_s.get(node)
+                waited = [
+                    flight
+                    for flight in stream.flights.values()
+                    if abandoned(now, stalled_s, stream.heard_s, self._patience.total_s, others=others and not flight.pinned)
+                ]
+                if waited:
+                    known = self._fleet.node(node)
+                    log.warning("worker given up", node=node, why=known and known.stalled, requests=len(waited))
+                    stream.give_up(waited, silent=known is None or known.stalled != "engine")
 
     def _others(self, name: str) -> bool:
         """Another node that serves what this one serves can be reached."""

@@ -118,7 +118,9 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             if self.draining:
                 raise Unavailable("this node is shutting down; try again")
             loop = asyncio.get_running_loop()
-            prompt = await loop.run_in_executor(self._pool, self._tokens, request)
+            prompt = await loop.run_in_executor(self._pool, self._tokens, request, stream)
+            if not prompt:
+                return
             limit = self._limit(request, len(prompt))
             guide: Guide | None = None
             if request.json_schema is not None or request.tool_use is not None:
@@ -134,7 +136,9 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             if request.request_id in stream.requests:  # not cancelled while it was made ready
                 self.engine.inbox.put(submit)
 
-    def _tokens(self, request: GenerateRequest) -> list[int]:
+    def _tokens(self, request: GenerateRequest, stream: _Stream) -> list[int]:
+        if request.request_id not in stream.requests:
+            return []  # cancelled while it waited for its turn
         failpoints.reach("tokenise", [request])
         if request.prompt_tokens is not None:
             if any(not 0 <= t < self.vocab_size for t in request.prompt_tokens):

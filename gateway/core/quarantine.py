@@ -8,6 +8,9 @@ A worker says whose trial it is before its engine computes for that request alon
   elsewhere, on trial; at the third time (`core.retry`) it is refused all the same.
 - after an orderly end (the worker has said that it leaves), nobody is to blame.
 
+An engine that stands still during a trial is as good as dead. A worker of which nothing is heard may have been stopped, or be starved
+by others: its requests go elsewhere on trial, and none is refused for that.
+
 What is remembered is a digest of tenant, model, prompt and sampling. A tenant has a bounded memory of its own, so that nobody can make it
 forget another's, or be refused by another's.
 """
@@ -37,12 +40,13 @@ class Verdict(Enum):
     GUILTY = "guilty"
 
 
-def judge(sent: dict[str, bool], trial: str | None, leaving: bool) -> dict[str, Verdict]:
-    """The verdict on each request of a stream that was lost, by id. sent: whether the worker had all of it. trial: whose it was as the
-    worker last said, of whichever gateway; empty or None: nobody's."""
+def judge(sent: dict[str, bool], trial: str, *, leaving: bool = False, silent: bool = False) -> dict[str, Verdict]:
+    """The verdict on each request of a worker that was lost, by id. sent: whether the worker had all of it. trial: whose it was as the
+    worker last said, of whichever gateway; empty: nobody's. leaving: it had said that it ends. silent: it may live, and nothing is heard
+    of it, which need not be its engine's fault."""
     if leaving:
         return dict.fromkeys(sent, Verdict.INNOCENT)
-    if trial:
+    if trial and not silent:
         return {request_id: Verdict.GUILTY if request_id == trial else Verdict.INNOCENT for request_id in sent}
     return {request_id: Verdict.SUSPECT if whole else Verdict.INNOCENT for request_id, whole in sent.items()}
 

@@ -35,8 +35,8 @@ class Node:
     waiting: int = 0
     #: serving, suspect, draining, dead or absent.
     state: str = ""
-    #: Nothing is heard of its worker, or its engine stands still.
-    stalled: bool = False
+    #: silent, as nothing is heard of its worker; engine, as that stands still; else empty.
+    stalled: str = ""
     #: What else the scheduler says of it, for `GET /v1/fleet`.
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,7 +132,7 @@ def direct_route(
         return None
 
     def rank(n: Node) -> tuple[bool, int, int, str]:
-        return (n.name not in connected or n.stalled, load(n, in_flight), in_flight.get(n.name, 0), n.name)
+        return (n.name not in connected or bool(n.stalled), load(n, in_flight), in_flight.get(n.name, 0), n.name)
 
     best = min(able, key=rank)
     why = f"least outstanding ({rank(best)[1]}) of {len(able)}"

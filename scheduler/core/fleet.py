@@ -147,9 +147,11 @@ class Node:
             return "draining"
         return "suspect" if self.stalled(now) or now < self.trusted_s else "serving"
 
-    def stalled(self, now: float) -> bool:
-        """Nothing is heard of its worker, or its engine stands still: what runs there does not get on, as far as is known."""
-        return self.worker_here and (now - self.heard_s > SUSPECT_AFTER_S or self.load.stalled_s > STALLED_AFTER_S)
+    def stalled(self, now: float) -> str:
+        """Why what runs there does not get on: silent, as nothing is heard of its worker; engine, as that stands still; else empty."""
+        if not self.worker_here:
+            return ""
+        return "silent" if now - self.heard_s > SUSPECT_AFTER_S else "engine" if self.load.stalled_s > STALLED_AFTER_S else ""
 
 
 class Fleet:
