@@ -99,6 +99,9 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
         self.die_after: int | None = None
         self.refuse: RequestError | None = None
         self.cached_tokens = 3
+        #: It reads, and never says anything.
+        self.silent = False
+        self._streams: set[asyncio.Queue[frames.StepFrame | None]] = set()
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -119,6 +122,7 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
 
     async def Stream(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.Frame]:
         out: asyncio.Queue[frames.StepFrame | None] = asyncio.Queue()
+        self._streams.add(out)
         running: dict[str, asyncio.Task[None]] = {}
         commands = frames.Commands()
 
@@ -141,12 +145,20 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
             while (step := await out.get()) is not None:
                 yield worker_pb2.Frame(payload=frames.encode_step(step))
         finally:
+            self._streams.discard(out)
             reader.cancel()
             for task in running.values():
                 task.cancel()
 
+    def tell(self, step: frames.StepFrame) -> None:
+        """Say something on every stream."""
+        for out in self._streams:
+            out.put_nowait(step)
+
     async def _generate(self, request: GenerateRequest, out: asyncio.Queue[frames.StepFrame | None]) -> None:
         rid, text = request.request_id, prompt_text(request)
+        if self.silent:
+            return
         if self.refuse is not None:
             out.put_nowait(frames.StepFrame(failed=[Failed(rid, to_wire(self.refuse))]))
             return
@@ -183,6 +195,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.workers, self.port = workers, free_port()
         self.expected = len(workers)
         self.absent: set[str] = set()
+        self.stalled: set[str] = set()
         self.placed: list[pb.PlaceRequest] = []
         self.advised: list[Any] = []
         self.invalidated: list[pb.InvalidateRequest] = []
@@ -217,6 +230,12 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         for event in self._changed:
             event.set()
 
+    def set_stalled(self, *nodes: str) -> None:
+        """The engines of these nodes stand still; watchers hear of it."""
+        self.stalled = set(nodes)
+        for event in self._changed:
+            event.set()
+
     def _fleet(self) -> pb.Fleet:
         nodes = [
             pb.FleetNode(
@@ -225,6 +244,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 serving=w.node not in self.absent,
                 models=[pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)],
                 running=1,
+                stalled="engine" if w.node in self.stalled else "",
             )
             for w in self.workers
         ]

@@ -10,7 +10,7 @@ from contracts.ids import SessionKey
 from scheduler.core.attached import Attached, Stream
 from scheduler.core.control import Ask, Prefetch
 from scheduler.core.directory import Held
-from scheduler.core.fleet import DEAD_AFTER_S, STEADY_S, Load
+from scheduler.core.fleet import DEAD_AFTER_S, STALLED_AFTER_S, STEADY_S, Load
 from scheduler.core.gathering import GATHER_S, Gathering
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, House, S, hint
 
@@ -35,6 +35,18 @@ def test_a_silent_node_is_suspect_then_dead_and_serves_again_when_it_reports() -
     h.fleet.loaded("node-0", Load(), [], [], 20.0)
     h.fleet.loaded("node-1", Load(), [], [], 20.0)
     assert states(h, 20.0) == ["serving", "serving"]
+
+
+def test_a_node_whose_engine_stands_still_is_suspect_and_says_why() -> None:
+    h = House()
+    h.fleet.loaded("node-0", Load(stalled_s=STALLED_AFTER_S + 0.1), ["r"], [], 1.0)
+    h.fleet.loaded("node-1", Load(stalled_s=STALLED_AFTER_S - 0.1), [], [], 1.0)
+    assert states(h, 1.0) == ["suspect", "serving"] and [n.stalled(1.0) for n in h.fleet.nodes.values()] == ["engine", ""]
+    assert h.place(Ask("new", S, "m"), 1.1).node == "node-1", "it gets work only if there is no other"
+    assert h.fleet.nodes["node-0"].stalled(5.0) == "silent"
+    h.fleet.loaded("node-0", Load(), [], [], 6.0)
+    assert h.fleet.nodes["node-0"].stalled(6.0) == "" and states(h, 6.0)[0] == "serving"
+    h.fleet.validate()
 
 
 def test_watchers_hear_of_a_state_that_only_time_has_changed() -> None:

@@ -101,6 +101,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def test_reports_say_how_long_the_engine_has_done_nothing(world: tuple[PlayedEngine, Reporter, list[Listener]]) -> None:
+    engine, reporter, listeners = world
+    engine.stalled_s = 3.5
+    reporter.wake()
+    async with asyncio.timeout(10):
+        while True:
+            if any(load.stalled_s == 3.5 for load in listeners[0].loads):
+                break
+            await asyncio.sleep(0.01)
+
+
 async def test_every_scheduler_hears_of_every_request_that_ended_even_one_that_was_away(world) -> None:
     engine, _, (first, second) = world
     engine.run("a", "b")

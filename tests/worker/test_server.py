@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit, together
+from contracts.errors import ConfigError
+from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit, submit_command, together
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from contracts.v1 import worker_pb2
 from tests.worker.engine_house import House, tiny_model
+from worker import failpoints
 from worker.grammars import Grammars
 from worker.output import Guide
 from worker.server import WorkerServer
@@ -177,3 +179,44 @@ async def test_tokens_that_do_not_exist_are_refused_by_name(server: WorkerServer
         gateway._sent.put_nowait(together([encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x"))]))
         assert (await gateway.ended(name)).error[2] == name
     await gateway.leave()
+
+
+async def test_every_gateway_hears_whose_trial_it_is_and_that_the_worker_leaves(server: WorkerServer, house: House) -> None:
+    gateway, other = Gateway(server), Gateway(server)
+    gateway.submit("before")
+    other.submit("others")
+    await asyncio.gather(gateway.ended("before"), other.ended("others"))
+    gateway.submit("suspect", alone=True)
+    ended = await gateway.ended("suspect")
+    assert ended.finish_reason in ("stop", "length")
+    for each in (gateway, other):
+        assert [f.trial for f in each.seen if f.trial is not None] == ["suspect", ""]
+    told = next(i for i, f in enumerate(gateway.seen) if f.trial == "suspect")
+    first = next(i for i, f in enumerate(gateway.seen) if any(o.request_id == "suspect" for o in f.outputs))
+    assert told < first, "before its first step"
+    await server.drain()
+    async with asyncio.timeout(10):
+        while True:
+            if all(each.seen[-1].leaving for each in (gateway, other)):
+                break
+            await asyncio.sleep(0.01)
+    await asyncio.gather(gateway.leave(), other.leave())
+
+
+async def test_a_submit_that_cannot_be_read_is_refused_and_its_stream_goes_on(server: WorkerServer) -> None:
+    gateway = Gateway(server)
+    gateway._sent.put_nowait(b"\xc1")
+    gateway._sent.put_nowait(together([submit_command("bad", b"\xc1")]))
+    assert (await gateway.ended("bad")).error[0] == 400
+    gateway.submit("good")
+    assert (await gateway.ended("good")).finish_reason in ("stop", "length")
+    await gateway.leave()
+
+
+def test_failpoints_name_their_remedy_and_do_nothing_unless_armed() -> None:
+    request = GenerateRequest("r", "t", "s", "m", Sampling(), prompt="a deadly word")
+    failpoints.reach("step", [request])
+    for wanted in ({"nowhere": "kill:deadly"}, {"step": "kill"}, {"step": "explode:deadly"}):
+        with pytest.raises(ConfigError, match="give one of"):
+            failpoints.arm(wanted)
+    failpoints.reach("step", [request])
