@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -77,7 +77,7 @@ class WorkerStream:
 
     def give_up(self, flights: Sequence[Flight], *, silent: bool) -> None:
         """The worker does not get on: these are not waited for any longer. It is told, for when it does. silent: see `judge`."""
-        verdicts = judge({flight.request_id: flight.sent for flight in flights}, self._trial, silent=silent)
+        verdicts = judge({flight.request_id: flight.sent for flight in flights}, self._on_trial(self.flights), silent=silent)
         for flight in flights:
             self.drop(flight)
             flight.deliver(WorkerLost(self.node, verdicts[flight.request_id], hung=True))
@@ -147,9 +147,14 @@ class WorkerStream:
             metrics.STREAMS.dec()
         self._up.clear()
         flights, self.flights = self.flights, {}
-        verdicts = judge({flight.request_id: flight.sent for flight in flights.values()}, self._trial, leaving=self._leaving)
+        verdicts = judge({flight.request_id: flight.sent for flight in flights.values()}, self._on_trial(flights), leaving=self._leaving)
         for flight in flights.values():
             flight.deliver(WorkerLost(self.node, verdicts[flight.request_id]))
+
+    def _on_trial(self, flights: Mapping[str, Flight]) -> str:
+        """Whose trial it is. One that has a token has passed it, whether or not the worker had time to say so."""
+        flight = flights.get(self._trial)
+        return "" if flight is not None and flight.spoken else self._trial
 
     async def _write(self, call: Any, outbox: Outbox, some: asyncio.Event) -> None:
         # The reading side sees the same end of the stream, and says why.

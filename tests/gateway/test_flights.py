@@ -165,9 +165,8 @@ async def streamed(s: Stack, text: str = "hello", **more: Any) -> tuple[int, Any
 
 async def test_the_request_on_trial_is_refused_when_its_worker_dies_and_the_others_go_on_uncounted() -> None:
     async with stack(3) as s:
-        for w in s.workers:
-            w.token_s = 0.02
         expected = (await streamed(s, max_tokens=40))[1]["choices"]
+        s.workers[0].token_s = 1e3
         going = asyncio.create_task(streamed(s, max_tokens=40))
         blamed = asyncio.create_task(streamed(s, "poison", max_tokens=40))
         await until(lambda: len(s.workers[0].submitted) == 3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contracts.request import GenerateRequest, Sampling
 from tests.worker.virtual_engine import VirtualEngine
 from worker.core.progress import Progress
-from worker.core.trials import TOLD_S, TURN_S, Trials
+from worker.core.trials import ROUND_S, TOLD_S, TURN_S, Trials
 
 
 @dataclass(eq=False)
@@ -66,15 +66,18 @@ def test_without_a_request_on_trial_steps_hold_everybody() -> None:
     assert trials.turn(sequences, 0.0) == sequences and trials.told == "" and trials.rest_s(0.0) is None
 
 
-def test_trials_go_one_by_one_those_with_most_tokens_first_and_everybody_else_between_them() -> None:
-    tried = [played(0, alone=True), played(1, alone=True, resumed=5), played(2, alone=True, resumed=9)]
-    other = played(3)
+def test_trials_go_one_by_one_those_with_most_tokens_first_and_everybody_else_has_as_long_as_they() -> None:
+    tried = [played(n, alone=True, resumed=n) for n in range(40)]
+    other = played(40)
     run = Run([*tried, other])
-    run.until(1.0)
-    assert [name for _, name in run.told if name] == ["r2", "r1", "r0"]
-    assert all(len(s.ran) > 1 for s in tried), "and then they are like all others"
-    firsts = sorted(s.ran[0] for s in tried)
-    assert all(any(a < at < b for at in other.ran) for a, b in pairwise(firsts))
+    run.until(0.01)
+    while run.trials.told or not all(s.ran for s in tried):
+        run.until(run.now + 0.01)
+    assert [name for _, name in run.told if name] == [f"r{n}" for n in reversed(range(40))]
+    trials_s, all_s = 40 * (run.step_s + TOLD_S), run.now
+    assert trials_s < all_s < 2.3 * trials_s
+    waits = [b - a for a, b in pairwise([0.0, *other.ran])]
+    assert max(waits) < ROUND_S + 3 * (run.step_s + TOLD_S), "nobody else waits for long"
 
 
 def test_a_long_prompt_on_trial_takes_half_of_the_engine_at_most_and_the_short_ones_do_not_wait_for_its_end() -> None:

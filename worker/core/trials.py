@@ -5,8 +5,8 @@ are told whose trial it is before its first step, and that it is over before the
 
 - One trial at a time, first of those that have had the fewest turns, then of those with the most tokens from a former worker: the newest
   request is the likeliest culprit, and the others get on before it has its turn.
-- A turn lasts `TURN_S` at most. After it everybody else has as long, so that requests on trial take half of the engine at most, however
-  many they are and however long their prompts.
+- Trials follow each other for `ROUND_S`, and one lasts `TURN_S` at most. After that everybody else has as long, so that requests on trial
+  take half of the engine at most, however many they are and however long their prompts.
 - Between a word to the gateways and the step that it is about lie `TOLD_S`, in which it gets out of this process. Nothing runs then.
 """
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol, TypeVar
 
-TURN_S = 1.0
-TOLD_S = 0.01
+TURN_S, ROUND_S = 1.0, 0.25
+TOLD_S = 0.005
 
 
 class Asked(Protocol):
@@ -51,7 +51,7 @@ class Trials:
         #: Whose trial it is: a request's id, or empty. What gateways are to be told when it changes.
         self.told = ""
         self._told_s = float("-inf")
-        self._began_s = 0.0
+        self._began_s = self._round_s = 0.0
         self._others_until_s = float("-inf")
         #: By arrival: how many turns those that are here have had.
         self._turns: dict[int, int] = {}
@@ -65,10 +65,12 @@ class Trials:
         self._turns = {s.arrival: self._turns.get(s.arrival, 0) for s in trials}
         on = next((s for s in trials if s.request.request_id == self.told), None)
         if self.told and (on is None or now - self._began_s >= TURN_S):
-            # Its own time counts, not that of the words about it.
-            self._others_until_s = now + TOLD_S + max(now - self._began_s, 0.0)
+            if on is not None or now - self._round_s >= ROUND_S or not trials:
+                self._others_until_s = now + TOLD_S + min(now - self._round_s, TURN_S)
             on = None
         if on is None and trials and (not others or now >= self._others_until_s):
+            if not self.told:
+                self._round_s = now
             on = min(trials, key=lambda s: (self._turns[s.arrival], -len(s.request.resume_tokens), s.arrival))
             self._turns[on.arrival] += 1
             self._began_s = now + TOLD_S
