@@ -259,9 +259,15 @@ def decode_step(frame: bytes) -> StepFrame:
     found = StepFrame()
     for step in steps:
         unread: list[Any] = []
-        found.accepted += _events(step.get("accepted"), lambda a: Accepted(*a), unread)
-        found.outputs += _events(step.get("outputs"), lambda o: _from_output(*o), unread)
-        found.failed += _events(step.get("failed"), lambda f: Failed(*f), unread)
+        try:
+            outputs = [_from_output(*o) for o in step["outputs"]]
+        except (ValueError, TypeError, KeyError):
+            outputs = _events(step.get("outputs"), lambda o: _from_output(*o), unread)
+        found.outputs += outputs
+        if accepted := step.get("accepted"):
+            found.accepted += _events(accepted, lambda a: Accepted(*a), unread)
+        if failed := step.get("failed"):
+            found.failed += _events(failed, lambda f: Failed(*f), unread)
         for event in unread:
             if isinstance(event, list) and event and isinstance(event[0], str):
                 error = InvalidRequest("the worker's answer to this request cannot be read")
@@ -275,16 +281,13 @@ def decode_step(frame: bytes) -> StepFrame:
 def _events(given: Any, read: Callable[[Any], E], unread: list[Any]) -> list[E]:
     if not isinstance(given, list):
         return []
-    try:
-        return [read(event) for event in given]
-    except (ValueError, TypeError):
-        found = []
-        for event in given:
-            try:
-                found.append(read(event))
-            except (ValueError, TypeError):
-                unread.append(event)
-        return found
+    found = []
+    for event in given:
+        try:
+            found.append(read(event))
+        except (ValueError, TypeError):
+            unread.append(event)
+    return found
 
 
 def _output(o: Output) -> list[Any]:

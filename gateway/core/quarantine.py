@@ -107,5 +107,5 @@ class Quarantine:
 
 
 def _refusal() -> InvalidRequest:
-    message = "this request was on an engine each time when that died, the last time perhaps alone; it is refused for some minutes"
+    message = "this request was on an engine more than once when that died; it is refused for some minutes. Change it, or report it"
     return InvalidRequest(message, code="poisonous_request")
