@@ -1,0 +1,18 @@
+"""A parent for tests: prints the number of its child, which is in the middle of work, and waits to be killed."""
+
+from __future__ import annotations
+
+import sys
+
+import uvloop
+
+from runtime.children import Children
+
+
+async def main() -> None:
+    children = Children([sys.executable, "-m", "tests.runtime.child_program"], count=1, memory_bytes=1 << 30, per_owner=4)
+    print((await children.call("a", b"pid", 20)).decode(), flush=True)
+    await children.call("a", b"spin 60", 60)
+
+
+uvloop.run(main())
