@@ -174,10 +174,11 @@ async def test_closing_ends_every_process_and_every_call(make: Make) -> None:
         await children.call("a", b"echo x", 20)
 
 
-async def test_a_child_ends_with_its_parent_in_the_middle_of_work() -> None:
+async def test_a_child_has_none_of_its_parents_files_and_ends_with_it_in_the_middle_of_work() -> None:
     pipe = asyncio.subprocess.PIPE
     parent = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.runtime.parent_program", stdout=pipe, cwd=ROOT)
     assert parent.stdout is not None
+    assert b"parent_program" not in await parent.stdout.readline()
     pid = int(await parent.stdout.readline())
     assert psutil.pid_exists(pid)
     parent.kill()
