@@ -23,9 +23,9 @@ from worker.text import TextCodec
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 DESCRIPTION = read_json(DEMO / "tokenizer.json")
 codec = TextCodec.load(DEMO)
-TEXT = st.text(
-    alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("\u1100\u1161\u11a8K\u212b\u0301 \n<|endof>")), max_size=300
-)
+LETTERS = st.one_of(st.characters(codec="utf-8"), st.sampled_from("\u1100\u1161\u11a8K\u212b\u0301 \n<|endof>"))
+TEXT = st.text(alphabet=LETTERS, max_size=300)
+NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}"
 
 
 @settings(max_examples=200, deadline=None)
@@ -54,7 +54,7 @@ def test_unicode_shrinks_no_text_by_more_than_is_reckoned() -> None:
     for c in characters:
         parts = unicodedata.normalize("NFD", c)
         written = sum(max(longest.get(part, 0), len(part.encode())) for part in parts)
-        assert written <= 3 * len(unicodedata.normalize("NFC", c).encode()), hex(ord(c))
+        assert written <= 4 * len(unicodedata.normalize("NFC", c).encode()), hex(ord(c))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_unicode_shrinks_no_text_by_more_than_is_reckoned() -> None:
     ],
 )
 def test_where_text_may_vanish_nothing_is_claimed(change: dict[str, Any]) -> None:
-    assert most_bytes_of_a_token(DESCRIPTION, 13) == 39
+    assert most_bytes_of_a_token(DESCRIPTION, 13) == 52
     assert most_bytes_of_a_token(DESCRIPTION | change, 13) == 0
 
 
@@ -87,10 +87,7 @@ def test_sentencepiece_with_every_byte_is_known() -> None:
     ("template", "keeps"),
     [
         ("{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}", True),
-        (
-            "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% else %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
-            True,
-        ),
+        (NO_SYSTEM, True),
         ("{{ messages[-1].content }}", False),
         ("{% for m in messages %}{{ m.content | replace('\n\n', '\n') }}{% endfor %}", False),
         ("{{ raise_exception('never') }}", False),
