@@ -52,7 +52,18 @@ def encode_submit(request: GenerateRequest) -> bytes:
     submit["sampling"] = _changed(request.sampling, _SAMPLING)
     if request.tool_use is not None:
         submit["tool_use"] = _changed(request.tool_use, _TOOL_USE)
-    return _pack({"submit": submit})
+    packed = submit.pop("packed", None)
+    return _with_packed(submit, packed) if packed else _pack({"submit": submit})
+
+
+def _with_packed(submit: dict[str, Any], packed: dict[str, bytes]) -> bytes:
+    packer = msgpack.Packer(use_bin_type=True)
+    parts = [packer.pack_map_header(1), packer.pack("submit"), packer.pack_map_header(len(submit) + len(packed))]
+    for name, value in submit.items():
+        parts += [packer.pack(name), packer.pack(value)]
+    for name, value in packed.items():
+        parts += [packer.pack(name), value]
+    return b"".join(parts)
 
 
 def encode_cancel(request_id: str) -> bytes:

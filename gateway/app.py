@@ -12,18 +12,21 @@ from aiohttp import web
 from contracts.api_keys import configured_digest, is_hashed
 from gateway import metrics
 from gateway.allowance import usage_of
+from gateway.bodies import Bodies
 from gateway.core.admission import Caller, Keys
+from gateway.core.bodies import MOST_DECODED
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
-from gateway.core.limits import ByteBudget, HintLimits
+from gateway.core.limits import HintLimits
 from gateway.core.retry import Patience
+from gateway.decoding import Decoding
 from gateway.door import Door
 from gateway.envelope import dress, envelope
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
-from gateway.intake import STRANGERS_SHARE, expect_continue
+from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
 from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, playground, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
@@ -44,7 +47,7 @@ LAST_WORDS_S = 1.0
 
 
 def build(parts: Parts) -> web.Application:
-    """The HTTP application. Body limits are our own (`intake.read_json`): aiohttp's are for its own readers."""
+    """The HTTP application. Body limits are our own (`gateway.bodies`): aiohttp's are for its own readers."""
     app = web.Application(middlewares=[envelope])
     app[PARTS] = parts
     app.on_response_prepare.append(dress)
@@ -120,8 +123,8 @@ class Gateway:
             sessions=Sessions(),
             limits=HintLimits(section.max_advisories_per_s / section.processes),
             usage=usage_of(section),
-            bodies=ByteBudget(section.body_memory_bytes // section.processes),
-            strangers=ByteBudget(section.body_memory_bytes // section.processes // STRANGERS_SHARE),
+            bodies=Bodies(section.body_memory_bytes // section.processes, section.tenant_share, section.max_body_bytes),
+            decoding=Decoding(section.decoders, MOST_DECODED * section.max_body_bytes),
             siblings=siblings,
             callers=Callers(k.key for k in section.api_keys),
             max_active=-(-section.max_requests // section.processes),
@@ -129,7 +132,7 @@ class Gateway:
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),
         )
-        metrics.BODY_BYTES.set_function(lambda: parts.bodies.held + parts.strangers.held)
+        metrics.BODY_BYTES.set_function(lambda: parts.bodies.held)
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(parts.hints.run(), "tell hints")
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
@@ -140,7 +143,7 @@ class Gateway:
             access_log=None,
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,
-            # Compressed bodies are refused (`intake.read_json`), so that no small body can become a large one.
+            # Compressed bodies are refused (`gateway.bodies`), so that no small body can become a large one.
             auto_decompress=False,
             # A client that was told 413 may finish sending, for this long.
             lingering_time=5.0,
@@ -181,6 +184,7 @@ class Gateway:
             await self._runner.cleanup()
         if self.parts is not None:
             self.parts.siblings.close()
+            await self.parts.decoding.close()
             await self._tasks.cancel()
             with contextlib.suppress(Exception):
                 await self.parts.fleet.stop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from contracts.context import text_bytes
 from contracts.errors import Unavailable
@@ -90,6 +90,6 @@ def size(request: GenerateRequest) -> int:
     return len(called) + sum(map(_message_size, request.messages or ()))
 
 
-def _message_size(message: dict[str, object]) -> int:
+def _message_size(message: dict[str, Any]) -> int:
     content, calls = message.get("content"), message.get("tool_calls")
     return (text_bytes(content) if isinstance(content, str) else 0) + (len(str(calls)) if calls else 0)

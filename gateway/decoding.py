@@ -1,0 +1,60 @@
+"""Reads bodies: small ones at once, others in processes of their own, where they hold nobody up and end at a limit of time and memory.
+
+`python -m gateway.decoder` is such a process. Tenants share them fairly; one of them alone never has them all.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from contracts.errors import BodyTooLarge, Unavailable
+from gateway import metrics
+from gateway.core.bodies import Tally
+from gateway.openai.asked import Asked, Kind, Told, ask
+from gateway.openai.asked_wire import decode_answer, encode_question
+from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
+
+#: The heaviest body of 16 MiB takes 1.5 s of a free core; a body's turn comes within so many seconds, or it is told to come again.
+DEADLINE_S, WAIT_S = 15.0, 15.0
+#: Bodies of one tenant that wait for a process; what they hold is bounded by the tenant's share of bytes.
+_WAITING = 64
+#: Address space of a process before it has read anything, and in what it then needs for a decoded body: the copies of validation.
+_BASE_BYTES, _COPIES = 768 << 20, 3
+#: They step back when processors are short: what they do may wait, and event loops may not.
+_NICE = 10
+
+
+class Decoding:
+    """Reads bodies. One event loop."""
+
+    def __init__(self, processes: int, most_decoded_bytes: int) -> None:
+        """most_decoded_bytes: what one body may become (`core.bodies`)."""
+        self._children = Children(
+            [sys.executable, "-m", "gateway.decoder"],
+            count=processes,
+            memory_bytes=_BASE_BYTES + _COPIES * most_decoded_bytes,
+            per_owner=_WAITING,
+            nice=_NICE,
+        )
+
+    async def start(self) -> None:
+        """Start the processes before the first large body. Raises ChildDied when that does not work."""
+        await self._children.start()
+
+    async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked:
+        """What `body` asks for. Raises RequestError: InvalidRequest for what is wrong with it, Unavailable when too much waits."""
+        if tally.light:
+            return ask(kind, body, told)
+        metrics.HEAVY.inc()
+        try:
+            answer = await self._children.call(told.tenant, encode_question(kind, body, told), DEADLINE_S, WAIT_S)
+        except (ChildrenBusy, ChildTimeout):
+            metrics.SHED.labels("decoding").inc()
+            raise Unavailable("this gateway reads as many large bodies as it can; try again", code="overloaded") from None
+        except ChildDied:
+            raise BodyTooLarge("the body could not be decoded within this gateway's memory; send fewer values") from None
+        return decode_answer(answer)
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._children.close()
