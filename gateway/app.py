@@ -95,10 +95,19 @@ def _token_secrets(config: Config) -> list[str]:
 
 
 class Gateway:
-    """One gateway process; `number`: which of the configuration's."""
+    """One gateway process; `number`: which of the configuration's. warm: what reads large bodies is started with it."""
 
-    def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, patience: Patience | None = None, number: int = 0) -> None:
-        self._config, self._tasks, self._clock, self._number = config, tasks, clock or RealClock(), number
+    def __init__(
+        self,
+        config: Config,
+        tasks: Tasks,
+        clock: Clock | None = None,
+        patience: Patience | None = None,
+        number: int = 0,
+        *,
+        warm: bool = False,
+    ) -> None:
+        self._config, self._tasks, self._clock, self._number, self._warm = config, tasks, clock or RealClock(), number, warm
         self._patience = patience or Patience()
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
@@ -135,6 +144,8 @@ class Gateway:
         metrics.BODY_BYTES.set_function(lambda: parts.bodies.held)
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(parts.hints.run(), "tell hints")
+        if self._warm:
+            parts.decoding.start()
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
         self._runner = web.AppRunner(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 
 from contracts.errors import BodyTooLarge, Unavailable
@@ -36,16 +38,23 @@ class Decoding:
             per_owner=_WAITING,
             nice=_NICE,
         )
+        self._starting: asyncio.Future[None] | None = None
 
-    async def start(self) -> None:
-        """Start the processes before the first large body. Raises ChildDied when that does not work."""
-        await self._children.start()
+    def start(self) -> None:
+        """Start the processes, which takes a second, before the first large body comes; one that comes meanwhile waits."""
+        self._starting = asyncio.ensure_future(self._start())
+
+    async def _start(self) -> None:
+        with contextlib.suppress(ChildDied):  # it is logged; the first large body tries again
+            await self._children.start()
 
     async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked:
         """What `body` asks for. Raises RequestError: InvalidRequest for what is wrong with it, Unavailable when too much waits."""
         if tally.light:
             return ask(kind, body, told)
         metrics.HEAVY.inc()
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
         try:
             answer = await self._children.call(told.tenant, encode_question(kind, body, told), DEADLINE_S, WAIT_S)
         except (ChildrenBusy, ChildTimeout):
@@ -57,4 +66,6 @@ class Decoding:
 
     async def close(self) -> None:
         """End the processes."""
+        if self._starting is not None:
+            self._starting.cancel()
         await self._children.close()

@@ -85,6 +85,15 @@ class House:
         """Memory of the gateway's process."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
+    @property
+    def family_rss_bytes(self) -> int:
+        """Memory of the gateway's process and of its helpers."""
+        total = self.rss_bytes
+        for helper in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                total += int(helper.memory_info().rss)
+        return total
+
     def token(self, tenant: str = "a", session: str = SESSION, life_s: int = 600) -> str:
         """A browser token; a negative life: it has expired."""
         return self.tokens.sign(Grant(tenant, session, False, 0, "", int(time.time()) + life_s))
@@ -134,10 +143,11 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def house(folder: Path, **gateway: Any) -> AsyncIterator[House]:
-    """A gateway process in front of one toy worker; `gateway`: settings of its section."""
+async def house(folder: Path, model: pb.ModelInfo | None = None, **gateway: Any) -> AsyncIterator[House]:
+    """A gateway process in front of one toy worker, which says that it serves `model`; `gateway`: settings of its section."""
     worker = ToyWorker("node-0")
     scheduler = TwoTenants([worker])
+    scheduler.model = model or scheduler.model
     await worker.start()
     await scheduler.start()
     keys = [{"key": hashed(KEY_A), "tenant": "a"}, {"key": hashed(KEY_B), "tenant": "b"}]
