@@ -121,6 +121,8 @@ class Gateway:
         workers = Workers(self._tasks, clock)
         fleet = Fleet(config, workers, clock, self._patience)
         keys = Keys(((k.key, Caller(k.tenant, k.max_priority)) for k in section.api_keys), secrets.token_bytes(32))
+        # Where there is one tenant, its share protects nobody.
+        share = section.tenant_share if len({key.tenant for key in section.api_keys}) > 1 else 1.0
         self.parts = parts = Parts(
             config=config,
             clock=clock,
@@ -132,7 +134,7 @@ class Gateway:
             sessions=Sessions(),
             limits=HintLimits(section.max_advisories_per_s / section.processes),
             usage=usage_of(section),
-            bodies=Bodies(section.body_memory_bytes // section.processes, section.tenant_share, section.max_body_bytes),
+            bodies=Bodies(section.body_memory_bytes // section.processes, share, section.tenant_share, section.max_body_bytes),
             decoding=Decoding(section.decoders, MOST_DECODED * section.max_body_bytes),
             siblings=siblings,
             callers=Callers(k.key for k in section.api_keys),

@@ -50,9 +50,11 @@ _HELD = web.RequestKey("held body bytes", tuple[_Pool, str, int])
 class Bodies:
     """All bodies that this process holds."""
 
-    def __init__(self, limit_bytes: int, share: float, max_body_bytes: int) -> None:
-        """limit_bytes: of callers' bodies at a time. share: of them, what one owner may hold. max_body_bytes: of one."""
-        self._callers, self._strangers = _Pool(limit_bytes, share), _Pool(limit_bytes // STRANGERS_SHARE, share)
+    def __init__(self, limit_bytes: int, tenant_share: float, address_share: float, max_body_bytes: int) -> None:
+        """limit_bytes: of callers' bodies at a time. tenant_share: of them, what one tenant may hold. address_share: of strangers' part,
+        what one address may hold. max_body_bytes: of one body."""
+        self._callers = _Pool(limit_bytes, tenant_share)
+        self._strangers = _Pool(limit_bytes // STRANGERS_SHARE, address_share)
         self._max_body_bytes = max_body_bytes
 
     @property

@@ -22,6 +22,8 @@ DEADLINE_S, WAIT_S = 15.0, 15.0
 _WAITING = 64
 #: Address space of a process before it has read anything, and in what it then needs for a decoded body: the copies of validation.
 _BASE_BYTES, _COPIES = 768 << 20, 3
+#: A process may have died of what another body did, or of the machine's lack of memory.
+_TRIES = 2
 #: They step back when processors are short: what they do may wait, and event loops may not.
 _NICE = 10
 
@@ -39,6 +41,7 @@ class Decoding:
             nice=_NICE,
         )
         self._starting: asyncio.Future[None] | None = None
+        self._closed = False
 
     def start(self) -> None:
         """Start the processes, which takes a second, before the first large body comes; one that comes meanwhile waits."""
@@ -54,18 +57,22 @@ class Decoding:
             return ask(kind, body, told)
         metrics.HEAVY.inc()
         if self._starting is not None:
-            await asyncio.shield(self._starting)
-        try:
-            answer = await self._children.call(told.tenant, encode_question(kind, body, told), DEADLINE_S, WAIT_S)
-        except (ChildrenBusy, ChildTimeout):
-            metrics.SHED.labels("decoding").inc()
-            raise Unavailable("this gateway reads as many large bodies as it can; try again", code="overloaded") from None
-        except ChildDied:
-            raise BodyTooLarge("the body could not be decoded within this gateway's memory; send fewer values") from None
-        return decode_answer(answer)
+            await asyncio.wait([self._starting])
+        question = encode_question(kind, body, told)
+        for _ in range(_TRIES):
+            try:
+                return decode_answer(await self._children.call(told.tenant, question, DEADLINE_S, WAIT_S))
+            except (ChildrenBusy, ChildTimeout):
+                metrics.SHED.labels("decoding").inc()
+                raise Unavailable("this gateway reads as many large bodies as it can; try again", code="overloaded") from None
+            except ChildDied:
+                if self._closed:
+                    raise Unavailable("this gateway is stopping; try again") from None
+        raise BodyTooLarge("the body could not be decoded within this gateway's memory; send fewer values")
 
     async def close(self) -> None:
         """End the processes."""
+        self._closed = True
         if self._starting is not None:
             self._starting.cancel()
         await self._children.close()

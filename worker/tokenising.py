@@ -19,7 +19,7 @@ T = TypeVar("T")
 #: Of text or token ids; a larger prompt is large.
 SMALL = 64 << 10
 #: Threads for small and for large prompts each, and how many prompts of one tenant may wait there.
-_THREADS, _WAITING = 2, 4096
+_THREADS, WAITING = 2, 4096
 
 
 class _Lane(Generic[T]):
@@ -27,7 +27,7 @@ class _Lane(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
-        self._turns: Turns[tuple[Callable[[], T], asyncio.Future[T]]] = Turns(_THREADS, _THREADS - 1, _WAITING)
+        self._turns: Turns[tuple[Callable[[], T], asyncio.Future[T]]] = Turns(_THREADS, _THREADS - 1, WAITING)
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -27,7 +27,7 @@ MAX_ALL_CHOICES = 64
 MAX_ALL_CALLS = 8192
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Told:
     """What is known besides the body. named: a header names the session. headers: those that say hints in other systems' words.
     bounds: of the models that are known."""
@@ -108,12 +108,13 @@ def _chat(data: Any, told: Told) -> Asked:
     asked = _asked(wanted, data, told)
     asked.logprobs, asked.tool_use = bool(wanted.logprobs), wanted.tool_use
     messages = [message.plain() for message in wanted.messages]
-    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
     if len(calls) > MAX_ALL_CALLS:
         raise InvalidRequest(f"messages hold more than {MAX_ALL_CALLS} tool calls; leave the oldest ones out", param="messages")
-    texts = [asked.tool_use.tools if asked.tool_use is not None else ""]
-    texts += [message["content"] for message in messages]
-    texts += [call["arguments"] for call in calls]
+    texts = [message["content"] for message in messages]
+    if calls or asked.tool_use is not None:
+        texts += [call["arguments"] for call in calls]
+        texts.append(asked.tool_use.tools if asked.tool_use is not None else "")
     history = None
     if not _names_session(asked, told):
         history = of_messages(told.tenant, asked.model, [_said(message) for message in messages])

@@ -50,6 +50,9 @@ class Gateway:
         request = GenerateRequest(request_id, "t", "s", "tiny", sampling, messages=[{"role": "user", "content": "Hello"}], **more)
         self._sent.put_nowait(encode_submit(request))
 
+    def send(self, frame: bytes) -> None:
+        self._sent.put_nowait(frame)
+
     def cancel(self, request_id: str) -> None:
         self._sent.put_nowait(encode_cancel(request_id))
 
@@ -176,4 +179,18 @@ async def test_tokens_that_do_not_exist_are_refused_by_name(server: WorkerServer
     for name, sampling in (("logit_bias", Sampling(logit_bias={9999: 1.0})), ("stop_token_ids", Sampling(stop_token_ids=[9999]))):
         gateway._sent.put_nowait(encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x")))
         assert (await gateway.ended(name)).error[2] == name
+    await gateway.leave()
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(house: House, server: WorkerServer) -> None:
+    gateway = Gateway(server)
+    bound = server.bound
+    assert bound.longest_token_bytes > 0
+    content = "x" * (bound.longest_token_bytes * bound.max_tokens + 1)
+    for number, asked in enumerate(({"prompt": content}, {"messages": [{"role": "tool", "content": content, "tool_call_id": "c"}]})):
+        request = GenerateRequest(f"r{number}", "t", "s", "tiny", Sampling(), **asked)  # type: ignore[arg-type]
+        gateway.send(encode_submit(request))
+        failed = await gateway.ended(f"r{number}")
+        status, message, _, code = failed.error
+        assert (status, code) == (400, "context_length_exceeded") and "at least" in message
     await gateway.leave()
