@@ -85,14 +85,10 @@ class House:
         """Memory of the gateway's process."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
-    @property
-    def family_rss_bytes(self) -> int:
-        """Memory of the gateway's process and of its helpers."""
-        total = self.rss_bytes
-        for helper in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                total += int(helper.memory_info().rss)
-        return total
+    def family(self) -> list[psutil.Process]:
+        """The gateway's process and its helpers."""
+        gateway = psutil.Process(self.process.pid)
+        return [gateway, *gateway.children(recursive=True)]
 
     def token(self, tenant: str = "a", session: str = SESSION, life_s: int = 600) -> str:
         """A browser token; a negative life: it has expired."""
@@ -140,6 +136,15 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
         else:
             body = await reader.read()
     return Answer(int(status.split(" ")[1]), headers, body)
+
+
+def rss_of(processes: list[psutil.Process]) -> int:
+    """Memory of these together, in bytes."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += int(process.memory_info().rss)
+    return total
 
 
 @contextlib.asynccontextmanager
