@@ -16,8 +16,8 @@ from gateway.openai.asked import Asked, Kind, Told, ask
 from gateway.openai.asked_wire import decode_answer, encode_question
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
 
-#: The heaviest body of 16 MiB takes 1.5 s of a free core; a body's turn comes within so many seconds, or it is told to come again.
-DEADLINE_S, WAIT_S = 15.0, 15.0
+#: The heaviest body of 16 MiB takes a second of a free core, but the engine may use all of them. From when a helper has it, and until then.
+DEADLINE_S, WAIT_S = 30.0, 20.0
 #: Bodies of one tenant that wait for a process; what they hold is bounded by the tenant's share of bytes.
 _WAITING = 64
 #: Address space of a process before it has read anything, and in what it then needs for a decoded body: the copies of validation.
@@ -25,7 +25,7 @@ _BASE_BYTES, _COPIES = 768 << 20, 3
 #: A process may have died of what another body did, or of the machine's lack of memory.
 _TRIES = 2
 #: They step back when processors are short: what they do may wait, and event loops may not.
-_NICE = 10
+_NICE = 5
 
 
 class Decoding:
