@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Sequence
 
 from contracts.errors import BodyTooLarge, Unavailable
 from gateway import metrics
@@ -16,14 +17,13 @@ from gateway.openai.asked import Asked, Kind, Told, ask
 from gateway.openai.asked_wire import decode_answer, encode_question
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
 
+DECODER = (sys.executable, "-m", "gateway.decoder")
 #: The heaviest body of 16 MiB takes a second of a free core, but the engine may use all of them. From when a helper has it, and until then.
 DEADLINE_S, WAIT_S = 30.0, 20.0
 #: Bodies of one tenant that wait for a process; what they hold is bounded by the tenant's share of bytes.
 _WAITING = 64
 #: Address space of a process before it has read anything, and in what it then needs for a decoded body: the copies of validation.
 _BASE_BYTES, _COPIES = 768 << 20, 3
-#: A process may have died of what another body did, or of the machine's lack of memory.
-_TRIES = 2
 #: They step back when processors are short: what they do may wait, and event loops may not.
 _NICE = 5
 
@@ -31,10 +31,12 @@ _NICE = 5
 class Decoding:
     """Reads bodies. One event loop."""
 
-    def __init__(self, processes: int, most_decoded_bytes: int) -> None:
-        """most_decoded_bytes: what one body may become (`core.bodies`)."""
+    def __init__(self, processes: int, most_decoded_bytes: int, program: Sequence[str] = DECODER) -> None:
+        """most_decoded_bytes: what one body may become (`core.bodies`). program: whose main calls `serve`."""
+        # Processes that were killed while they rested, as where memory is short, cost a body one attempt each at most.
+        self._tries = processes + 1
         self._children = Children(
-            [sys.executable, "-m", "gateway.decoder"],
+            program,
             count=processes,
             memory_bytes=_BASE_BYTES + _COPIES * most_decoded_bytes,
             per_owner=_WAITING,
@@ -59,7 +61,7 @@ class Decoding:
         if self._starting is not None:
             await asyncio.wait([self._starting])
         question = encode_question(kind, body, told)
-        for _ in range(_TRIES):
+        for _ in range(self._tries):
             try:
                 return decode_answer(await self._children.call(told.tenant, question, DEADLINE_S, WAIT_S))
             except (ChildrenBusy, ChildTimeout):
