@@ -7,6 +7,7 @@ UpbeatError
 │   ├── Unauthorized       401
 │   ├── Forbidden          403
 │   ├── NotFound           404
+│   ├── BodyTooSlow        408
 │   ├── BodyTooLarge       413
 │   ├── RateLimited        429
 │   └── Unavailable        503: nobody can serve this at the moment; trying again helps
@@ -81,6 +82,13 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class BodyTooSlow(RequestError):
+    """408: the body did not arrive in time."""
+
+    status = 408
+    code = "body_too_slow"
+
+
 class BodyTooLarge(RequestError):
     """413: the body is over the limit."""
 
@@ -105,7 +113,7 @@ class Unavailable(RequestError):
 
 
 BY_STATUS: dict[int, type[RequestError]] = {
-    c.status: c for c in (InvalidRequest, Unauthorized, Forbidden, NotFound, BodyTooLarge, RateLimited, Unavailable)
+    c.status: c for c in (InvalidRequest, Unauthorized, Forbidden, NotFound, BodyTooSlow, BodyTooLarge, RateLimited, Unavailable)
 }
 
 

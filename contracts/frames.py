@@ -84,9 +84,10 @@ def encode_request(request: GenerateRequest) -> bytes:
     submit["sampling"] = _changed(request.sampling, _SAMPLING)
     if request.tool_use is not None:
         submit["tool_use"] = _changed(request.tool_use, _TOOL_USE)
-    param = "messages" if request.messages is not None else "prompt"
+    packed = submit.pop("packed", {})
+    param = "messages" if request.messages is not None or "messages" in packed else "prompt"
     try:
-        body = _pack(submit)
+        body = _pack(submit) if not packed else _with_packed(submit, packed)
     except (ValueError, TypeError, OverflowError) as e:
         raise InvalidRequest(f"the request cannot be sent to a worker: {e}", param=param) from None
     if len(body) > MAX_SUBMIT_BYTES:
@@ -96,6 +97,16 @@ def encode_request(request: GenerateRequest) -> bytes:
             code="context_length_exceeded",
         )
     return body
+
+
+def _with_packed(submit: dict[str, Any], packed: dict[str, bytes]) -> bytes:
+    packer = msgpack.Packer(use_bin_type=True)
+    parts = [packer.pack_map_header(len(submit) + len(packed))]
+    for name, value in submit.items():
+        parts += [packer.pack(name), packer.pack(value)]
+    for name, value in packed.items():
+        parts += [packer.pack(name), value]
+    return b"".join(parts)
 
 
 def encode_submit(request: GenerateRequest) -> bytes:

@@ -62,7 +62,8 @@ class ToolUse:
 class GenerateRequest:
     """One generation.
 
-    Exactly one of `messages` (chat), `prompt` (text) and `prompt_tokens` is set.
+    Exactly one of `messages` (chat), `prompt` (text) and `prompt_tokens` is set, or in `packed`, where it is msgpack already: what is large
+    is packed once, where that holds nobody up. A worker finds it in its field.
     json_schema: JSON text of a schema that the answer must satisfy. tool_use: only with `messages`.
     group: the same for all choices of one prompt, which share the prompt's KV: while one of them computes it, those that
     came later wait. choice: its number among them.
@@ -91,6 +92,7 @@ class GenerateRequest:
     choice: int = 0
     expected_tokens: int | None = None
     alone: bool = False
+    packed: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def session(self) -> SessionKey:

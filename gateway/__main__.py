@@ -7,12 +7,13 @@ import sys
 
 from gateway.app import Gateway
 from runtime.config import Config
+from runtime.heap import give_back_large_buffers
 from runtime.service import Tasks, arguments, run, serve
 
 
 async def _serve(config: Config, number: int) -> int:
     tasks = Tasks()
-    return await serve(Gateway(config, tasks, number=number), tasks.failed, config.gateway.drain_s)
+    return await serve(Gateway(config, tasks, number=number, warm=True), tasks.failed, config.gateway.drain_s)
 
 
 def main() -> None:
@@ -25,6 +26,7 @@ def main() -> None:
         )
         raise SystemExit(2)
     # What was imported stays, so the collector need not look at it again; and a request makes more young objects than its default allows.
+    give_back_large_buffers()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from contracts.errors import RateLimited
 from gateway import metrics
-from gateway.core.usage import Allowance, Refused, Ticket, Usage, duration, estimated_tokens
+from gateway.core.usage import Allowance, Refused, Ticket, Usage, duration
 from gateway.generate import Job
 from gateway.parts import PARTS
 from runtime.gateway_config import GatewaySection, TenantLimits
@@ -40,7 +40,7 @@ def admit(request: web.Request, tenant: str, jobs: list[Job]) -> Ticket:
     """Let a request in, to be settled later. Raises Limited."""
     parts = request.app[PARTS]
     request[LIMITED] = tenant
-    ticket = parts.usage.begin(tenant, sum(_prompt_tokens(job) for job in jobs), parts.clock.now(), parts.clock.wall())
+    ticket = parts.usage.begin(tenant, sum(job.prompt_estimate for job in jobs), parts.clock.now(), parts.clock.wall())
     if isinstance(ticket, Ticket):
         return ticket
     metrics.LIMITED.labels(ticket.what).inc()
@@ -74,13 +74,3 @@ def _refusal(refused: Refused) -> Limited:
         message = f"the quota of {refused.limit:g} {what} is used up; {when}"
         return Limited(message, refused.after_s, code="insufficient_quota", lasting=True)
     return Limited(f"more than {refused.limit:g} {what}; {when}", refused.after_s)
-
-
-def _prompt_tokens(job: Job) -> int:
-    if job.prompt_tokens is not None:
-        return estimated_tokens(0, len(job.prompt_tokens))
-    texts = [job.prompt or "", job.tool_use.tools if job.tool_use is not None else ""]
-    for message in job.messages or ():
-        texts.append(message["content"])
-        texts += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
-    return estimated_tokens(sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts))

@@ -12,18 +12,21 @@ from aiohttp import web
 from contracts.api_keys import configured_digest, is_hashed
 from gateway import metrics
 from gateway.allowance import usage_of
+from gateway.bodies import Bodies
 from gateway.core.admission import Caller, Keys
+from gateway.core.bodies import MOST_DECODED
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
-from gateway.core.limits import ByteBudget, HintLimits
+from gateway.core.limits import HintLimits
 from gateway.core.retry import Patience
+from gateway.decoding import Decoding
 from gateway.door import Door
 from gateway.envelope import dress, envelope
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
-from gateway.intake import STRANGERS_SHARE, expect_continue
+from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
 from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, playground, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
@@ -44,7 +47,7 @@ LAST_WORDS_S = 1.0
 
 
 def build(parts: Parts) -> web.Application:
-    """The HTTP application. Body limits are our own (`intake.read_json`): aiohttp's are for its own readers."""
+    """The HTTP application. Body limits are our own (`gateway.bodies`): aiohttp's are for its own readers."""
     app = web.Application(middlewares=[envelope])
     app[PARTS] = parts
     app.on_response_prepare.append(dress)
@@ -92,10 +95,19 @@ def _token_secrets(config: Config) -> list[str]:
 
 
 class Gateway:
-    """One gateway process; `number`: which of the configuration's."""
+    """One gateway process; `number`: which of the configuration's. warm: what reads large bodies is started with it."""
 
-    def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, patience: Patience | None = None, number: int = 0) -> None:
-        self._config, self._tasks, self._clock, self._number = config, tasks, clock or RealClock(), number
+    def __init__(
+        self,
+        config: Config,
+        tasks: Tasks,
+        clock: Clock | None = None,
+        patience: Patience | None = None,
+        number: int = 0,
+        *,
+        warm: bool = False,
+    ) -> None:
+        self._config, self._tasks, self._clock, self._number, self._warm = config, tasks, clock or RealClock(), number, warm
         self._patience = patience or Patience(accept_s=config.gateway.accept_s, first_token_s=config.gateway.first_token_s)
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
@@ -109,6 +121,8 @@ class Gateway:
         workers = Workers(self._tasks, clock, self._patience)
         fleet = Fleet(config, workers, clock, self._patience)
         keys = Keys(((k.key, Caller(k.tenant, k.max_priority)) for k in section.api_keys), secrets.token_bytes(32))
+        # Where there is one tenant, its share protects nobody.
+        share = section.tenant_share if len({key.tenant for key in section.api_keys}) > 1 else 1.0
         self.parts = parts = Parts(
             config=config,
             clock=clock,
@@ -120,8 +134,8 @@ class Gateway:
             sessions=Sessions(),
             limits=HintLimits(section.max_advisories_per_s / section.processes),
             usage=usage_of(section),
-            bodies=ByteBudget(section.body_memory_bytes // section.processes),
-            strangers=ByteBudget(section.body_memory_bytes // section.processes // STRANGERS_SHARE),
+            bodies=Bodies(section.body_memory_bytes // section.processes, share, section.tenant_share, section.max_body_bytes),
+            decoding=Decoding(section.decoders, MOST_DECODED * section.max_body_bytes),
             siblings=siblings,
             callers=Callers(k.key for k in section.api_keys),
             max_active=-(-section.max_requests // section.processes),
@@ -129,10 +143,12 @@ class Gateway:
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),
         )
-        metrics.BODY_BYTES.set_function(lambda: parts.bodies.held + parts.strangers.held)
+        metrics.BODY_BYTES.set_function(lambda: parts.bodies.held)
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(workers.watch(), "watch the workers")
         self._tasks.start(parts.hints.run(), "tell hints")
+        if self._warm:
+            parts.decoding.start()
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
         self._runner = web.AppRunner(
@@ -141,7 +157,7 @@ class Gateway:
             access_log=None,
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,
-            # Compressed bodies are refused (`intake.read_json`), so that no small body can become a large one.
+            # Compressed bodies are refused (`gateway.bodies`), so that no small body can become a large one.
             auto_decompress=False,
             # A client that was told 413 may finish sending, for this long.
             lingering_time=5.0,
@@ -182,6 +198,7 @@ class Gateway:
             await self._runner.cleanup()
         if self.parts is not None:
             self.parts.siblings.close()
+            await self.parts.decoding.close()
             await self._tasks.cancel()
             with contextlib.suppress(Exception):
                 await self.parts.fleet.stop()

@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
-from contracts.errors import BodyTooLarge, InvalidRequest, NotFound, RequestError, Unavailable
+from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, NotFound, RequestError, Unavailable
 from gateway import metrics
 from gateway.allowance import Limited, rate_headers
 from gateway.cors import cors_headers, preflight
-from gateway.intake import release_body
 from gateway.parts import PARTS
 from runtime import telemetry
 
@@ -33,7 +32,7 @@ def error_response(error: RequestError) -> web.Response:
             response.headers["x-should-retry"] = "false"
     elif isinstance(error, Unavailable):
         response.headers["Retry-After"] = "1"
-    if isinstance(error, BodyTooLarge) or error.code == "overloaded":
+    if isinstance(error, BodyTooLarge | BodyTooSlow) or error.code == "overloaded":
         response.force_close()
     return response
 
@@ -58,7 +57,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         body = {"error": {"message": f"internal error {incident}", "type": "server_error", "param": None, "code": "internal_error"}}
         response = web.json_response(body, status=500)
     finally:
-        release_body(request)
+        request.app[PARTS].bodies.release(request)
     if request.app[PARTS].draining and not response.prepared:
         response.force_close()
     metrics.child(metrics.REQUESTS, route_name(request), str(response.status)).inc()

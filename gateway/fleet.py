@@ -7,10 +7,12 @@ the session before, so that an outage of the schedulers does not scatter session
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
 
+from contracts.context import ContextBound
 from contracts.convert import session_from_wire, session_to_wire
 from contracts.errors import Unavailable
 from contracts.ids import SessionKey
@@ -45,6 +47,8 @@ class Fleet:
         self.live = False
         #: Every model seen; a model whose nodes are restarting is still known.
         self.models: dict[str, Model] = {}
+        #: How long a prompt of each may be, on whichever node takes most.
+        self.bounds: dict[str, ContextBound] = {}
         self._last_nodes = LastNodes()
         self.promises = Promises()
 
@@ -94,6 +98,7 @@ class Fleet:
         for node in message.nodes:
             for m in node.models:
                 self.models[m.name] = Model(m.name, m.max_tokens, m.created_s)
+        self.bounds |= bounds_of(m for node in message.nodes for m in node.models)
         self._workers.follow(self.view)
 
     # ---- what is known -----------------------------------------------------------------------------------------
@@ -199,6 +204,14 @@ def _route(placed: pb.Placement, why: str, promised: bool = False) -> Route:
 def fleet_from_wire(message: Any) -> FleetView:
     """The domain value of a `Fleet` message."""
     return FleetView(tuple(_node(n) for n in message.nodes), message.expected_nodes)
+
+
+def bounds_of(models: Iterable[Any]) -> dict[str, ContextBound]:
+    """By model: what no node that has it could take is too long. What one of them does not say is not known."""
+    told: dict[str, list[tuple[int, int, int]]] = {}
+    for m in models:
+        told.setdefault(m.name, []).append((m.max_tokens, m.longest_token_bytes, m.message_token_bytes))
+    return {name: ContextBound(*(max(told) if all(told) else 0 for told in zip(*of, strict=True))) for name, of in told.items()}
 
 
 def _node(n: Any) -> Node:

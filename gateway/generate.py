@@ -34,10 +34,10 @@ _NOWHERE = Route("", "")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the choices of one prompt share. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
+    """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
 
-    pin: the node that must run it, or empty. json_schema, tool_use and expected_tokens: see `GenerateRequest`. hop: what it is in an agent
-    workflow; of a request's choices only the first has one.
+    prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, tool_use and
+    expected_tokens: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
     """
 
     request_id: str
@@ -47,6 +47,8 @@ class Job:
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     prompt_tokens: list[int] | None = None
+    packed: dict[str, bytes] = field(default_factory=dict)
+    prompt_estimate: int = 1
     priority: int = 0
     pin: str = ""
     json_schema: str | None = None
@@ -233,6 +235,7 @@ class Generation:
             messages=job.messages,
             prompt=job.prompt,
             prompt_tokens=job.prompt_tokens,
+            packed=job.packed,
             priority=job.priority,
             resume_tokens=self.progress.tokens,
             source_nodes=list(route.source_nodes),

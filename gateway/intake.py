@@ -1,29 +1,24 @@
-"""From an HTTP request to a caller and a decoded body, reading no more than the limit."""
+"""From an HTTP request to a caller and a decoded body."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, NamedTuple
 
 from aiohttp import hdrs, web
 
-from contracts.errors import Forbidden, InvalidRequest, RequestError, Unavailable
-from gateway import metrics
-from gateway.core.admission import Caller, bearer, check_length, parse_json
+from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest
+from gateway.core.admission import Caller, bearer, parse_json
+from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, most_useful_bytes
 from gateway.core.browser_tokens import Grant, is_browser_token
-from gateway.core.limits import ByteBudget
+from gateway.core.spellings import FINAL, PRIORITY, session_of
+from gateway.openai.asked import Asked, Kind, Told
+from gateway.openai.requests import MAX_PROMPTS
 from gateway.parts import PARTS, Parts
 
 #: Request header: run on this node. Response header: it ran there.
 NODE_HEADER = "X-Upbeat-Node"
-#: From the headers to the body's end.
-BODY_TIMEOUT_S = 60.0
-#: A hint's body, with a credential in a header, and without: that one is read before its sender is known.
-HINT_BODY_BYTES, STRANGERS_BODY_BYTES = 1 << 20, 64 << 10
-#: Of the bytes of bodies that are held at a time, the part that senders may take who are not known yet.
-STRANGERS_SHARE = 8
-#: What holds a request's body until it has ended, and how much of it.
-_HELD = web.RequestKey("held body bytes", tuple[ByteBudget, int])
+#: A body that is no request for text, with a credential in a header, and a hint's without: that one is read before its sender is known.
+SMALL_BODY_BYTES, STRANGERS_BODY_BYTES = 1 << 20, 64 << 10
 
 
 class Hinter(NamedTuple):
@@ -76,67 +71,44 @@ async def read_hint(request: web.Request) -> tuple[Any, Hinter]:
     parts = request.app[PARTS]
     if parts.keys.open or bearer(request.headers.get(hdrs.AUTHORIZATION)) is not None:
         hinter = hinter_of(request, None)
-        data = await read_json(request, HINT_BODY_BYTES)
+        data = await read_json(request, hinter.caller.tenant)
     else:
         hinter = None
-        data = await read_json(request, STRANGERS_BODY_BYTES, parts.strangers)
+        data = await read_json(request, request.remote or "", STRANGERS_BODY_BYTES, stranger=True)
     token = data.get("token") if isinstance(data, dict) else None
     if token is not None and not isinstance(token, str):
         raise InvalidRequest("token must be a string", param="token", code="invalid_type")
     return data, hinter if hinter is not None and token is None else hinter_of(request, token)
 
 
-async def read_json(request: web.Request, limit_bytes: int | None = None, budget: ByteBudget | None = None) -> Any:
-    """The decoded body, of at most `limit_bytes` and the configured limit; held in `budget`, else in all callers', until `release_body`.
+async def read_json(request: web.Request, owner: str, limit_bytes: int = SMALL_BODY_BYTES, stranger: bool = False) -> Any:
+    """The decoded body of what is no request for text, of at most `limit_bytes` and of few values. owner: whose share holds it: a tenant,
+    or a stranger's address. Raises what `Bodies.read` raises, and InvalidRequest for anything but JSON."""
+    bodies = request.app[PARTS].bodies
+    body, tally = await bodies.read(request, owner, limit_bytes, stranger=stranger)
+    if tally.values > SMALL_VALUES:
+        raise InvalidRequest(f"the body holds more than {SMALL_VALUES} values; send several smaller ones", code="invalid_body")
+    bodies.hold(request, tally.length + tally.decoded)
+    return parse_json(body)
 
-    Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses the limit; Unavailable when the bodies of all requests
-    together are too much; InvalidRequest for a compressed body and for anything but JSON."""
-    encoding = request.headers.get(hdrs.CONTENT_ENCODING)
-    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
-        raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
+
+async def read_asked(request: web.Request, kind: Kind, caller: Caller) -> Asked:
+    """What a request for text asks for. A large body is read in another process, and holds afterwards what is left of it. Raises what
+    `Bodies.read` raises, InvalidRequest for what is wrong with it, and BodyTooLarge where decoding it would take too much memory."""
     parts = request.app[PARTS]
-    limit, length = min(parts.config.gateway.max_body_bytes, limit_bytes or 1 << 62), request.content_length
-    check_length(length, limit)
-    budget = budget or parts.bodies
-    if (length or 0) > budget.limit - budget.held:
-        raise _no_room()
-    try:
-        if request.content.is_eof():  # it came with its headers, and there is nothing to wait for
-            return parse_json(_held(request, budget, request.content.read_nowait(), 0, limit))
-        body = bytearray()
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for piece in request.content.iter_any():
-                body += _held(request, budget, piece, len(body), limit)
-    except RequestError:
-        raise
-    except TimeoutError:
-        raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="invalid_body") from None
-    except (web.RequestPayloadError, ValueError) as e:
-        raise InvalidRequest(f"the body could not be read: {e}", code="invalid_body") from None
-    return parse_json(bytes(body))
-
-
-def _held(request: web.Request, budget: ByteBudget, piece: bytes, before: int, limit: int) -> bytes:
-    """`piece`, which is counted; `before`: bytes of the body that came earlier. Raises BodyTooLarge or Unavailable."""
-    check_length(before + len(piece), limit)
-    if not budget.take(len(piece)):
-        raise _no_room()
-    request[_HELD] = (budget, before + len(piece))
-    return piece
-
-
-def release_body(request: web.Request) -> None:
-    """The request has ended, and what was made of its body."""
-    held = request.get(_HELD)
-    if held is not None:
-        del request[_HELD]
-        budget, amount = held
-        budget.give(amount)
-
-
-def _no_room() -> Unavailable:
-    metrics.SHED.labels("bodies").inc()
-    return Unavailable("this gateway holds as much of other requests as it can; try again", code="overloaded")
+    most, bounds = parts.config.gateway.max_body_bytes, parts.fleet.bounds
+    useful = most_useful_bytes(bounds.values(), 1 if kind == "chat" else MAX_PROMPTS)
+    body, tally = await parts.bodies.read(request, caller.tenant, most, useful)
+    if tally.light:
+        parts.bodies.hold(request, tally.length + tally.decoded)
+    elif tally.decoded > MOST_DECODED * most:
+        raise BodyTooLarge("the body holds too many values; send fewer of them")
+    said = {name: value for name in (FINAL, PRIORITY) if (value := request.headers.get(name)) is not None}
+    told = Told(caller.tenant, session_of(request.headers) is not None, said, bounds)
+    asked = await parts.decoding.ask(kind, body, tally, told)
+    if not tally.light:
+        parts.bodies.hold(request, sum(prompt.packed_bytes for prompt in asked.prompts))
+    return asked
 
 
 async def expect_continue(request: web.Request) -> None:

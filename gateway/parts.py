@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from gateway.bodies import Bodies
 from gateway.core.admission import Keys
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
-from gateway.core.limits import ByteBudget, HintLimits
+from gateway.core.limits import HintLimits
 from gateway.core.routing import missing
 from gateway.core.usage import Usage
+from gateway.decoding import Decoding
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
@@ -40,9 +42,8 @@ class Parts:
     sessions: Sessions
     limits: HintLimits
     usage: Usage
-    #: Bytes of request bodies: of callers, and of senders of hints who are not known before the body is read.
-    bodies: ByteBudget
-    strangers: ByteBudget
+    bodies: Bodies
+    decoding: Decoding
     siblings: Siblings
     callers: Callers
     browser_tokens: BrowserTokens

@@ -34,12 +34,12 @@ class Sessions:
     def __init__(self) -> None:
         self.implicit = ImplicitSessions()
 
-    def resolve(self, tenant: str, said: str | None, history: Callable[[], History]) -> Resolved:
-        """The session of a request. said: what `stated` found; history: asked for only when nothing is stated."""
+    def resolve(self, tenant: str, said: str | None, history: History | None) -> Resolved:
+        """The session of a request. said: what `stated` found; history: needed when nothing is stated."""
         if said is not None:
             return Resolved(SessionKey(tenant, said))
-        told = history()
-        return Resolved(SessionKey(tenant, self.implicit.resolve(told, secrets.token_hex(4))), told)
+        assert history is not None
+        return Resolved(SessionKey(tenant, self.implicit.resolve(history, secrets.token_hex(4))), history)
 
     def remember(self, session: Resolved, end: Callable[[History], bytes | None]) -> None:
         """A turn ended; `end` names its history (`core.implicit`)."""

@@ -68,6 +68,10 @@ class GatewaySection(BaseModel):
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
     #: Bytes of request bodies that are held at a time, over all requests; what comes beyond that is answered with 503.
     body_memory_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    #: The part of what the gateway holds at a time (bodies, requests, connections) that one tenant, or one address, may take.
+    tenant_share: float = Field(default=0.5, gt=0, le=1)
+    #: Helper processes, of each gateway process, that read large bodies; one tenant has at most all but one of them.
+    decoders: int = Field(default=2, ge=1, le=64)
     #: Requests for text at a time; one more is answered with 503.
     max_requests: int = Field(default=4096, ge=1)
     #: Connections at a time; one more is answered with 503 and closed.

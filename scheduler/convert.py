@@ -66,12 +66,22 @@ def load_from_wire(r: scheduler_pb2.WorkerLoad) -> Load:
 
 def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
     """What a worker serves."""
-    return tuple(Model(m.name, shape_from_wire(m.shape), m.max_tokens, m.created_s) for m in hello.models)
+    return tuple(
+        Model(m.name, shape_from_wire(m.shape), m.max_tokens, m.created_s, m.longest_token_bytes, m.message_token_bytes)
+        for m in hello.models
+    )
 
 
 def model_to_wire(m: Model) -> scheduler_pb2.ModelInfo:
     """A model as gateways are told of it."""
-    return scheduler_pb2.ModelInfo(name=m.name, shape=shape_to_wire(m.shape), max_tokens=m.max_tokens, created_s=m.created_s)
+    return scheduler_pb2.ModelInfo(
+        name=m.name,
+        shape=shape_to_wire(m.shape),
+        max_tokens=m.max_tokens,
+        created_s=m.created_s,
+        longest_token_bytes=m.longest_token_bytes,
+        message_token_bytes=m.message_token_bytes,
+    )
 
 
 def decision_to_wire(d: Decision, now: float) -> scheduler_pb2.Decision:

@@ -105,7 +105,7 @@ class WorkerProcess:
             schedulers=config.scheduler_addresses,
             node=places.name,
             address=places.worker_address,
-            max_tokens=max_tokens,
+            bound=self.handler.bound,
             created_s=int(time.time()),
             rates=measured_rates(profile),
             draining=lambda: self.handler.draining,

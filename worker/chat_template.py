@@ -76,6 +76,19 @@ class ChatTemplate:
             raise InvalidRequest(f"messages do not fit this model's chat template: {e}", param="messages") from e
         return [part for part in text.split(mark) if part] if mark else [text]
 
+    def keeps_texts(self) -> bool:
+        """Whether what people and the assistant say is all in the prompt, but for space around it and what was thought: found out with a
+        conversation, with and without a system message, as some templates know none."""
+        for roles in (("system", "user", "assistant", "user", "assistant", "user"), ("user", "assistant", "user", "assistant", "user")):
+            said = [f"text {i} {role}:  two\n\n\nlines <i>&amp; {{}} 一" for i, role in enumerate(roles)]
+            messages = [{"role": role, "content": f"\n{text}\n"} for role, text in zip(roles, said, strict=True)]
+            try:
+                rendered = "".join(self.render(messages, []))
+            except InvalidRequest:
+                continue
+            return all(text in rendered for text in said)
+        return False
+
 
 def load_template(directory: Path) -> ChatTemplate:
     """The template of the model in `directory`: chat_template.jinja, else tokenizer_config.json's, else the plain one."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from contracts.context import ContextBound
 from contracts.convert import shape_to_wire
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
@@ -37,14 +38,14 @@ class Reporter:
         schedulers: Sequence[str],
         node: str,
         address: str,
-        max_tokens: int,
+        bound: ContextBound,
         created_s: int,
         rates: dict[str, float],
         draining: Callable[[], bool],
     ) -> None:
         """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured."""
         self.engine, self.node, self.address, self.draining = engine, node, address, draining
-        self._max_tokens, self._created_s, self._rates = max_tokens, created_s, rates
+        self._bound, self._created_s, self._rates = bound, created_s, rates
         self._instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
@@ -68,7 +69,12 @@ class Reporter:
         """Who this is."""
         engine = self.engine
         model = scheduler_pb2.ModelInfo(
-            name=engine.model_name, shape=shape_to_wire(engine.device.shape), max_tokens=self._max_tokens, created_s=self._created_s
+            name=engine.model_name,
+            shape=shape_to_wire(engine.device.shape),
+            max_tokens=self._bound.max_tokens,
+            created_s=self._created_s,
+            longest_token_bytes=self._bound.longest_token_bytes,
+            message_token_bytes=self._bound.message_token_bytes,
         )
         return scheduler_pb2.WorkerHello(
             node=self.node,

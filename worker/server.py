@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from contracts.context import ContextBound
 from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
 from contracts.frames import MOST_STEPS, Command, Commands, StepFrame, Unreadable, encode_steps
 from contracts.request import Failed, GenerateRequest
@@ -20,6 +22,7 @@ from worker.engine import Cancel, Engine, Submit
 from worker.grammars import Grammars
 from worker.output import Guide
 from worker.text import TextCodec
+from worker.tokenising import Tokenising
 
 log = telemetry.logger("worker.server")
 
@@ -51,11 +54,12 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self, engine: Engine, codec: TextCodec, max_tokens: int, vocab_size: int) -> None:
         self.engine, self.codec, self.max_tokens, self.vocab_size = engine, codec, max_tokens, vocab_size
+        self.bound = ContextBound(max_tokens, codec.longest_token_bytes, codec.message_token_bytes)
         self.grammars = Grammars(codec, vocab_size, engine.eos_ids)
         self.draining = False
         self._streams: set[_Stream] = set()
         engine.on_trial = lambda request_id: self._tell_all(StepFrame(trial=request_id))
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+        self._tokenising = Tokenising()
         #: A large schema takes a while: it delays no request without one.
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
@@ -118,7 +122,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             if self.draining:
                 raise Unavailable("this node is shutting down; try again")
             loop = asyncio.get_running_loop()
-            prompt = await loop.run_in_executor(self._pool, self._tokens, request, stream)
+            prompt = await self._tokenising.run(request, functools.partial(self._tokens, request, stream))
             if not prompt:
                 return
             limit = self._limit(request, len(prompt))
@@ -140,6 +144,9 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         if request.request_id not in stream.requests:
             return []  # cancelled while it waited for its turn
         failpoints.reach("tokenise", [request])
+        # What cannot fit is said before anything is made of it; a gateway may not have known this model.
+        self.bound.check_prompt(request.prompt if request.prompt_tokens is None else request.prompt_tokens)
+        self.bound.check_messages(request.messages)
         if request.prompt_tokens is not None:
             if any(not 0 <= t < self.vocab_size for t in request.prompt_tokens):
                 raise InvalidRequest(f"prompt holds token ids outside of 0 to {self.vocab_size - 1}", param="prompt")
@@ -148,10 +155,13 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             tokens = self.codec.encode(request.prompt)
         else:
             tools = json.loads(request.tool_use.tools) if request.tool_use is not None else None
-            tokens = self.codec.render(request.messages or [], tools)
+            tokens = self.codec.render(request.messages or [], tools, self._check_rendered)
         if not tokens:
             raise InvalidRequest("the prompt is empty", param="prompt" if request.messages is None else "messages")
         return tokens
+
+    def _check_rendered(self, amount: int) -> None:
+        self.bound.check_bytes(amount, self.codec.longest_token_bytes, "messages")
 
     def _limit(self, request: GenerateRequest, prompt: int) -> int:
         """How many tokens may be generated. Raises InvalidRequest when the prompt leaves no room for the wish, or a parameter
@@ -181,8 +191,8 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
 
     def stop(self) -> None:
         """End the tokenising threads."""
-        for pool in (self._pool, self._grammar_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._tokenising.stop()
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
 
 
 def longest(model_tokens: int, pool_pages: int, layers: int, chunk_tokens: int) -> int:

@@ -8,14 +8,16 @@ when the model is loaded.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from contracts.context import text_bytes
 from contracts.errors import ConfigError, InvalidRequest
 from worker.chat_template import ChatTemplate, load_template
+from worker.core.token_bytes import most_bytes_of_a_token
 from worker.core.tool_calls import Dialect
 from worker.models.config import read_json
 
@@ -37,6 +39,10 @@ class TextCodec:
         self.special_ids = frozenset(int(t["id"]) for t in added if t.get("special"))
         self._special_texts = sorted((self._added[i] for i in self.special_ids), key=len, reverse=True)
         self._bytes: dict[int, bytes] = {}
+        longest = max((len(self.spelling(token)) for token in range(self.vocab_size)), default=0)
+        #: Most bytes of a plain prompt, and of what messages say, that one token can stand for; 0: not known.
+        self.longest_token_bytes = most_bytes_of_a_token(description, longest)
+        self.message_token_bytes = self.longest_token_bytes if template.keeps_texts() else 0
 
     @classmethod
     def load(cls, directory: Path) -> TextCodec:
@@ -65,14 +71,18 @@ class TextCodec:
         """How this model is told of tools, and how it spells a call."""
         return self._template.dialect
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, check: Callable[[int], None] = lambda _: None
+    ) -> list[int]:
         """The prompt of a conversation, ready for the answer to begin. `tools`: the functions that it may call, as OpenAI
-        describes them. Raises InvalidRequest naming `messages`.
+        describes them. check: told how many bytes the rendered text has, before it is tokenised. Raises InvalidRequest naming `messages`,
+        and what `check` raises.
 
         What messages say is text: where one contains a special token's spelling, it is encoded as ordinary characters and
         ends no turn. (transformers would make it a special token; everything else is encoded as there.)
         """
         rendered = self._template.render(messages, self._special_texts, tools)
+        check(sum(map(text_bytes, rendered)))
         tokens: list[int] = []
         for part in rendered:
             tokens += self._tokens(part, "messages", add_special_tokens=False)
@@ -87,7 +97,8 @@ class TextCodec:
 
     def _tokens(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # `encode` holds the interpreter's lock until it is done: 0.6 s for a megabyte, in which no step of the engine begins.
+            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         except (UnicodeEncodeError, TypeError) as e:  # a lone surrogate
             raise InvalidRequest(f"{param} must be valid Unicode", param=param) from e
 

@@ -156,16 +156,20 @@ class FleetNode(_message.Message):
     def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ..., stalled: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "shape", "max_tokens", "created_s")
+    __slots__ = ("name", "shape", "max_tokens", "created_s", "longest_token_bytes", "message_token_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _common_pb2.KvShape
     max_tokens: int
     created_s: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ...) -> None: ...
+    longest_token_bytes: int
+    message_token_bytes: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ..., longest_token_bytes: _Optional[int] = ..., message_token_bytes: _Optional[int] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ()

@@ -30,6 +30,8 @@ from blake3 import blake3
 
 #: Bytes of a prompt's text (or of its token ids, 4 each) that make one part. A shorter history is not recognised.
 BLOCK_BYTES = 64
+#: Of a history's places where an earlier turn may have ended, the last so many are looked up: a prompt of 16 MiB has 262,144.
+LATEST_ENDS = 4096
 REMEMBERED = 200_000
 
 
@@ -38,7 +40,7 @@ class History:
     """A request's conversation as hashes.
 
     opening: hash of what names a conversation that nobody remembers.
-    ends: hashes of the histories that an earlier turn may have ended with, shortest first.
+    ends: hashes of the histories that an earlier turn may have ended with, shortest first; the latest `LATEST_ENDS` of them.
     first: nothing shows that there was an earlier turn.
     last: hash of everything complete in the request, to which the answer is added.
     tail: bytes that have not filled a part yet (prompts only).
@@ -62,7 +64,7 @@ def of_messages(tenant: str, model: str, messages: Sequence[dict[str, str]]) -> 
         link = _message(link, message["role"], message["content"])
         if message["role"] == "assistant":
             ends.append(link)
-    return History(link if opening is None else opening, tuple(ends), not ends, link)
+    return History(link if opening is None else opening, tuple(ends[-LATEST_ENDS:]), not ends, link)
 
 
 def after_answer(history: History, answer: str) -> bytes:
@@ -73,13 +75,18 @@ def after_answer(history: History, answer: str) -> bytes:
 def of_prompt(tenant: str, model: str, prompt: str | Sequence[int]) -> History:
     """The history of a completion: a turn may have ended at any full block of the prompt."""
     ends, link, tail = _blocks(_root("prompt", tenant, model), _prompt_bytes(prompt))
-    return History(blake3(link + tail).digest(), tuple(ends), True, link, tail)
+    return History(blake3(link + tail).digest(), tuple(ends[-LATEST_ENDS:]), True, link, tail)
 
 
 def after_completion(history: History, answer: str | Sequence[int]) -> bytes | None:
     """The hash of the last full block of prompt and answer, or None when not even one is full."""
     ends, link, _ = _blocks(history.last, history.tail + _prompt_bytes(answer))
     return link if ends or history.ends else None
+
+
+def with_calls(text: str, called: list[list[str]]) -> str:
+    """What an assistant said, of which calls (name, arguments) are a part."""
+    return text.strip() + json.dumps(called) if called else text
 
 
 class ImplicitSessions:

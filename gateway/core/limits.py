@@ -1,4 +1,4 @@
-"""How much of something there may be: by time (a token bucket), and at a time (a budget of bytes).
+"""How many hints there may be, by time: a token bucket.
 
 Hints are limited by a bucket a tenant. A batch counts as its length. One that is larger than the bucket passes when the bucket is full
 and leaves a debt behind, so that a batch of any legal size is possible at any rate.
@@ -71,25 +71,3 @@ class HintLimits:
         """Raises AssertionError when an invariant is broken."""
         for bucket in self._buckets.values():
             bucket.validate()
-
-
-class ByteBudget:
-    """Bytes that are held at a time. Invariant: 0 <= `held` <= `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.held = limit, 0
-
-    def take(self, wanted: int) -> bool:
-        """Hold so many more, or none when they do not fit."""
-        if self.held + wanted > self.limit:
-            return False
-        self.held += wanted
-        return True
-
-    def give(self, amount: int) -> None:
-        """They are held no longer."""
-        self.held -= amount
-
-    def validate(self) -> None:
-        """Raises AssertionError when the invariant is broken."""
-        assert 0 <= self.held <= self.limit

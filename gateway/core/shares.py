@@ -37,6 +37,10 @@ class Shares:
         if not self._of[owner]:
             del self._of[owner]
 
+    def greediest(self) -> str | None:
+        """Who holds the most; None when nobody holds anything."""
+        return max(self._of, key=lambda owner: self._of[owner], default=None)
+
     def validate(self) -> None:
         """Raises AssertionError when an invariant is broken."""
         assert 0 <= self.held <= self.limit

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -22,11 +22,10 @@ from gateway.allowance import admit, settle
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
-from gateway.core.spellings import Spelled
 from gateway.envelope import route_name
 from gateway.generate import Generation, Job, Turn, unknown_model
 from gateway.intake import NODE_HEADER, pinned_node
-from gateway.openai.requests import Generation as GenerationRequest
+from gateway.openai.asked import Asked, Prompt
 from gateway.openai.responses import Choice, Shape, Usage
 from gateway.parts import PARTS, Parts
 from gateway.sessions import Resolved
@@ -49,37 +48,38 @@ class Part:
     ended: Callable[[Choice, list[int]], None]
 
 
-def new_job(
-    request: web.Request, wanted: GenerationRequest, said: Spelled, caller: Caller, session: Resolved, request_id: str, **prompt: Any
-) -> Job:
-    """What all choices of one prompt share. prompt: what is asked, as fields of the job. Raises NotFound for an unknown model, and what
-    `pinned_node` and `hop_of` raise."""
+def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, session: Resolved, request_id: str) -> Job:
+    """What all choices of one prompt share. Raises NotFound for an unknown model, and what `pinned_node` and `hop_of` raise."""
     parts = request.app[PARTS]
-    if not parts.fleet.knows_model(wanted.model):
+    if not parts.fleet.knows_model(asked.model):
         if parts.fleet.view is None:
             raise Unavailable("no scheduler has answered yet; try again in a moment")
-        raise unknown_model(wanted.model)
-    sampling = wanted.sampling()
+        raise unknown_model(asked.model)
+    sampling = asked.sampling
     if sampling.seed is None:
-        sampling.seed = secrets.randbits(63)
+        sampling = replace(sampling, seed=secrets.randbits(63))
     return Job(
         request_id=request_id,
         session=session.key,
-        model=wanted.model,
+        model=asked.model,
         sampling=sampling,
-        priority=caller.priority(wanted.priority if wanted.priority is not None else said.priority or 0),
-        expected_tokens=said.expected_tokens,
-        json_schema=wanted.json_schema,
+        messages=prompt.messages,
+        prompt=prompt.prompt,
+        prompt_tokens=prompt.prompt_tokens,
+        packed=prompt.packed,
+        prompt_estimate=prompt.estimate,
+        priority=caller.priority(asked.priority if asked.priority is not None else asked.said.priority or 0),
+        expected_tokens=asked.said.expected_tokens,
+        json_schema=asked.json_schema,
+        tool_use=asked.tool_use,
         pin=pinned_node(request, caller, parts),
         hop=hop_of(request.headers, session.key.session_id),
-        **prompt,
     )
 
 
-async def answer(
-    request: web.Request, caller: Caller, wanted: GenerationRequest, prompts: list[Part], shape: Shape, said: Spelled
-) -> web.StreamResponse:
-    """The whole answer, streamed or not; `said` is told with the first prompt's session. Raises RequestError before headers are sent."""
+async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: list[Part], shape: Shape) -> web.StreamResponse:
+    """The whole answer, streamed or not; what was said in other systems' words is told with the first prompt's session. Raises RequestError
+    before headers are sent."""
     parts = request.app[PARTS]
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
@@ -87,13 +87,13 @@ async def answer(
         metrics.SHED.labels("requests").inc()
         raise Unavailable("this gateway answers as many requests as it can; try again", code="overloaded")
     job = prompts[0].job
-    telling = Telling(request, caller, said, job.session.session_id, job.model, job.priority)
-    run = _Run(request, parts, caller, wanted, prompts, shape, telling)
+    telling = Telling(request, caller, asked.said, job.session.session_id, job.model, job.priority)
+    run = _Run(request, parts, caller, asked, prompts, shape, telling)
     ticket = admit(request, job.session.tenant, [prompt.job for prompt in prompts])
     parts.enter()
     try:
         await run.begin()
-        return await (run.stream() if wanted.stream else run.collect())
+        return await (run.stream() if asked.stream else run.collect())
     finally:
         settle(request, ticket, run.used_tokens())
         run.end()
@@ -108,16 +108,16 @@ class _Run:
         request: web.Request,
         parts: Parts,
         caller: Caller,
-        wanted: GenerationRequest,
+        asked: Asked,
         prompts: list[Part],
         shape: Shape,
         telling: Telling,
     ) -> None:
-        self.request, self.parts, self.caller, self.wanted, self.prompts, self.shape = request, parts, caller, wanted, prompts, shape
+        self.request, self.parts, self.caller, self.asked, self.prompts, self.shape = request, parts, caller, asked, prompts, shape
         self.telling = telling
         self.route = route_name(request)
         self.arrived_s = parts.clock.now()
-        self.n = wanted.n or 1
+        self.n = asked.n
         #: By choice index, once accepted.
         self.generations: dict[int, Generation] = {}
         self.choices = [Choice(i) for i in range(self.n * len(prompts))]
@@ -184,7 +184,7 @@ class _Run:
             log.warning("stream failed", request=self.prompts[0].job.request_id, error=e.message)
             await events.end(sse.failure(e))
         else:
-            await events.end((sse.event(self.shape.usage(self._usage())) if self.wanted.include_usage else b"") + sse.DONE)
+            await events.end((sse.event(self.shape.usage(self._usage())) if self.asked.include_usage else b"") + sse.DONE)
         return events
 
     async def _stream_choices(self, events: sse.EventStream) -> None:

@@ -27,7 +27,7 @@ async def create(request: web.Request) -> web.Response:
     """Sign one; nothing is kept."""
     caller = server_caller_of(request)
     parts = request.app[PARTS]
-    data = await read_json(request)
+    data = await read_json(request, caller.tenant)
     if not isinstance(data, dict):
         raise InvalidRequest("the body must be an object with session_id or session_prefix")
     for name in data:

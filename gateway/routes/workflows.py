@@ -18,7 +18,7 @@ from gateway.schedulers import workflow_key
 async def declare(request: web.Request) -> web.Response:
     """This workflow is called so; what was learned of it stays."""
     name = _name(request)
-    graph = parse_graph(await read_json(request))
+    graph = parse_graph(await read_json(request, name.tenant))
     wanted = pb.DeclareWorkflowRequest(name=name, graph=_graph_to_wire(graph))
     # Every scheduler hears of it: each may have to stand in for the one that the workflow belongs to.
     replies = await request.app[PARTS].fleet.call_all("DeclareWorkflow", wanted, workflow_key(name.tenant, name.name))

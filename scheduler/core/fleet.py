@@ -36,12 +36,14 @@ _REPORTS_PER_S, _REPORT_EVERY_S = 1000.0, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that a worker serves."""
+    """A model that a worker serves. longest_token_bytes, message_token_bytes: as in the proto, for gateways."""
 
     name: str
     shape: KvShape
     max_tokens: int
     created_s: int
+    longest_token_bytes: int = 0
+    message_token_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,3 +239,43 @@ def test_a_client_that_goes_away_leaves_nothing_running(client: openai.OpenAI, s
         line for line in httpx.get(f"{str(client.base_url)[:-4]}/metrics").text.splitlines() if line.startswith("upbeat_gateway_active")
     ]
     assert tokens and float(tokens[0].split()[1]) == 0
+
+
+def test_a_prompt_of_two_megabytes_is_too_long_at_once_and_nobody_waits_for_that(client: openai.OpenAI) -> None:
+    """The tokenizer would take a second for it; the gateway knows by what the worker says of its tokens."""
+    root, worst, done = str(client.base_url).removesuffix("/v1/"), [0.0], threading.Event()
+
+    def ask_others() -> None:
+        with httpx.Client() as http:
+            while not done.is_set():
+                began = time.monotonic()
+                assert http.get(f"{root}/health").status_code == 200
+                worst[0] = max(worst[0], time.monotonic() - began)
+                time.sleep(0.005)
+
+    thread = threading.Thread(target=ask_others)
+    model, took = client.model, []  # type: ignore[attr-defined]
+    messages = {"model": model, "messages": [{"role": "user", "content": "lorem ipsum " * 170_000}]}
+    prompt = {"model": model, "prompt": "x" * 2_000_000}
+    with httpx.Client(timeout=60) as http:
+        thread.start()
+        try:
+            for path, body in (("chat/completions", messages), ("completions", prompt)):
+                content = json.dumps(body).encode()
+                for _ in range(4):
+                    began = time.monotonic()
+                    answer = http.post(f"{root}/v1/{path}", content=content, headers={"Content-Type": "application/json"})
+                    took.append(time.monotonic() - began)
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), answer.text
+        finally:
+            done.set()
+            thread.join()
+    assert sorted(took)[len(took) // 2] < 0.1, took
+    assert worst[0] < 0.25, worst
+
+
+def test_the_longest_prompt_that_fits_by_its_bytes_is_counted_in_tokens(client: openai.OpenAI) -> None:
+    """Of what may fit, only the tokenizer knows; then the answer says how many tokens it has."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=client.model, prompt="1 " * 16_000, max_tokens=1)  # type: ignore[attr-defined]
+    assert caught.value.code == "context_length_exceeded" and "at least" not in str(caught.value)

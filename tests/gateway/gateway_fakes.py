@@ -210,6 +210,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.knows_hints = False
         #: The number of the worker to which turns of hinted sessions may go at once.
         self.promises: int | None = None
+        #: What the workers serve; set before they are watched.
+        self.model = pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)
         self._changed: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -242,7 +244,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 node=w.node,
                 worker_address=w.address,
                 serving=w.node not in self.absent,
-                models=[pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)],
+                models=[self.model],
                 running=1,
                 stalled="engine" if w.node in self.stalled else "",
             )

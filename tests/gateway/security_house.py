@@ -85,6 +85,11 @@ class House:
         """Memory of the gateway's process."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
+    def family(self) -> list[psutil.Process]:
+        """The gateway's process and its helpers."""
+        gateway = psutil.Process(self.process.pid)
+        return [gateway, *gateway.children(recursive=True)]
+
     def token(self, tenant: str = "a", session: str = SESSION, life_s: int = 600) -> str:
         """A browser token; a negative life: it has expired."""
         return self.tokens.sign(Grant(tenant, session, False, 0, "", int(time.time()) + life_s))
@@ -133,11 +138,21 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
     return Answer(int(status.split(" ")[1]), headers, body)
 
 
+def rss_of(processes: list[psutil.Process]) -> int:
+    """Memory of these together, in bytes."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += int(process.memory_info().rss)
+    return total
+
+
 @contextlib.asynccontextmanager
-async def house(folder: Path, **gateway: Any) -> AsyncIterator[House]:
-    """A gateway process in front of one toy worker; `gateway`: settings of its section."""
+async def house(folder: Path, model: pb.ModelInfo | None = None, **gateway: Any) -> AsyncIterator[House]:
+    """A gateway process in front of one toy worker, which says that it serves `model`; `gateway`: settings of its section."""
     worker = ToyWorker("node-0")
     scheduler = TwoTenants([worker])
+    scheduler.model = model or scheduler.model
     await worker.start()
     await scheduler.start()
     keys = [{"key": hashed(KEY_A), "tenant": "a"}, {"key": hashed(KEY_B), "tenant": "b"}]

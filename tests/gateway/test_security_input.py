@@ -382,7 +382,7 @@ async def test_an_odd_body_is_refused(h: House, how: str) -> None:
 
 async def test_many_large_bodies_at_a_time_do_not_add_up(tmp_path: Any) -> None:
     """Forty bodies of 2 MiB where 8 may be held: some are refused with 503, none with anything else, and memory stays bounded."""
-    async with house(tmp_path, body_memory_bytes=8 * MIB) as small:
+    async with house(tmp_path, body_memory_bytes=8 * MIB, tenant_share=1) as small:
         small.worker.token_s = 0.05
         before = small.rss_bytes
         body = CHAT | {"max_tokens": 20, "user": "u" * (2 * MIB)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from contracts.context import ContextBound
 from contracts.kv import KvShape
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
@@ -80,7 +81,7 @@ async def world(free_ports: Callable[[int], int]) -> AsyncIterator[tuple[PlayedE
         schedulers=[x.address for x in listeners],
         node="node-0",
         address="a:1",
-        max_tokens=100,
+        bound=ContextBound(100, 9, 7),
         created_s=0,
         rates={"ssd": 5.0},
         draining=lambda: False,

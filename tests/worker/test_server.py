@@ -52,6 +52,9 @@ class Gateway:
         request = GenerateRequest(request_id, "t", "s", "tiny", sampling, messages=[{"role": "user", "content": "Hello"}], **more)
         self._sent.put_nowait(together([encode_submit(request)]))
 
+    def send(self, frame: bytes) -> None:
+        self._sent.put_nowait(frame)
+
     def cancel(self, request_id: str) -> None:
         self._sent.put_nowait(together([encode_cancel(request_id)]))
 
@@ -220,3 +223,17 @@ def test_failpoints_name_their_remedy_and_do_nothing_unless_armed() -> None:
         with pytest.raises(ConfigError, match="give one of"):
             failpoints.arm(wanted)
     failpoints.reach("step", [request])
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(house: House, server: WorkerServer) -> None:
+    gateway = Gateway(server)
+    bound = server.bound
+    assert bound.longest_token_bytes > 0
+    content = "x" * (bound.longest_token_bytes * bound.max_tokens + 1)
+    for number, asked in enumerate(({"prompt": content}, {"messages": [{"role": "tool", "content": content, "tool_call_id": "c"}]})):
+        request = GenerateRequest(f"r{number}", "t", "s", "tiny", Sampling(), **asked)  # type: ignore[arg-type]
+        gateway.send(together([encode_submit(request)]))
+        failed = await gateway.ended(f"r{number}")
+        status, message, _, code = failed.error
+        assert (status, code) == (400, "context_length_exceeded") and "at least" in message
+    await gateway.leave()

@@ -1,0 +1,157 @@
+"""The bytes of request bodies: read no further than the limits, held within their owners' shares, and waited for not for ever.
+
+What a body counts, when it is too slow, and who makes way is decided in `core.bodies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import hdrs, web
+
+from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, RequestError, Unavailable
+from gateway import metrics
+from gateway.core.admission import check_length
+from gateway.core.bodies import Arrival, Arrivals, Tally
+from gateway.core.shares import Shares
+
+#: Of the bytes that are held at a time, the part that senders may take who are not known yet.
+STRANGERS_SHARE = 8
+
+
+class _Pool:
+    """What is held of one kind of owner: tenants, or strangers' addresses."""
+
+    def __init__(self, limit_bytes: int, share: float) -> None:
+        self.shares, self.arrivals = Shares(limit_bytes, share), Arrivals()
+        #: What ends the wait for a body that makes way.
+        self.stop: dict[Arrival, Callable[[], None]] = {}
+
+    def free(self, owner: str) -> int:
+        return min(self.shares.most - self.shares.of(owner), self.shares.limit - self.shares.held)
+
+    def make_room(self, owner: str, wanted: int) -> bool:
+        """Give up a body that rests: of this owner when its share is taken, else of the one that holds most."""
+        mine = self.shares.of(owner) + wanted > self.shares.most
+        holder = owner if mine else self.shares.greediest()
+        slowest = None if holder is None else self.arrivals.slowest(holder, asyncio.get_running_loop().time())
+        if slowest is None:
+            return False
+        slowest.given_up = True
+        self.stop[slowest]()
+        return True
+
+
+#: Of whose share a request holds how much, until it has ended.
+_HELD = web.RequestKey("held body bytes", tuple[_Pool, str, int])
+
+
+class Bodies:
+    """All bodies that this process holds."""
+
+    def __init__(self, limit_bytes: int, tenant_share: float, address_share: float, max_body_bytes: int) -> None:
+        """limit_bytes: of callers' bodies at a time. tenant_share: of them, what one tenant may hold. address_share: of strangers' part,
+        what one address may hold. max_body_bytes: of one body."""
+        self._callers = _Pool(limit_bytes, tenant_share)
+        self._strangers = _Pool(limit_bytes // STRANGERS_SHARE, address_share)
+        self._max_body_bytes = max_body_bytes
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held."""
+        return self._callers.shares.held + self._strangers.shares.held
+
+    async def read(
+        self, request: web.Request, owner: str, limit_bytes: int, useful_bytes: int | None = None, *, stranger: bool = False
+    ) -> tuple[bytes, Tally]:
+        """The body, held until `release`, and what is in it. useful_bytes: of the longest that some model could read; None: not known.
+
+        Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses a limit; BodyTooSlow; Unavailable when the owner's
+        share, or what all may hold, is taken; InvalidRequest for a compressed body."""
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING)
+        if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+            raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
+        pool = self._strangers if stranger else self._callers
+        limit = min(self._max_body_bytes, limit_bytes, pool.shares.most)
+
+        def check(length: int) -> None:
+            check_length(length, limit)
+            if useful_bytes is not None and length > useful_bytes:
+                raise BodyTooLarge(f"no prompt that this server's models can read is longer than {useful_bytes} bytes of JSON; shorten it")
+
+        length, tally = request.content_length or 0, Tally()
+        check(length)
+        if not request.content.is_eof():
+            if length > pool.free(owner) and not pool.make_room(owner, length):
+                raise _no_room()
+            return await self._arrived(request, owner, pool, tally, check), tally
+        body = request.content.read_nowait()  # it came with its headers, and there is nothing to wait for
+        tally.add(body)
+        check(tally.length)
+        if not pool.shares.take(owner, tally.length):
+            raise _no_room()
+        request[_HELD] = (pool, owner, tally.length)
+        return body, tally
+
+    async def _arrived(self, request: web.Request, owner: str, pool: _Pool, tally: Tally, check: Callable[[int], None]) -> bytes:
+        """The body, piece by piece, as long as it keeps up. Raises as `read`."""
+        loop = asyncio.get_running_loop()
+        arrival, body = pool.arrivals.begin(owner, loop.time()), bytearray()
+        try:
+            async with asyncio.timeout_at(arrival.due_s()) as patience:
+
+                def stop() -> None:
+                    self.release(request)
+                    patience.reschedule(loop.time())
+
+                pool.stop[arrival] = stop
+                async for piece in request.content.iter_any():
+                    if arrival.given_up:
+                        raise TimeoutError
+                    tally.add(piece)
+                    check(tally.length)
+                    arrival.last_s = loop.time()
+                    while not pool.shares.take(owner, len(piece)):
+                        if not pool.make_room(owner, len(piece)):
+                            raise _no_room()
+                    body += piece
+                    arrival.held = tally.length
+                    request[_HELD] = (pool, owner, tally.length)
+                    patience.reschedule(arrival.due_s())
+        except RequestError:
+            raise
+        except TimeoutError:
+            why = "there is no room for a body that rests" if arrival.given_up else "the body did not arrive in time"
+            raise BodyTooSlow(f"{why}; send it at once") from None
+        except (web.RequestPayloadError, ValueError) as e:
+            raise InvalidRequest(f"the body could not be read: {e}", code="invalid_body") from None
+        finally:
+            pool.arrivals.end(arrival)
+            pool.stop.pop(arrival, None)
+        return bytes(body)
+
+    def hold(self, request: web.Request, amount: int) -> None:
+        """What the body has become takes so many bytes. Raises BodyTooLarge when that is more than its owner may hold at all, and
+        Unavailable when it is more than is free."""
+        pool, owner, held = request[_HELD]
+        if amount > pool.shares.most:
+            raise BodyTooLarge("the body holds too many values for this server's memory; send fewer, or raise gateway.body_memory_bytes")
+        if amount < held:
+            pool.shares.give(owner, held - amount)
+        elif not pool.shares.take(owner, amount - held):
+            raise _no_room()
+        request[_HELD] = (pool, owner, amount)
+
+    def release(self, request: web.Request) -> None:
+        """The request has ended, or its body makes way. Safe to call twice."""
+        held = request.get(_HELD)
+        if held is not None:
+            del request[_HELD]
+            pool, owner, amount = held
+            pool.shares.give(owner, amount)
+
+
+def _no_room() -> Unavailable:
+    metrics.SHED.labels("bodies").inc()
+    return Unavailable("this gateway holds as much of your, or of all requests as it can; try again", code="overloaded")

@@ -1,0 +1,169 @@
+"""What a request for text asks for: from the bytes of its body, in one pass, to what the routes work with.
+
+Pure, and so done on the event loop for small bodies and in another process for large ones (`gateway.decoding`). What cannot fit the model's
+context is refused before anything is validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from contracts.context import ContextBound, text_bytes
+from contracts.errors import InvalidRequest
+from contracts.request import Sampling, ToolUse
+from gateway.core.admission import parse_json
+from gateway.core.implicit import History, of_messages, of_prompt, with_calls
+from gateway.core.spellings import Spelled, read
+from gateway.core.usage import estimated_tokens
+from gateway.openai.parameters import validate
+from gateway.openai.requests import ChatRequest, CompletionRequest, Generation
+
+Kind = Literal["chat", "completion"]
+#: Choices of all prompts of a completion.
+MAX_ALL_CHOICES = 64
+#: Of all messages of a chat.
+MAX_ALL_CALLS = 8192
+
+
+@dataclass(slots=True)
+class Told:
+    """What is known besides the body. named: a header names the session. headers: those that say hints in other systems' words.
+    bounds: of the models that are known."""
+
+    tenant: str
+    named: bool
+    headers: Mapping[str, str]
+    bounds: Mapping[str, ContextBound]
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One prompt: exactly one of the first three is set, or in `packed` as msgpack. history: set when nothing names the session.
+    estimate: about how many tokens."""
+
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    prompt_tokens: list[int] | None = None
+    packed: dict[str, bytes] = field(default_factory=dict)
+    history: History | None = None
+    estimate: int = 1
+
+    @property
+    def is_text(self) -> bool:
+        """It is a plain text."""
+        return self.prompt is not None or "prompt" in self.packed
+
+    @property
+    def packed_bytes(self) -> int:
+        """What it holds, where it is packed."""
+        return sum(map(len, self.packed.values()))
+
+
+@dataclass(slots=True)
+class Asked:
+    """A valid request for text. n: choices of each prompt. sampling: of all of them; its seed is the caller's. said: in other systems'
+    words."""
+
+    model: str
+    sampling: Sampling
+    said: Spelled
+    prompts: list[Prompt] = field(default_factory=list)
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    priority: int | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    json_schema: str | None = None
+    tool_use: ToolUse | None = None
+
+
+def ask(kind: Kind, body: bytes, told: Told) -> Asked:
+    """What `body` asks for. Raises InvalidRequest naming the first field that is wrong."""
+    data = parse_json(body)
+    _check_context(kind, data, len(body), told.bounds)
+    return _chat(data, told) if kind == "chat" else _completion(data, told)
+
+
+def _check_context(kind: Kind, data: Any, length: int, bounds: Mapping[str, ContextBound]) -> None:
+    """Before anything is validated: what is too long is not looked at again."""
+    model = data.get("model") if isinstance(data, dict) else None
+    bound = bounds.get(model) if isinstance(model, str) else None
+    if bound is None or length < bound.max_tokens:  # a token takes at least a byte
+        return
+    if kind == "chat":
+        bound.check_messages(data.get("messages"))
+        return
+    prompt = data.get("prompt")
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    for i, one in enumerate(prompt if several else [prompt]):
+        bound.check_prompt(one, f"prompt[{i}]" if several else "prompt")
+
+
+def _chat(data: Any, told: Told) -> Asked:
+    wanted = validate(ChatRequest, data)
+    asked = _asked(wanted, data, told)
+    asked.logprobs, asked.tool_use = bool(wanted.logprobs), wanted.tool_use
+    messages = [message.plain() for message in wanted.messages]
+    calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
+    if len(calls) > MAX_ALL_CALLS:
+        raise InvalidRequest(f"messages hold more than {MAX_ALL_CALLS} tool calls; leave the oldest ones out", param="messages")
+    texts = [message["content"] for message in messages]
+    if calls or asked.tool_use is not None:
+        texts += [call["arguments"] for call in calls]
+        texts.append(asked.tool_use.tools if asked.tool_use is not None else "")
+    history = None
+    if not _names_session(asked, told):
+        history = of_messages(told.tenant, asked.model, [_said(message) for message in messages])
+    asked.prompts = [Prompt(messages=messages, history=history, estimate=estimated_tokens(_bytes(texts)))]
+    return asked
+
+
+def _completion(data: Any, told: Told) -> Asked:
+    wanted = validate(CompletionRequest, data)
+    asked = _asked(wanted, data, told)
+    asked.logprobs = wanted.logprobs is not None
+    if len(wanted.prompt) * asked.n > MAX_ALL_CHOICES:
+        raise InvalidRequest(f"prompt times n must be at most {MAX_ALL_CHOICES} choices", param="n")
+    named = _names_session(asked, told)
+    for one in wanted.prompt:
+        history = None if named else of_prompt(told.tenant, asked.model, one)
+        if isinstance(one, str):
+            asked.prompts.append(Prompt(prompt=one, history=history, estimate=estimated_tokens(_bytes([one]))))
+        else:
+            asked.prompts.append(Prompt(prompt_tokens=one, history=history, estimate=estimated_tokens(0, len(one))))
+    return asked
+
+
+def _asked(wanted: Generation, data: Mapping[str, Any], told: Told) -> Asked:
+    """What both routes share."""
+    return Asked(
+        model=wanted.model,
+        sampling=wanted.sampling(),
+        said=read(data, told.headers),
+        n=wanted.n or 1,
+        stream=bool(wanted.stream),
+        include_usage=wanted.include_usage,
+        priority=wanted.priority,
+        session_id=wanted.session_id,
+        prompt_cache_key=wanted.prompt_cache_key,
+        json_schema=wanted.json_schema,
+    )
+
+
+def _names_session(asked: Asked, told: Told) -> bool:
+    """As `gateway.sessions.stated` finds one."""
+    return told.named or asked.session_id is not None or asked.said.session_id is not None or bool(asked.prompt_cache_key)
+
+
+def _bytes(texts: Sequence[str]) -> int:
+    return sum(map(text_bytes, texts))
+
+
+def _said(message: dict[str, Any]) -> dict[str, str]:
+    """The message as the history sees it: calls are part of what an assistant said."""
+    called = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
+    return {"role": message["role"], "content": with_calls(message["content"], called)}

@@ -1,0 +1,112 @@
+"""`Asked` as bytes, between the process that reads a large body and the gateway that asked it to.
+
+A header of msgpack, in which each dataclass is an extension that holds its fields in order, and after it, untouched, what is large: prompts
+as msgpack, ready for the worker's frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgpack
+
+from contracts.context import ContextBound
+from contracts.errors import RequestError, from_wire, to_wire
+from contracts.request import Sampling, ToolUse
+from gateway.core.implicit import History
+from gateway.core.kv_hints import Wish, Wishes
+from gateway.core.spellings import Spelled
+from gateway.openai.asked import Asked, Kind, Prompt, Told
+
+#: Their place is the extension's code; no other type is made of what comes.
+_KINDS: tuple[type[Any], ...] = (Asked, Prompt, Sampling, ToolUse, Spelled, Wish, Wishes, History, ContextBound)
+_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_NAMES = [[f.name for f in fields(kind)] for kind in _KINDS]
+#: Fields that are tuples, which msgpack gives back as lists.
+_TUPLES = [[i for i, f in enumerate(fields(kind)) if str(f.type).startswith("tuple")] for kind in _KINDS]
+#: The code of what is large: where its bytes lie after the header.
+_LARGE, _PLACE = 100, struct.Struct("<QQ")
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(slots=True)
+class _Large:
+    data: bytes
+
+
+def encode_question(kind: Kind, body: bytes, told: Told) -> bytes:
+    """What the other process is asked."""
+    return _encoded([kind, told.tenant, told.named, dict(told.headers), dict(told.bounds)], [], body)
+
+
+def decode_question(payload: bytes) -> tuple[Kind, bytes, Told]:
+    """The inverse of `encode_question`."""
+    (kind, tenant, named, headers, bounds), rest = _decoded(payload)
+    return kind, bytes(rest), Told(tenant, named, headers, bounds)
+
+
+def encode_answer(answer: Asked | RequestError) -> bytes:
+    """What the other process found. Mutates `answer`: its prompts are packed."""
+    if isinstance(answer, RequestError):
+        return _encoded(to_wire(answer), [], b"")
+    large: list[bytes] = []
+    for prompt in answer.prompts:
+        for name in ("messages", "prompt", "prompt_tokens"):
+            if (value := getattr(prompt, name)) is not None:
+                setattr(prompt, name, None)
+                prompt.packed[name] = _Large(msgpack.packb(value, use_bin_type=True))  # type: ignore[assignment]
+    return _encoded(answer, large, b"")
+
+
+def decode_answer(payload: bytes) -> Asked:
+    """The inverse of `encode_answer`. Raises the RequestError that was found."""
+    answer, _ = _decoded(payload)
+    if isinstance(answer, Asked):
+        return answer
+    status, message, param, code = answer
+    raise from_wire(status, message, param, code)
+
+
+def _encoded(value: Any, large: list[bytes], rest: bytes) -> bytes:
+    size = 0
+
+    def extension(value: Any) -> msgpack.ExtType:
+        nonlocal size
+        if isinstance(value, _Large):
+            place = _PLACE.pack(size, len(value.data))
+            size += len(value.data)
+            large.append(value.data)
+            return msgpack.ExtType(_LARGE, place)
+        code = _CODES[type(value)]
+        return msgpack.ExtType(code, pack([getattr(value, name) for name in _NAMES[code]]))
+
+    def pack(value: Any) -> bytes:
+        # Half of a surrogate pair may stand where any text may.
+        packed: bytes = msgpack.packb(value, use_bin_type=True, default=extension, unicode_errors="surrogatepass")
+        return packed
+
+    header = pack(value)
+    return b"".join((_LENGTH.pack(len(header)), header, *large, rest))
+
+
+def _decoded(payload: bytes) -> tuple[Any, memoryview]:
+    """The value, and what follows its header."""
+    view = memoryview(payload)
+    begin = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+    rest = view[begin:]
+
+    def made(code: int, data: bytes) -> Any:
+        if code == _LARGE:
+            at, length = _PLACE.unpack(data)
+            return bytes(rest[at : at + length])
+        values = unpack(data)
+        for i in _TUPLES[code]:
+            values[i] = tuple(values[i])
+        return _KINDS[code](*values)
+
+    def unpack(data: Any) -> Any:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, ext_hook=made, unicode_errors="surrogatepass")
+
+    return unpack(view[_LENGTH.size : begin]), rest

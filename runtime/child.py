@@ -1,0 +1,82 @@
+"""The child's side of `runtime.children`: answers its parent's calls, within limits that it sets itself, until the parent is gone.
+
+It imports next to nothing, as each child pays for it in time and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+#: A frame is its length and so many bytes.
+LENGTH = struct.Struct("<Q")
+#: The first frame: bytes of memory, niceness. The setup follows.
+LIMITS = struct.Struct("<Qi")
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(handler: Callable[[bytes], bytes], begin: Callable[[bytes], None] | None = None) -> None:
+    """Answer the parent's calls until it is gone. `begin` gets its setup first, and is not limited in memory by it.
+
+    An exception that `handler` lets through ends the process, and the caller gets ChildDied: what it knows to refuse, it returns.
+    What is printed goes to stderr.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends its children
+    _end_with_parent()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the parent left open for its own children: locks, arenas
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    hello = _read(source)
+    if hello is None:
+        return
+    memory_bytes, nice = LIMITS.unpack_from(hello)
+    if begin is not None:
+        begin(hello[LIMITS.size :])
+    del hello
+    _limit(memory_bytes, nice)
+    with contextlib.suppress(BrokenPipeError):
+        _write(sink, b"")
+        while (payload := _read(source)) is not None:
+            answer = handler(payload)
+            del payload
+            _write(sink, answer)
+
+
+def _read(source: BinaryIO) -> bytes | None:
+    """A frame; None when the parent has closed its end."""
+    header = source.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(header)
+    payload = source.read(length)
+    return payload if len(payload) == length else None
+
+
+def _write(sink: BinaryIO, payload: bytes) -> None:
+    sink.write(LENGTH.pack(len(payload)))
+    sink.write(payload)
+    sink.flush()
+
+
+def _end_with_parent() -> None:
+    """Linux: killed when the parent's thread that started it ends, in the middle of work too. Elsewhere its stdin ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _limit(memory_bytes: int, nice: int) -> None:
+    with contextlib.suppress(OSError, ValueError):  # not on every system
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what strangers sent is not written to disks
+    os.nice(nice)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+            f.write("1000")

@@ -1,0 +1,95 @@
+"""Where prompts are rendered and tokenised: threads, shared fairly by tenant. What is small never waits for what is large.
+
+Rendering holds the interpreter's lock and takes milliseconds; tokenising does not, and takes half a second for a megabyte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from contracts.context import text_bytes
+from contracts.errors import Unavailable
+from contracts.request import GenerateRequest
+from runtime.turns import Turns
+
+T = TypeVar("T")
+#: Of text or token ids; a larger prompt is large.
+SMALL = 64 << 10
+#: Threads for small and for large prompts each, and how many prompts of one tenant may wait there.
+_THREADS, WAITING = 2, 4096
+
+
+class _Lane(Generic[T]):
+    """Two threads. One event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
+        self._turns: Turns[tuple[Callable[[], T], asyncio.Future[T]]] = Turns(_THREADS, _THREADS - 1, WAITING)
+
+    async def run(self, owner: str, work: Callable[[], T]) -> T:
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        asked = (work, result)
+        if not self._turns.ask(owner, asked):
+            raise Unavailable("too many of this tenant's prompts wait to be read; try again", code="overloaded")
+        self._next()
+        try:
+            return await result
+        finally:
+            self._turns.withdraw(owner, asked)
+
+    def _next(self) -> None:
+        while (started := self._turns.start()) is not None:
+            asyncio.ensure_future(self._run(*started))  # noqa: RUF006 - it answers through the future
+
+    async def _run(self, owner: str, asked: tuple[Callable[[], T], asyncio.Future[T]]) -> None:
+        work, result = asked
+        try:
+            made = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except Exception as error:
+            if not result.done():
+                result.set_exception(error)
+        else:
+            if not result.done():
+                result.set_result(made)
+        finally:
+            self._turns.finish(owner)
+            self._next()
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Tokenising:
+    """Runs work on prompts. One event loop."""
+
+    def __init__(self) -> None:
+        self._small: _Lane[list[int]] = _Lane("tokenise")
+        self._large: _Lane[list[int]] = _Lane("tokenise-large")
+
+    async def run(self, request: GenerateRequest, work: Callable[[], list[int]]) -> list[int]:
+        """What `work` makes of the request's prompt, or raises. Raises Unavailable when too much of its tenant waits."""
+        lane = self._small if size(request) <= SMALL else self._large
+        return await lane.run(request.tenant, work)
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._small.stop()
+        self._large.stop()
+
+
+def size(request: GenerateRequest) -> int:
+    """About how much there is to read: bytes of text, or token ids."""
+    if request.prompt_tokens is not None:
+        return len(request.prompt_tokens)
+    if request.prompt is not None:
+        return text_bytes(request.prompt)
+    called = request.tool_use.tools if request.tool_use is not None else ""
+    return len(called) + sum(map(_message_size, request.messages or ()))
+
+
+def _message_size(message: dict[str, Any]) -> int:
+    content, calls = message.get("content"), message.get("tool_calls")
+    return (text_bytes(content) if isinstance(content, str) else 0) + (len(str(calls)) if calls else 0)
