@@ -80,6 +80,8 @@ def _command(data: Any) -> GenerateRequest | str:
         return str(data["cancel"])
     if isinstance(data, dict) and isinstance(data.get("submit"), dict):
         submit = data["submit"]
+        if not isinstance(submit.get("request_id"), str):
+            raise ValueError("a request's id is a string")
         sampling = Sampling(**submit.pop("sampling"))
         use = submit.pop("tool_use", None)
         return GenerateRequest(sampling=sampling, tool_use=None if use is None else ToolUse(**use), **submit)

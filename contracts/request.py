@@ -70,6 +70,7 @@ class GenerateRequest:
     source_nodes: nodes that hold this session's cache according to the scheduler, best first: a hint for the kvstore.
     kept_tokens: of the session, cached somewhere according to the scheduler: who waits to be admitted counts as so much shorter.
     expected_tokens: how long its caller expects the answer to be; None: as long as others are. It ends nothing.
+    weight: of its tenant, among the tenants that want the device at the same priority.
     """
 
     request_id: str
@@ -89,6 +90,7 @@ class GenerateRequest:
     group: str = ""
     choice: int = 0
     expected_tokens: int | None = None
+    weight: float = 1.0
 
     @property
     def session(self) -> SessionKey:

@@ -124,7 +124,7 @@ def _walk(constraint: GrammarConstraint, tokens: list[int], vocab_size: int) -> 
     for token in tokens:
         logits = torch.full((1, vocab_size), -5.0)
         logits[0, token] = 5.0
-        guided = SamplingState(greedy, 1, free.generated, 0, constraint=constraint)
+        guided = SamplingState(greedy, 1, 0, constraint=constraint)
         times = [time.thread_time()]
         constraint.allowed()
         times.append(time.thread_time())

@@ -38,6 +38,7 @@ from worker.memory.paged_kv import PagedKv
 from worker.models.config import load_config
 from worker.models.load import Model, load_model
 from worker.native_runner import NativeRunner
+from worker.output import Guide
 from worker.runner import Runner, Slice, Steps
 from worker.text import TextCodec
 
@@ -323,8 +324,12 @@ class House:
             group=group, choice=choice, json_schema=json_schema, tool_use=tool_use,
         )  # fmt: skip
         self._results[request.request_id] = Result()
-        self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.grammars.guide(request)))
+        self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.guide(request)))
         return request.request_id
+
+    def guide(self, request: GenerateRequest) -> Guide | None:
+        """What the answer must keep to."""
+        return self.grammars.guide(request)
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""

@@ -188,7 +188,7 @@ def test_a_turn_whose_history_is_kept_is_admitted_before_a_cold_prompt_that_wait
     e.go(until=lambda: bool(e.runner.steps))
     cold = e.submit(prompt(1, 40), 2, session="cold")
     back = e.submit(prompt(2, 41), 2, session="back", kept=36)
-    cold_too = e.submit(prompt(3, 41), 2, session="cold too")
+    cold_too = e.submit(prompt(3, 41), 2, session="cold-too")
     e.finish()
     first = [e.answers[name].times_s[0] for name in (back, cold, cold_too)]
     assert first == sorted(first)

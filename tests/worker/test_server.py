@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import msgpack
 import pytest
 
 from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit
@@ -176,4 +177,23 @@ async def test_tokens_that_do_not_exist_are_refused_by_name(server: WorkerServer
     for name, sampling in (("logit_bias", Sampling(logit_bias={9999: 1.0})), ("stop_token_ids", Sampling(stop_token_ids=[9999]))):
         gateway._sent.put_nowait(encode_submit(GenerateRequest(name, "t", "s", "tiny", sampling, prompt="x")))
         assert (await gateway.ended(name)).error[2] == name
+    await gateway.leave()
+
+
+async def test_what_a_gateway_sends_is_checked_again_and_fails_by_name(server: WorkerServer, house: House) -> None:
+    gateway = Gateway(server)
+    wrong: dict[str, dict[str, Any]] = {
+        "resume_tokens": {"resume_tokens": [10**6]},
+        "priority": {"priority": 1 << 40},
+        "weight": {"weight": 0.0},
+    }
+    for param, fields in wrong.items():
+        gateway.submit(param, **fields)
+        failed = await gateway.ended(param)
+        assert failed.error[0] == 400 and failed.error[2] == param
+    gateway.submit("too-far", resume_tokens=[5] * 201)
+    assert (await gateway.ended("too-far")).error[2] == "resume_tokens"
+    gateway._sent.put_nowait(msgpack.packb({"submit": {"request_id": [1], "sampling": {}}}))
+    gateway.submit("after")
+    assert (await gateway.ended("after")).finish_reason in ("stop", "length") and not house.crashes
     await gateway.leave()
