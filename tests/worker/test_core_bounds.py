@@ -42,7 +42,8 @@ def test_a_sampling_field_that_is_not_what_it_should_be_is_refused_by_name(field
     [
         ("request_id", 7), ("request_id", "r" * 513), ("tenant", None), ("session_id", "a/b"), ("session_id", "\ud800"),
         ("priority", 1 << 40), ("priority", "0"), ("weight", 0.0), ("weight", NAN), ("weight", 1e9), ("kept_tokens", -1),
-        ("expected_tokens", 1e400), ("resume_tokens", [1.0]), ("resume_tokens", None), ("source_nodes", ["n"] * 1025), ("group", 3), ("choice", -1),
+        ("expected_tokens", 1e400), ("resume_tokens", [1.0]), ("resume_tokens", None), ("source_nodes", ["n"] * 1025), ("group", 3),
+        ("choice", -1),
     ],
 )  # fmt: skip
 def test_a_field_that_is_not_what_it_should_be_is_refused_by_name(field: str, value: Any) -> None:
