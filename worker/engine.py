@@ -214,9 +214,6 @@ class Engine:
 
     def _submit(self, event: Submit) -> None:
         request = event.request
-        if self.scheduling.full(self._sequences(), request.priority):
-            self._refuse(event, Unavailable("too many requests wait on this node; try again", code="overloaded"))
-            return
         try:
             if request.request_id in self._live:
                 raise InvalidRequest("a request with this id runs already", param="request_id")
@@ -224,6 +221,13 @@ class Engine:
         except BaseException as error:
             self._refuse(event, told("its preparation", error))
             return
+        way = self.scheduling.make_way(self._sequences(), request)
+        if way is not True:
+            full = Unavailable("too many requests wait on this node; try again", code="overloaded")
+            if way is False:
+                self._refuse(event, full)
+                return
+            self._fail(self._live[way.request.request_id], full)
         ready.sequence.arrival, ready.sequence.arrival_s = self._arrivals, self.device.clock.now()
         self._arrivals += 1
         self._live[request.request_id] = _Live(ready, event.stream)
