@@ -32,8 +32,8 @@ log = telemetry.logger("gateway.generate")
 class Job:
     """What the choices of one prompt share. Exactly one of messages, prompt and prompt_tokens is set; `sampling.seed` is set.
 
-    pin: the node that must run it, or empty. json_schema, tool_use and expected_tokens: see `GenerateRequest`. hop: what it is in an agent
-    workflow; of a request's choices only the first has one.
+    pin: the node that must run it, or empty. json_schema, tool_use, expected_tokens and weight: see `GenerateRequest`. hop: what it is in
+    an agent workflow; of a request's choices only the first has one.
     """
 
     request_id: str
@@ -49,6 +49,7 @@ class Job:
     tool_use: ToolUse | None = None
     hop: Hop | None = None
     expected_tokens: int | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ class Generation:
             group=turn.group,
             choice=turn.choice,
             expected_tokens=job.expected_tokens,
+            weight=job.weight,
         )
         flight = await shared.workers.stream(route.node, route.worker_address).submit(request, shared.patience.connect_s)
         if route.promised and isinstance(flight, Flight):

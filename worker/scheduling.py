@@ -37,7 +37,8 @@ class Scheduling:
         self._groups: dict[Group, float] = {}
         self._lacking: list[Sequence] = []
         self._choices = 0
-        self._step_s = 0.0
+        #: What a token in HBM for a step counts as, in seconds of the device.
+        self._hbm_token_s = 0.0
 
     # ---- admission ---------------------------------------------------------------------------------------------
     def make_way(self, sequences: Iterable[Sequence], newcomer: GenerateRequest) -> Sequence | bool:
@@ -83,7 +84,9 @@ class Scheduling:
             return bool(waiting)
         if min(s.request.priority for s in waiting) < max(s.request.priority for s in here):
             return True
-        return len(self._groups) > 1 and bool(self._share(here).beyond)
+        if len(self._groups) == 1 or not self._share(here).beyond:
+            return False
+        return any(self._share(here).may_claim(group) for group in {group_of(s) for s in waiting})
 
     def _in_order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
         pace, pool, shape = self.admission.pace, self.device.cache.pool, self.device.shape
@@ -96,7 +99,8 @@ class Scheduling:
         """Who is here, and who of them wants to be admitted or to compute a prompt."""
         self._groups = {group_of(s): s.request.weight for s in live}
         self._shares = None
-        self._step_s = self.admission.pace.decode_s(max(len(here), 1))
+        pool, shape = self.device.cache.pool, self.device.shape
+        self._hbm_token_s = self.admission.pace.decode_s(max(len(here), 1)) * shape.layers / (pool.total * shape.chunk_tokens)
         self.service.seen(self._groups, {group_of(s) for s in live if s.pending > 1 or s.state is not State.RUNNING})
 
     def _share(self, here: list[Sequence]) -> Shares:
@@ -180,10 +184,9 @@ class Scheduling:
 
     def _charge(self, s: Sequence, tokens: int, decodes: bool) -> None:
         """A step has computed so many tokens that it had not before: its tenant was served that, and HBM for as long."""
-        pace, pool, shape = self.admission.pace, self.device.cache.pool, self.device.shape
+        pace = self.admission.pace
         computing_s = max(tokens, 0) * (pace.marginal_token_s if decodes else pace.prefill_token_s)
-        hbm_s = len(s.tokens) * shape.layers / (pool.total * shape.chunk_tokens) * self._step_s
-        self.service.charge(group_of(s), computing_s + hbm_s, s.request.weight)
+        self.service.charge(group_of(s), computing_s + len(s.tokens) * self._hbm_token_s, s.request.weight)
 
     # ---- preemption --------------------------------------------------------------------------------------------
     def _preempt(self, candidates: list[Sequence], here: list[Sequence], lacking: int) -> bool:

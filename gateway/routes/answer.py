@@ -18,7 +18,7 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse
-from gateway.allowance import admit, settle
+from gateway.allowance import admit, settle, weight_of
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
@@ -69,6 +69,7 @@ def new_job(
         sampling=sampling,
         priority=caller.priority(wanted.priority if wanted.priority is not None else said.priority or 0),
         expected_tokens=said.expected_tokens,
+        weight=weight_of(parts.config.gateway, session.key.tenant),
         json_schema=wanted.json_schema,
         pin=pinned_node(request, caller, parts),
         hop=hop_of(request.headers, session.key.session_id),

@@ -24,15 +24,15 @@ def test_one_tenants_flood_is_no_wait_for_anothers_short_chats(pages: int, batch
     """Places are short, or pages are."""
     e = VirtualEngine(pages=pages, max_batch=batch, mixed_step_s=0.02)
     for n in range(60):
-        e.submit(prompt(n, 24), 40, session=f"a{n}", tenant="a")
+        e.submit(prompt(n, 8), 40, session=f"a{n}", tenant="a")
     e.go(until=lambda: any(len(a.tokens) > 3 for a in e.answers.values()))
     waits_s = []
     for n in range(5):
-        asked_s, chat = e.world.now(), e.submit(prompt(100 + n, 12), 4, session=f"b{n}", tenant="b")
+        asked_s, chat = e.world.now(), e.submit(prompt(100 + n, 40), 4, session=f"b{n}", tenant="b")
         e.go(until=lambda: e.answers[chat].end is not None)  # noqa: B023
         waits_s.append(e.answers[chat].times_s[0] - asked_s)
     still = sum(e.answers[f"r{n}"].end is None for n in range(60))
-    assert still > 30 and max(waits_s) < 0.15, "alone it takes 14 ms; the flood takes 8 s"
+    assert still > 30 and max(waits_s) < 0.15, f"alone it takes 42 ms: {waits_s}"
     e.finish()
 
 
@@ -93,15 +93,15 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 def test_beside_200_requests_of_one_tenant_anothers_chats_begin_within_a_few_steps(house: House) -> None:
     dice = random.Random(8)
-    chats = [real_prompt(dice, 12) for _ in range(5)]
+    chats = [real_prompt(dice, 60) for _ in range(5)]
     alone = [house.run(chat, 4, tenant="b", session=f"b{n}").tokens for n, chat in enumerate(chats)]
-    flood = [house.submit(real_prompt(dice, 30), 30, tenant="a", session=f"a{n}") for n in range(200)]
+    flood = [house.submit(real_prompt(dice, 10), 30, tenant="a", session=f"a{n}") for n in range(200)]
     while not house.engine.counts.running:
         house.wait(flood[0])
     for n, chat in enumerate(chats):
         before = house.computed.steps
         assert house.run(chat, 4, tenant="b", session=f"again{n}").tokens == alone[n]
-        assert house.computed.steps - before < 25, "the flood takes more than 700"
+        assert house.computed.steps - before < 80, "the flood takes more than 700"
     assert sum(house._results[name].finish is None for name in flood) > 100
     house.wait(*flood)
     house.settle()

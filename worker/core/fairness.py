@@ -168,15 +168,18 @@ class Shares:
             if part.places > 1 and (part.places > part.most_places or part.pages > part.most_pages):
                 self.beyond.add(s)
 
+    def may_claim(self, group: Group) -> bool:
+        """Whether `claims` can be true of any sequence of the group."""
+        part = self._parts.get(group)
+        return part is not None and (not part.places or part.places + 1 <= part.most_places / 2)
+
     def claims(self, s: Member, pages: int) -> bool:
         """Whether a waiting sequence that needs so many pages may take the place of what others hold beyond their part: its tenant has
         nothing here, or less than half of its part with it, so that nobody is sent back and forth."""
-        part = self._parts.get(group_of(s))
-        if part is None:
+        if not self.may_claim(group_of(s)):
             return False
-        if not part.places:
-            return pages <= part.most_pages
-        return part.places + 1 <= part.most_places / 2 and part.pages + pages <= part.most_pages / 2
+        part = self._parts[group_of(s)]
+        return part.pages + pages <= (part.most_pages / 2 if part.places else part.most_pages)
 
 
 def displaced(waiting: Collection[S], newcomer: Asked) -> S | None:
