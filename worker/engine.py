@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
 from contracts.frames import StepFrame
 from contracts.kv import Manifest
@@ -27,6 +25,7 @@ from worker.admission import Admission
 from worker.core.faults import NoFiniteLogits, told
 from worker.core.load_plan import Source
 from worker.core.sequence import Event, Sequence, State
+from worker.core.token_counts import Row
 from worker.device import Device
 from worker.inquiries import answer_store
 from worker.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
@@ -114,6 +113,8 @@ class Engine:
         self._live: dict[str, _Live] = {}
         #: Ended requests the scheduler has not been told of; the reporter takes them.
         self.finished: collections.deque[str] = collections.deque(maxlen=100_000)
+        #: Requests that failed after they were accepted, by the code of their error.
+        self.failed: collections.Counter[str] = collections.Counter()
         self._reported_s = 0.0
         self._arrivals = 0
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
@@ -280,7 +281,7 @@ class Engine:
                 if (row := outcome.rows.get(request_id)) is not None:
                     self._speak(live, row)
 
-    def _speak(self, live: _Live, row: torch.Tensor) -> None:
+    def _speak(self, live: _Live, row: Row) -> None:
         """Choose and write the next token. What raises here is of this request alone, and fails it and nobody else."""
         try:
             output = live.ready.next_output(row)
@@ -297,6 +298,7 @@ class Engine:
                 self._finish(live)
 
     def _fail(self, live: _Live, error: RequestError) -> None:
+        self.failed[error.code or ""] += 1
         self._frames[live.stream].failed.append(Failed(live.sequence.request.request_id, to_wire(error)))
         self._finish(live, failed=True)
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from contracts.kv import chunk_keys
 from contracts.request import GenerateRequest, Output
 from worker.core.sequence import Sequence
+from worker.core.token_counts import Row
 from worker.device import Device
 from worker.output import Guide, Writer
-from worker.sampler import Sampler, SamplingState
+from worker.sampler import SamplingState, choose
 from worker.text import TextCodec
-
-_SAMPLER = Sampler()
 
 
 @dataclass(slots=True)
@@ -28,10 +25,10 @@ class Ready:
     sampling: SamplingState
     writer: Writer
 
-    def next_output(self, row: torch.Tensor) -> Output:
-        """Choose the next token from its logits (float32 `[1, vocab]`, on the host), append it, and say what the client gains. Raises
-        InvalidRequest when no token can be chosen or its grammar cannot go on."""
-        [choice] = _SAMPLER.choose(row, [self.sampling])
+    def next_output(self, row: Row) -> Output:
+        """Choose the next token from its logits (float32 `[vocab]`), append it, and say what the client gains. Raises InvalidRequest when
+        no token can be chosen or its grammar cannot go on."""
+        choice = choose(row, self.sampling)
         self.sampling.took(choice.token)
         if (error := self.writer.error) is not None:
             raise error

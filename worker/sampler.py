@@ -18,7 +18,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from blake3 import blake3
 
 from contracts.errors import InvalidRequest
@@ -121,23 +120,11 @@ class Choice:
     top: list[tuple[int, float]] | None = None
 
 
-class Sampler:
-    """Chooses one token a row. Keeps nothing between calls."""
+def choose(row: Row, state: SamplingState) -> Choice:
+    """The next token of a row of logits (float32 `[vocab]`, left as it is). The state is read, not changed: call `took`.
 
-    def choose(self, logits: torch.Tensor, requests: Sequence[SamplingState]) -> list[Choice]:
-        """One Choice a row of `logits` (float32 `[n, vocab]`, left as it is). States are read, not changed: call `took`.
-
-        Raises InvalidRequest, with the code generation_failed, for a row of which no token can be chosen; NoFiniteLogits when that is the
-        model's own doing.
-        """
-        if logits.shape[0] != len(requests):
-            raise ValueError(f"{logits.shape[0]} rows of logits for {len(requests)} requests")
-        if not requests:
-            return []
-        return [_choose(row, state) for row, state in zip(logits.cpu().numpy(), requests, strict=True)]
-
-
-def _choose(row: Row, state: SamplingState) -> Choice:
+    Raises InvalidRequest, with the code generation_failed, when no token can be chosen; NoFiniteLogits when that is the model's own doing.
+    """
     adjusted, sampling = adjust(row, state), state.sampling
     likeliest = int(adjusted.argmax())  # the first of equals, and of what is no number
     if not math.isfinite(adjusted[likeliest]):

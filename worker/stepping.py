@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from runtime import telemetry
 from worker.core.hbm import Block
 from worker.core.pace import Pace
 from worker.core.sequence import Sequence
+from worker.core.token_counts import Row
 from worker.device import Device
 from worker.loads import StepProgress
 from worker.runner import Slice, Steps
@@ -52,10 +52,10 @@ class _Table:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step gave, by request id. rows: logits `[1, vocab]` of those that are computed to their end. void: layers did not come.
+    """What a step gave, by request id. rows: logits, float32 `[vocab]`, of those that are computed to their end. void: layers did not come.
     failed: what their part raised; it counts for nothing."""
 
-    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
     void: set[str] = field(default_factory=set)
     failed: dict[str, Exception] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class Stepping:
             return
         outcome.void |= void
         speaking = (s.request.request_id for s, count in batch if s.computed + count == len(s.tokens))
-        outcome.rows.update((name, logits[at : at + 1]) for at, name in enumerate(speaking))
+        outcome.rows.update(zip(speaking, logits, strict=True))
 
     def _probe(self, s: Sequence, count: int, error: Exception) -> None:
         """Raise `error` when not even a lone token can be computed, on a page of this sequence that nobody shares."""
@@ -111,7 +111,7 @@ class Stepping:
         except Exception:
             raise error from None
 
-    def _attempt(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None) -> tuple[torch.Tensor, set[str]]:
+    def _attempt(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None) -> tuple[Row, set[str]]:
         """The logits of those that are computed to their end, on the host and in their order, and the ids of the requests whose part is
         void."""
         slices = []
@@ -139,7 +139,7 @@ class Stepping:
             decodes = sum(count == 1 for _, count in batch)
             prefill_tokens = sum(count for _, count in batch) - decodes
             self.pace.stepped(self.device.clock.now() - began, prefill_tokens, decodes)
-        return logits.cpu(), void
+        return logits.cpu().numpy(), void
 
     def _wait_for_layer(self, blocks: list[Block], layer: int) -> bool:
         """Until this layer of these blocks is here. False when it will not come."""
