@@ -32,8 +32,15 @@ def usage_of(section: GatewaySection) -> Usage:
 
 
 def _allowance(limits: TenantLimits, section: GatewaySection) -> Allowance:
-    said = section.limits.model_dump(exclude_none=True) | limits.model_dump(exclude_none=True)
+    said = section.limits.model_dump(exclude_none=True, exclude={"weight"}) | limits.model_dump(exclude_none=True, exclude={"weight"})
     return Allowance(**said).share(section.processes)
+
+
+def weight_of(section: GatewaySection, tenant: str) -> float:
+    """The tenant's weight among the tenants that want the same node."""
+    named = section.tenant_limits.get(tenant)
+    said = (named.weight if named is not None else None, section.limits.weight)
+    return next((weight for weight in said if weight is not None), 1.0)
 
 
 def admit(request: web.Request, tenant: str, jobs: list[Job]) -> Ticket:

@@ -36,8 +36,8 @@ _NOWHERE = Route("", "")
 class Job:
     """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
 
-    prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, tool_use and
-    expected_tokens: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
+    prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, tool_use,
+    expected_tokens and weight: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
     """
 
     request_id: str
@@ -55,6 +55,7 @@ class Job:
     tool_use: ToolUse | None = None
     hop: Hop | None = None
     expected_tokens: int | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,7 @@ class Generation:
             choice=turn.choice,
             expected_tokens=job.expected_tokens,
             alone=self._alone,
+            weight=job.weight,
         )
 
     def _check_quarantine(self) -> None:

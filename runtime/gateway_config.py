@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from contracts.api_keys import check_configured
+from contracts.ranges import WEIGHT
 
 STRICT = ConfigDict(extra="forbid", validate_default=True)
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -45,6 +46,8 @@ class TenantLimits(BaseModel):
     #: Of a day and of a month in UTC. Counted in memory: a gateway that starts again begins at nothing.
     tokens_per_day: _Count | None = None
     tokens_per_month: _Count | None = None
+    #: Of the tenant among those that want the same node at the same priority: how much of it, as against theirs. 1 where nothing is said.
+    weight: Annotated[float, Field(ge=WEIGHT[0], le=WEIGHT[1], allow_inf_nan=False)] | None = None
 
 
 class GatewaySection(BaseModel):

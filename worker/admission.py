@@ -49,7 +49,8 @@ class Admission:
         if d.settings.cache and sequence.losses < MAX_LOSSES:
             usable = (len(sequence.tokens) - 1) // size  # the last token is always computed: it yields the logits
             session = sequence.request.session
-            sequence.keys = chunk_keys(d.salt_of(session.tenant), d.shape, sequence.tokens[: usable * size], sequence.keys[:usable])
+            if len(sequence.keys) < usable:
+                sequence.keys = chunk_keys(d.salt_of(session.tenant), d.shape, sequence.tokens[: usable * size], sequence.keys)
         matched: list[Block] = []
         for position, key in enumerate(sequence.keys[:usable]):
             block = cache.index.get(key)
@@ -255,6 +256,18 @@ class Admission:
             sequence.reached, sequence.restarted = max(sequence.reached, sequence.computed), event
         self.vacate(sequence)
         self.restarted = True
+
+    def distrust(self, sequence: Sequence) -> bool:
+        """What the sequence's KV gave is no number: forget all of it that is cached. True when some of it was not computed by the sequence
+        itself, so that it starts again and computes everything."""
+        for block in sequence.blocks:
+            if block.key is not None and self.device.cache.index.get(block.key) is block:
+                self.device.cache.erase(block.key)
+        if not sequence.found:
+            return False
+        sequence.losses = MAX_LOSSES
+        self.restart(sequence, Event.LOST)
+        return True
 
     def vacate(self, sequence: Sequence) -> None:
         """Let go of blocks and load. Pages that nobody else needs are free, or to be purged, or being saved when this returns."""

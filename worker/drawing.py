@@ -22,7 +22,8 @@ Row = npt.NDArray[np.float32]
 
 
 def draw(row: Row, s: Sampling, uniform: float) -> int:
-    """The token of `row` (`[vocab]`, minus infinity where none may be; left as it is) that `uniform` in [0, 1) picks."""
+    """The token of `row` (`[vocab]`, minus infinity where none may be; its largest is finite; left as it is) that `uniform` in [0, 1)
+    picks."""
     best = row.max()
     if s.temperature < COLDEST:
         return int(row.argmax())

@@ -14,24 +14,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from contracts.errors import Unavailable, to_wire
+from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
 from contracts.frames import StepFrame
 from contracts.kv import Manifest
 from contracts.request import Accepted, Failed, GenerateRequest, Output
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
-from worker import failpoints
 from worker.admission import Admission
+from worker.core.faults import NoFiniteLogits, told
 from worker.core.load_plan import Source
 from worker.core.sequence import Event, Sequence, State
+from worker.core.token_counts import Row
 from worker.device import Device
 from worker.inquiries import answer_store
 from worker.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
-from worker.output import Guide, Writer
+from worker.output import Guide
 from worker.prefetching import Prefetching
+from worker.readiness import Ready, make_ready
 from worker.runner import Steps
-from worker.sampler import Sampler, SamplingState
 from worker.saving import Saving
 from worker.scheduling import Scheduling
 from worker.stepping import Stepping
@@ -60,6 +61,8 @@ class Submit:
     max_tokens: int
     stream: Stream
     guide: Guide | None = None
+    #: What was made of it off the engine's thread; None: the engine makes it.
+    ready: Ready | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,12 @@ class Counts:
 
 @dataclass(slots=True)
 class _Live:
-    sequence: Sequence
-    writer: Writer
-    sampling: SamplingState
+    ready: Ready
     stream: Stream
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.ready.sequence
 
 
 class Engine:
@@ -103,12 +108,13 @@ class Engine:
         self.admission = Admission(device, self.prefetching)
         self.scheduling = Scheduling(self.admission, self.saving, settings)
         self.stepping = Stepping(device, runner, self.admission.pace)
-        self.sampler = Sampler()
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.counts = Counts(0, 0, 0, {}, 0.0, 0.0, device.cache.pool.total, device.cache.pool.total, ())
         self._live: dict[str, _Live] = {}
         #: Ended requests the scheduler has not been told of; the reporter takes them.
         self.finished: collections.deque[str] = collections.deque(maxlen=100_000)
+        #: Requests that failed after they were accepted, by the code of their error.
+        self.failed: collections.Counter[str] = collections.Counter()
         self._reported_s = 0.0
         self._arrivals = 0
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
@@ -224,20 +230,34 @@ class Engine:
 
     def _submit(self, event: Submit) -> None:
         request = event.request
-        if self.scheduling.full(self._sequences(), request.priority):
-            error = Unavailable("too many requests wait on this node; try again", code="overloaded")
-            self._frames[event.stream].failed.append(Failed(request.request_id, to_wire(error)))
-            self.finished.append(request.request_id)
+        try:
+            if request.request_id in self._live:
+                raise InvalidRequest("a request with this id runs already", param="request_id")
+            ready = event.ready or self.make_ready(request, event.prompt, event.max_tokens, event.guide)
+        except BaseException as error:
+            self._refuse(event, told("its preparation", error))
             return
-        now, tokens = self.device.clock.now(), event.prompt + request.resume_tokens
-        sequence = Sequence(request, len(event.prompt), tokens, event.max_tokens, self._arrivals, now)
+        way = self.scheduling.make_way(self._sequences(), request)
+        if way is not True:
+            full = Unavailable("too many requests wait on this node; try again", code="overloaded")
+            if way is False:
+                self._refuse(event, full)
+                return
+            self._fail(self._live[way.request.request_id], full)
+        ready.sequence.arrival, ready.sequence.arrival_s = self._arrivals, self.device.clock.now()
         self._arrivals += 1
-        writer = Writer(sequence, self.codec, self.eos_ids, event.guide)
-        constraint = event.guide.constraint if event.guide else None
-        sampling = SamplingState.start(request.sampling, event.prompt, request.resume_tokens, frozenset(self.eos_ids), constraint)
-        self._live[request.request_id] = _Live(sequence, writer, sampling, event.stream)
+        self._live[request.request_id] = _Live(ready, event.stream)
         self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt)))
         self.prefetching.came_true(request.session)
+
+    def _refuse(self, event: Submit, error: RequestError) -> None:
+        self._frames[event.stream].failed.append(Failed(event.request.request_id, to_wire(error)))
+        if event.request.request_id not in self._live:
+            self.finished.append(event.request.request_id)
+
+    def make_ready(self, request: GenerateRequest, prompt: list[int], max_tokens: int, guide: Guide | None) -> Ready:
+        """See `worker.readiness`. Any thread."""
+        return make_ready(request, prompt, max_tokens, guide, self.device, self.codec, frozenset(self.eos_ids))
 
     def _from_store(self, message: kvstore_pb2.StoreToWorker) -> None:
         match message.WhichOneof("kind"):
@@ -263,36 +283,48 @@ class Engine:
 
     # ---- postprocess -------------------------------------------------------------------------------------------
     def _step(self, batch: list[tuple[Sequence, int]]) -> None:
-        failpoints.reach("step", [s.request for s, _ in batch])
-        logits, void = self.stepping.run(batch, self.saving.ahead_of(batch))
-        speaking = [self._live[s.request.request_id] for s, count in batch if s.computed + count == len(s.tokens)]
-        choices = self.sampler.choose(logits, [live.sampling for live in speaking])
-        chosen = {live.sequence.request.request_id: choice for live, choice in zip(speaking, choices, strict=True)}
+        outcome = self.stepping.run(batch, self.saving.ahead_of(batch))
         for s, count in batch:
             request_id = s.request.request_id
-            if request_id in void:
+            live = self._live[request_id]
+            if (raised := outcome.failed.get(request_id)) is not None:
+                self._fail(live, told("computing a step", raised))
+            elif request_id in outcome.void:
                 self.admission.restart(s, Event.LOST)
-                continue
-            self.scheduling.computed(s, count)
-            if request_id in chosen:
-                live, choice = self._live[request_id], chosen[request_id]
-                live.sampling.took(choice.token)
-                if (error := live.writer.error) is not None:
-                    self._frames[live.stream].failed.append(Failed(request_id, to_wire(error)))
-                    self._finish(live)
-                    continue
-                output = live.writer.take(choice)
-                self._frames[live.stream].outputs.append(output)
-                if output.finish_reason:
-                    self._finish(live)
+            else:
+                self.scheduling.computed(s, count)
+                if (row := outcome.rows.get(request_id)) is not None:
+                    self._speak(live, row)
 
-    def _finish(self, live: _Live) -> None:
+    def _speak(self, live: _Live, row: Row) -> None:
+        """Choose and write the next token. What raises here is of this request alone, and fails it and nobody else."""
+        try:
+            output = live.ready.next_output(row)
+        except NoFiniteLogits as error:
+            if not self.admission.distrust(live.sequence):
+                self._fail(live, error)
+        except BaseException as error:
+            if not isinstance(error, RequestError):
+                log.exception("a request failed", request=live.sequence.request.request_id)
+            self._fail(live, told("choosing its next token", error))
+        else:
+            self._frames[live.stream].outputs.append(output)
+            if output.finish_reason:
+                self._finish(live)
+
+    def _fail(self, live: _Live, error: RequestError) -> None:
+        self.failed[error.code or ""] += 1
+        self._frames[live.stream].failed.append(Failed(live.sequence.request.request_id, to_wire(error)))
+        self._finish(live, failed=True)
+
+    def _finish(self, live: _Live, failed: bool = False) -> None:
         s = live.sequence
         del self._live[s.request.request_id]
         self.finished.append(s.request.request_id)
-        self.admission.pace.ended(s.prompt_tokens - s.cached, s.generated)
+        if not failed:
+            self.admission.pace.ended(s.prompt_tokens - s.cached, s.generated)
         # One that was cut off in its prompt would only shorten what its session is known to have.
-        if self.device.settings.cache and s.state is State.RUNNING and s.computed >= s.prompt_tokens and not s.erased:
+        if self.device.settings.cache and not failed and s.state is State.RUNNING and s.computed >= s.prompt_tokens and not s.erased:
             full = s.computed // self.device.shape.chunk_tokens
             if full and not s.request.choice:  # of several answers, a conversation goes on with the first
                 fingerprint, now = self.device.shape.fingerprint, self.device.clock.wall()

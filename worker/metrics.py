@@ -73,6 +73,10 @@ class WorkerMetrics(Collector):
         planned.add_metric(["loaded"], engine.admission.loaded_tokens)
         planned.add_metric(["recomputed"], engine.admission.recomputed_tokens)
         yield planned
+        failed = CounterMetricFamily("upbeat_worker_failed_requests", "Requests that failed after they were accepted", labels=["code"])
+        for code in ("generation_failed", "overloaded", "invalid_value"):
+            failed.add_metric([code], engine.failed[code])
+        yield failed
         scheduling = engine.scheduling
         yield CounterMetricFamily(
             "upbeat_worker_preemptions", "Sequences that gave their place and pages to others", scheduling.preemptions

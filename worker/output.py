@@ -8,9 +8,10 @@ from typing import Protocol
 from contracts.errors import InvalidRequest
 from contracts.request import FinishReason, Output, TokenLogprob
 from worker.core.sequence import Sequence
+from worker.core.stops import StopMatcher
 from worker.core.tool_calls import CallReader
 from worker.sampler import Choice, Constraint
-from worker.text import Detokenizer, StopMatcher, TextCodec
+from worker.text import Detokenizer, TextCodec
 
 
 class GuidedConstraint(Constraint, Protocol):

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from blake3 import blake3
 
+from contracts.errors import InvalidRequest
 from contracts.request import Sampling
-from worker.drawing import Row, draw
+from worker.core.faults import NoFiniteLogits
+from worker.core.token_counts import Repetition, Row, TokenCounts
+from worker.drawing import draw
 
 _NEVER = np.float32(-np.inf)
 
@@ -42,20 +43,20 @@ class Constraint(Protocol):
 
 @dataclass(slots=True)
 class SamplingState:
-    """One request's sampling: its settings, a seed that is never None, and how often each token was generated.
+    """One request's sampling: its settings, a seed that is never None, and what was generated so far.
 
-    ends: tokens that would end the answer. seen: distinct tokens of prompt and answer, kept only with a repetition penalty;
-    `seen_ids` has the same as an array, so that a step does not go through a long prompt again.
+    ends: tokens that would end the answer. generated, repeated: kept only where a penalty asks for them. biases: token ids and what is
+    added to their logits.
     """
 
     sampling: Sampling
     seed: int
-    generated: Counter[int]
     position: int
     ends: frozenset[int] = frozenset()
     constraint: Constraint | None = None
-    seen: set[int] = field(default_factory=set)
-    seen_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    generated: TokenCounts | None = None
+    repeated: Repetition | None = None
+    biases: tuple[npt.NDArray[np.int64], Row] | None = None
 
     @classmethod
     def start(
@@ -68,18 +69,29 @@ class SamplingState:
     ) -> SamplingState:
         """The state after `prompt`, with `resume` generated elsewhere already (`constraint` knows of it). Without a seed, one is
         drawn."""
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        seen = {*prompt, *resume} if sampling.repetition_penalty != 1 else set()
-        ids = np.array(sorted(seen), np.int64)
-        return cls(sampling, seed, Counter(resume), len(resume), ends | {*sampling.stop_token_ids}, constraint, seen, ids)
+        state = cls(
+            sampling,
+            sampling.seed if sampling.seed is not None else secrets.randbits(63),
+            len(resume),
+            ends | {*sampling.stop_token_ids},
+            constraint,
+        )
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            state.generated = TokenCounts(resume)
+        if sampling.repetition_penalty != 1:
+            state.repeated = Repetition(sampling.repetition_penalty, [*prompt, *resume])
+        if sampling.logit_bias:
+            ids, values = zip(*sampling.logit_bias.items(), strict=True)
+            state.biases = np.array(ids, np.int64), np.array(values, np.float32)
+        return state
 
     def took(self, token: int) -> None:
         """Records that `token` was chosen."""
-        self.generated[token] += 1
         self.position += 1
-        if self.sampling.repetition_penalty != 1 and token not in self.seen:
-            self.seen.add(token)
-            self.seen_ids = np.append(self.seen_ids, token)
+        if self.generated is not None:
+            self.generated.add(token)
+        if self.repeated is not None:
+            self.repeated.add(token)
         if self.constraint is not None:
             self.constraint.took(token)
 
@@ -91,8 +103,7 @@ class SamplingState:
     @property
     def only_constrained(self) -> bool:
         """Whether nothing but a constraint may change the logits."""
-        s = self.sampling
-        return not (s.logit_bias or s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1 or self.early)
+        return self.biases is None and self.generated is None and self.repeated is None and not self.early
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides this position."""
@@ -109,42 +120,54 @@ class Choice:
     top: list[tuple[int, float]] | None = None
 
 
-class Sampler:
-    """Chooses one token a row. Keeps nothing between calls."""
+def choose(row: Row, state: SamplingState) -> Choice:
+    """The next token of a row of logits (float32 `[vocab]`, left as it is). The state is read, not changed: call `took`.
 
-    def choose(self, logits: torch.Tensor, requests: Sequence[SamplingState]) -> list[Choice]:
-        """One Choice a row of `logits` (float32 `[n, vocab]`, left as it is). States are read, not changed: call `took`."""
-        if logits.shape[0] != len(requests):
-            raise ValueError(f"{logits.shape[0]} rows of logits for {len(requests)} requests")
-        if not requests:
-            return []
-        choices = []
-        for row, state in zip(logits.cpu().numpy(), requests, strict=True):
-            adjusted = adjust(row, state)
-            drawn = state.sampling.temperature > 0
-            token = draw(adjusted, state.sampling, state.uniform()) if drawn else int(adjusted.argmax())  # the first of equals
-            asked = state.sampling.logprobs
-            choices.append(Choice(token) if asked is None else _with_logprobs(token, row, asked))
-        return choices
+    Raises InvalidRequest, with the code generation_failed, when no token can be chosen; NoFiniteLogits when that is the model's own doing.
+    """
+    adjusted, sampling = adjust(row, state), state.sampling
+    likeliest = int(adjusted.argmax())  # the first of equals, and of what is no number
+    if not math.isfinite(adjusted[likeliest]):
+        raise _nothing_to_choose(row, state)
+    token = draw(adjusted, sampling, state.uniform()) if sampling.temperature > 0 else likeliest
+    return Choice(token) if sampling.logprobs is None else _with_logprobs(token, row, sampling.logprobs)
+
+
+def _nothing_to_choose(row: Row, state: SamplingState) -> InvalidRequest:
+    """Why no token of the row can be chosen."""
+    if not math.isfinite(row.max()):
+        return NoFiniteLogits()
+    s = state.sampling
+    given = {
+        "repetition_penalty": s.repetition_penalty != 1,
+        "frequency_penalty": s.frequency_penalty != 0,
+        "presence_penalty": s.presence_penalty != 0,
+        "logit_bias": bool(s.logit_bias),
+        "min_tokens": state.early,
+        "response_format or tools": state.constraint is not None,
+    }
+    causes = [name for name, is_given in given.items() if is_given]
+    param = causes[0] if len(causes) == 1 and state.constraint is None else None
+    return InvalidRequest(f"no token can be chosen with these values of {', '.join(causes)}", param=param, code="generation_failed")
 
 
 def adjust(logits: Row, state: SamplingState) -> Row:
     """A row with biases and penalties applied, and what may not come at minus infinity. Presence counts once for every token
-    generated before, frequency for each time; repetition scales the logits of tokens of prompt and answer (Keskar et al., CTRL)."""
+    generated before, frequency for each time."""
     s, constraint = state.sampling, state.constraint
     if state.only_constrained:
         return logits if constraint is None else np.where(constraint.allowed(), logits, _NEVER)
     row, vocabulary = logits.copy(), len(logits)
-    for token, bias in s.logit_bias.items():
-        if 0 <= token < vocabulary:
-            row[token] += bias
-    if state.seen:
-        known = row[state.seen_ids]
-        row[state.seen_ids] = np.where(known > 0, known / s.repetition_penalty, known * s.repetition_penalty)
-    if state.generated and (s.presence_penalty or s.frequency_penalty):
-        ids = np.fromiter(state.generated.keys(), np.int64, len(state.generated))
-        counts = np.fromiter(state.generated.values(), np.float32, len(ids))
-        row[ids] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * counts
+    if state.biases is not None:
+        ids, values = state.biases
+        if len(ids) and ids.max() >= vocabulary:
+            known = ids < vocabulary
+            ids, values = state.biases = ids[known], values[known]
+        row[ids] += values
+    if state.repeated is not None:
+        state.repeated.apply(row)
+    if state.generated is not None:
+        row[state.generated.ids] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * state.generated.counts
     if state.early:
         row[[token for token in state.ends if 0 <= token < vocabulary]] = _NEVER
     if constraint is not None:

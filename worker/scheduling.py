@@ -1,7 +1,8 @@
 """Who is on the device and what the next step computes: carries out what `core.batching` and `core.preemption` decide, over real pages.
 
 Invariants: at most `max_batch` sequences are RUNNING or LOADING. Nobody is admitted past somebody more urgent who waits, or who is
-here and lacks pages. The most urgent sequence here can always have what all others hold, so there is always one that goes on.
+here and lacks pages. Sequences here have a total order (`_rank`: priority, whether they are within their tenant's share, arrival), and the
+first can always have what all others hold, so there is always one that goes on.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from contracts.request import GenerateRequest
 from runtime.config import WorkerSection
 from worker.admission import Admission
 from worker.core.batching import Budget, choose, due_s, mixed_tokens
+from worker.core.fairness import Group, Service, Shares, displaced, group_of, in_turns
 from worker.core.preemption import holding, spare_pages, victim
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
@@ -30,39 +33,96 @@ class Scheduling:
         #: Tokens that were computed again, by what had taken their sequence off the device.
         self.recomputed_tokens: Counter[Event] = Counter()
         self.trials = Trials()
+        #: What tenants were served, and who holds more than its share (None: not known as of now), by priority; their weights.
+        self.service = Service()
+        self._shares: Shares | None = None
+        self._groups: dict[Group, float] = {}
         self._lacking: list[Sequence] = []
         self._choices = 0
+        #: What a token in HBM for a step counts as, in seconds of the device.
+        self._hbm_token_s = 0.0
 
     # ---- admission ---------------------------------------------------------------------------------------------
-    def full(self, sequences: Iterable[Sequence], priority: int) -> bool:
-        """As many requests wait before one of this priority as may."""
-        waiting = sum(s.state is State.WAITING and s.request.priority <= priority for s in sequences)
-        return waiting >= self.settings.max_waiting
+    def make_way(self, sequences: Iterable[Sequence], newcomer: GenerateRequest) -> Sequence | bool:
+        """Whether one more request may wait: True, False, or when the one that is returned is refused instead.
+
+        At most `max_waiting` wait of one priority or more urgent, and twice as many in all.
+        """
+        waiting, most = [s for s in sequences if s.state is State.WAITING], self.settings.max_waiting
+        fresh = [s for s in waiting if not s.reached and s.generated == len(s.request.resume_tokens)]  # of whom nothing was heard yet
+        if sum(s.request.priority <= newcomer.priority for s in waiting) >= most:
+            return displaced([s for s in fresh if s.request.priority <= newcomer.priority], newcomer) or False
+        if len(waiting) >= 2 * most:
+            later = [s for s in fresh if s.request.priority > newcomer.priority]
+            return max(later, key=lambda s: (s.request.priority, s.arrival), default=False)
+        return True
 
     def admit(self, sequences: Iterable[Sequence]) -> None:
         """Give waiting sequences their blocks as far as there is room, and start those whose first layers are near.
 
-        By priority, then by when they are due, as prompts are computed; what the scheduler knows of their cache counts, and what they
-        take of HBM. Nobody passes one that does not fit: so a large one gets its room when others end, and is passed only by what
-        arrived before it was due. For one of a more urgent class, less urgent ones are preempted.
+        By priority, then tenant by tenant (`core.fairness`), then by when they are due, as prompts are computed; what the scheduler knows
+        of their cache counts, and what they take of HBM. Nobody passes one that does not fit: so a large one gets its room when others
+        end, and is passed only by what arrived before it was due. For one of a more urgent class, less urgent ones are preempted; for one
+        whose tenant has little here, those of a tenant that holds more than its share.
         """
         live = list(sequences)
         here = self.admission.here = _here(live)
-        for s in self._in_order([s for s in live if s.state is State.WAITING], len(here)):
+        self._look(live, here)
+        waiting = [s for s in live if s.state is State.WAITING]
+        for s in self._in_order(waiting, len(here)) if self._some_may_come(waiting, here) else ():
             if self.device.settings.cache and awaits_prompt(s, live, self.device.shape.chunk_tokens):
                 continue
-            if any(other.priority < s.priority for other in self._lacking if other.state is State.RUNNING) or not self._admit(s, here):
+            if self._owes_pages(s, here) or not self._admit(s, here):
                 break
             here += [s] if s.state is State.LOADING else []
+            self._shares = None
         for s in live:
             if s.state is State.LOADING:
                 self.admission.try_start(s, alone=not any(other.state is State.RUNNING for other in live))
 
+    def _some_may_come(self, waiting: list[Sequence], here: list[Sequence]) -> bool:
+        """There is a place, or somebody who may have to give his up. Else a long queue costs nothing."""
+        if not waiting or len(here) < self.settings.max_batch:
+            return bool(waiting)
+        if min(s.request.priority for s in waiting) < max(s.request.priority for s in here):
+            return True
+        if len(self._groups) == 1 or not self._share(here).beyond:
+            return False
+        return any(self._share(here).may_claim(group) for group in {group_of(s) for s in waiting})
+
     def _in_order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
         pace, pool, shape = self.admission.pace, self.device.cache.pool, self.device.shape
         hbm_tokens, step_s = pool.total * shape.chunk_tokens / shape.layers, pace.decode_s(max(running, 1))
-        due = {s.arrival: due_s(s, pace.device_s(s, s.uncached, hbm_tokens, step_s)) for s in waiting}
-        return sorted(waiting, key=lambda s: (s.request.priority, due[s.arrival], s.arrival))
+        cost_s = {s.arrival: pace.device_s(s, s.uncached, hbm_tokens, step_s) for s in waiting}
+        waiting = sorted(waiting, key=lambda s: (s.request.priority, due_s(s, cost_s[s.arrival]), s.arrival))
+        return in_turns(waiting, self.service.of, lambda s: cost_s[s.arrival])
+
+    def _look(self, live: list[Sequence], here: list[Sequence]) -> None:
+        """Who is here, and who of them wants to be admitted or to compute a prompt."""
+        self._groups = {group_of(s): s.request.weight for s in live}
+        self._shares = None
+        pool, shape = self.device.cache.pool, self.device.shape
+        self._hbm_token_s = self.admission.pace.decode_s(max(len(here), 1)) * shape.layers / (pool.total * shape.chunk_tokens)
+        self.service.seen(self._groups, {group_of(s) for s in live if s.pending > 1 or s.state is not State.RUNNING})
+
+    def _share(self, here: list[Sequence]) -> Shares:
+        if self._shares is None:
+            pages, layers = self.device.cache.pool.total, self.device.shape.layers
+            self._shares = Shares(here, self._groups, self.settings.max_batch, pages, lambda s: len(s.blocks) * layers)
+        return self._shares
+
+    def _rank(self, s: Sequence, here: list[Sequence]) -> tuple[int, bool, int]:
+        """Smaller may have what larger ones hold."""
+        return (s.request.priority, len(self._groups) > 1 and s in self._share(here).beyond, s.arrival)
+
+    def _owes_pages(self, s: Sequence, here: list[Sequence]) -> bool:
+        """Somebody who is here and lacks pages goes before this one, which waits."""
+        for other in self._lacking:
+            same = other.request.tenant == s.request.tenant
+            before = other.state is State.RUNNING and other.priority < s.priority
+            if before and (same or self._rank(other, here) < (s.request.priority, False, s.arrival)):
+                return True
+        return False
 
     def _admit(self, s: Sequence, here: list[Sequence]) -> bool:
         d, priority = self.device, s.request.priority
@@ -71,7 +131,12 @@ class Scheduling:
             lacking = 0
             if len(here) < self.settings.max_batch and not (lacking := self.admission.admit(s, spare)):
                 return True
-            if not self._preempt([other for other in here if other.request.priority > priority], here, lacking):
+            giving = [other for other in here if other.request.priority > priority]
+            if len(self._groups) > 1:
+                share, pages = self._share(here), (len(s.tokens) // d.shape.chunk_tokens + 1) * d.shape.layers
+                if share.claims(s, pages):
+                    giving += [other for other in here if other.request.priority == priority and other in share.beyond]
+            if not self._preempt(giving, here, lacking):
                 return False
 
     # ---- batches -----------------------------------------------------------------------------------------------
@@ -84,8 +149,9 @@ class Scheduling:
         running = [s for s in here if s.state is State.RUNNING]
         able, lacking = self.trials.turn(running, self.device.clock.now()), []
         while True:
-            chosen = choose(able, self._budget(able))
-            found_none = [s for s, count in sorted(chosen, key=lambda c: c[0].priority) if not self._extend(s, s.computed + count, here)]
+            chosen = choose(able, self._budget(able), lambda s: self.service.of(group_of(s)))
+            ranked = sorted(chosen, key=lambda c: self._rank(c[0], here))
+            found_none = [s for s, count in ranked if not self._extend(s, s.computed + count, here)]
             if not found_none:
                 break
             lacking += found_none
@@ -106,7 +172,8 @@ class Scheduling:
     def _extend(self, s: Sequence, upto_tokens: int, here: list[Sequence]) -> bool:
         """False when there is no room now. One that was preempted for somebody more urgent needs none."""
         while s.state is State.RUNNING and (lacking := self.admission.extend(s, upto_tokens)):
-            if not self._preempt([other for other in here if other.priority > s.priority], here, lacking):
+            rank = self._rank(s, here)
+            if not self._preempt([other for other in here if self._rank(other, here) > rank], here, lacking):
                 return False
         return True
 
@@ -114,20 +181,29 @@ class Scheduling:
         """A step has computed the next `count` tokens of the sequence."""
         if s.restarted is not None and s.computed < s.reached:
             self.recomputed_tokens[s.restarted] += min(s.computed + count, s.reached) - s.computed
+        self._charge(s, s.computed + count - max(s.computed, s.reached), decodes=s.pending == 1)
         s.computed += count
         self.saving.keep_full_chunks(s, s.computed - count)
+
+    def _charge(self, s: Sequence, tokens: int, decodes: bool) -> None:
+        """A step has computed so many tokens that it had not before: its tenant was served that, and HBM for as long."""
+        pace = self.admission.pace
+        computing_s = max(tokens, 0) * (pace.marginal_token_s if decodes else pace.prefill_token_s)
+        self.service.charge(group_of(s), computing_s + len(s.tokens) * self._hbm_token_s, s.request.weight)
 
     # ---- preemption --------------------------------------------------------------------------------------------
     def _preempt(self, candidates: list[Sequence], here: list[Sequence], lacking: int) -> bool:
         """Take one of the candidates off the device. False when waiting is right."""
         holdings = [holding(s) for s in candidates]
-        s = victim(holdings, lacking, self.device.cache.coming() if lacking else 0)
+        beyond = self._share(here).beyond if len(self._groups) > 1 else frozenset()
+        s = victim(holdings, lacking, self.device.cache.coming() if lacking else 0, beyond)
         if s is None:
             return False
         self.preemptions += 1
         self.dropped_tokens += max(s.computed - self.saving.keep(s), 0)
         self.admission.restart(s, Event.PREEMPTED)
         here.remove(s)
+        self._shares = None
         return True
 
 

@@ -18,6 +18,8 @@ from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
 from worker import failpoints
+from worker.core.bounds import check_request
+from worker.core.faults import told
 from worker.engine import Cancel, Engine, Submit
 from worker.grammars import Grammars
 from worker.output import Guide
@@ -129,13 +131,14 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             guide: Guide | None = None
             if request.json_schema is not None or request.tool_use is not None:
                 guide = await loop.run_in_executor(self._grammar_pool, self.grammars.guide, request)
-            submit = Submit(request, prompt, limit, stream, guide)
-        except RequestError as error:
-            stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(error))]))
-        except Exception:
-            log.exception("request not tokenised", request=request.request_id)
-            refusal = InvalidRequest("the messages could not be rendered with this model's chat template", param="messages")
-            stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(refusal))]))
+            ready = await self._tokenising.run(request, functools.partial(self.engine.make_ready, request, prompt, limit, guide))
+            submit = Submit(request, prompt, limit, stream, guide, ready)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a library in Rust that panics raises what is no Exception
+            if not isinstance(error, RequestError):
+                log.exception("request not made ready", request=request.request_id)
+            stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(told("its preparation", error)))]))
         else:
             if request.request_id in stream.requests:  # not cancelled while it was made ready
                 self.engine.inbox.put(submit)
@@ -144,21 +147,31 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         if request.request_id not in stream.requests:
             return []  # cancelled while it waited for its turn
         failpoints.reach("tokenise", [request])
+        check_request(request)
         # What cannot fit is said before anything is made of it; a gateway may not have known this model.
         self.bound.check_prompt(request.prompt if request.prompt_tokens is None else request.prompt_tokens)
         self.bound.check_messages(request.messages)
         if request.prompt_tokens is not None:
-            if any(not 0 <= t < self.vocab_size for t in request.prompt_tokens):
-                raise InvalidRequest(f"prompt holds token ids outside of 0 to {self.vocab_size - 1}", param="prompt")
             tokens = request.prompt_tokens
+            if not isinstance(tokens, list) or any(type(t) is not int or not 0 <= t < self.vocab_size for t in tokens):
+                raise InvalidRequest(f"prompt holds token ids outside of 0 to {self.vocab_size - 1}", param="prompt")
         elif request.prompt is not None:
             tokens = self.codec.encode(request.prompt)
         else:
-            tools = json.loads(request.tool_use.tools) if request.tool_use is not None else None
-            tokens = self.codec.render(request.messages or [], tools, self._check_rendered)
+            tokens = self._rendered(request)
         if not tokens:
             raise InvalidRequest("the prompt is empty", param="prompt" if request.messages is None else "messages")
         return tokens
+
+    def _rendered(self, request: GenerateRequest) -> list[int]:
+        tools = json.loads(request.tool_use.tools) if request.tool_use is not None else None
+        try:
+            return self.codec.render(request.messages or [], tools, self._check_rendered)
+        except RequestError:
+            raise
+        except Exception as error:  # whatever a template does
+            log.exception("messages not rendered", request=request.request_id)
+            raise InvalidRequest("the messages could not be rendered with this model's chat template", param="messages") from error
 
     def _check_rendered(self, amount: int) -> None:
         self.bound.check_bytes(amount, self.codec.longest_token_bytes, "messages")
@@ -166,11 +179,12 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
     def _limit(self, request: GenerateRequest, prompt: int) -> int:
         """How many tokens may be generated. Raises InvalidRequest when the prompt leaves no room for the wish, or a parameter
         names a token that does not exist."""
-        named = {"logit_bias": request.sampling.logit_bias, "stop_token_ids": request.sampling.stop_token_ids}
+        sampling = request.sampling
+        named = {"logit_bias": sampling.logit_bias, "stop_token_ids": sampling.stop_token_ids, "resume_tokens": request.resume_tokens}
         for param, tokens in named.items():
             if any(not 0 <= token < self.vocab_size for token in tokens):
                 raise InvalidRequest(f"{param} names token ids outside of 0 to {self.vocab_size - 1}", param=param)
-        wish = request.sampling.max_tokens
+        wish = sampling.max_tokens
         room = self.max_tokens - prompt
         if room < 1 or (wish is not None and wish > room):
             raise InvalidRequest(
@@ -180,7 +194,10 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 param="messages" if request.messages is not None else "prompt",
                 code="context_length_exceeded",
             )
-        return room if wish is None else wish
+        limit = room if wish is None else wish
+        if len(request.resume_tokens) > limit:
+            raise InvalidRequest(f"resume_tokens holds more than the {limit} tokens that may be generated", param="resume_tokens")
+        return limit
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the engine has nothing left to do or save."""

@@ -1,7 +1,7 @@
 """One step of the engine: the batch's slices, and the wait for layers that are still coming.
 
 While a step runs, copies of later layers go on under earlier layers' compute; a piece that does not come voids its
-sequence's part of the step, never the batch.
+sequence's part of the step, never the batch. Nor does a sequence on which the step raises: it fails alone.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
+from runtime import telemetry
+from worker import failpoints
 from worker.core.hbm import Block
 from worker.core.pace import Pace
 from worker.core.progress import Progress
 from worker.core.sequence import Sequence
+from worker.core.token_counts import Row
 from worker.device import Device
 from worker.loads import StepProgress
 from worker.runner import Slice, Steps
 
+log = telemetry.logger("worker.stepping")
 #: A layer that has not come after this long is lost, in seconds.
 LAYER_TIMEOUT_S = 10.0
 
@@ -50,6 +53,16 @@ class _Table:
 
 
 @dataclass(slots=True)
+class Outcome:
+    """What a step gave, by request id. rows: logits, float32 `[vocab]`, of those that are computed to their end. void: layers did not come.
+    failed: what their part raised; it counts for nothing."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    void: set[str] = field(default_factory=set)
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Stepping:
     """Runs batches on `runner` and teaches `pace` how long they took. Engine thread only."""
 
@@ -61,13 +74,51 @@ class Stepping:
     #: Page tables of the sequences of the last step.
     _tables: dict[Sequence, _Table] = field(default_factory=dict)
 
-    def run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None = None) -> tuple[torch.Tensor, set[str]]:
-        """Compute the next `count` tokens of each sequence, whose blocks are there.
+    def run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None = None) -> Outcome:
+        """Compute the next `count` tokens of each sequence, whose blocks are there. The sequences themselves are left as they are.
 
-        progress: told of each layer whose KV is written. Returns the logits of those that are computed to their end, in their order,
-        and the ids of the requests whose part is void.
-        The sequences themselves are left as they are.
+        progress: told of each layer whose KV is written. A step that raises is run again in halves, down to the sequences on which it
+        raises alone: those fail. When it raises on all of them and on a harmless token as well, the device is at fault, and so the first
+        error is raised.
         """
+        outcome = Outcome()
+        self._run(batch, progress, outcome)
+        if len(outcome.failed) == len(batch):
+            self._probe(*batch[0], next(iter(outcome.failed.values())))
+        if outcome.failed and progress is not None:
+            progress.reached(self.device.shape.layers)  # nobody may wait for the layers of those that failed
+        return outcome
+
+    def _run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None, outcome: Outcome) -> None:
+        try:
+            logits, void = self._attempt(batch, progress)
+        except Exception as error:
+            if len(batch) == 1:
+                log.exception("a step raised", request=batch[0][0].request.request_id)
+                outcome.failed[batch[0][0].request.request_id] = error
+                return
+            log.warning("a step raised; looking for the sequence at fault", sequences=len(batch), error=repr(error))
+            half = len(batch) // 2
+            self._run(batch[:half], progress, outcome)
+            self._run(batch[half:], progress, outcome)
+            return
+        outcome.void |= void
+        speaking = (s.request.request_id for s, count in batch if s.computed + count == len(s.tokens))
+        outcome.rows.update(zip(speaking, logits, strict=True))
+
+    def _probe(self, s: Sequence, count: int, error: Exception) -> None:
+        """Raise `error` when not even a lone token can be computed, on a page of this sequence that nobody shares."""
+        last = s.blocks[(s.computed + count - 1) // self.device.shape.chunk_tokens]
+        harmless = Slice([0], 0, last.pages[:, None].copy(), False)
+        try:
+            self.runner.step([harmless], lambda layer: None, lambda layer: None)
+        except Exception:
+            raise error from None
+
+    def _attempt(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None) -> tuple[Row, set[str]]:
+        """The logits of those that are computed to their end, on the host and in their order, and the ids of the requests whose part is
+        void."""
+        failpoints.reach("step", [s.request for s, _ in batch])
         slices = []
         arriving: list[tuple[Sequence, list[Block]]] = []
         tables = {}
@@ -102,7 +153,7 @@ class Stepping:
         self.beats.stepped(ended)
         if not arriving:
             self.pace.stepped(ended - began, prefill_tokens, decodes)
-        return logits, void
+        return logits.cpu().numpy(), void
 
     def _wait_for_layer(self, blocks: list[Block], layer: int) -> bool:
         """Until this layer of these blocks is here. False when it will not come."""

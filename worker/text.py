@@ -160,56 +160,6 @@ class Detokenizer:
         return ""
 
 
-class StopMatcher:
-    """Ends a text before the first stop string that it completes (after it with `include`), wherever the text was cut into pieces.
-
-    What may be the beginning of a stop string is held back. What was given out depends on the whole text so far only,
-    never on its pieces, so that a request continues elsewhere without a gap.
-    """
-
-    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """Empty strings match nothing."""
-        self._include = include
-        self._stops = [stop for stop in stops if stop]
-        self._held = ""
-        #: Whether a stop string was met.
-        self.stopped = False
-
-    def prime(self, text: str) -> str:
-        """Takes `text` as pushed before, elsewhere, where what it gave out was sent. Returns what that was."""
-        return self.push(text)[0]
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """`(emit, stopped)`: text that can be shown now, and whether a stop string was met; after that, nothing more comes."""
-        if self.stopped:
-            return "", True
-        if not self._stops:
-            return text, False
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self._held, self.stopped = "", True
-            end, begin = min(found)
-            return text[: end if self._include else begin], True
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
-
-    def flush(self, text: str = "") -> str:
-        """Ends the text with `text`: what was held back can be shown after all. Empty once a stop string was met."""
-        emit, stopped = self.push(text)
-        held, self._held = ("", "") if stopped else (self._held, "")
-        return emit + held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, and not all of it."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
-
-
 def _is_byte_level(decoder: Any, where: str) -> bool:
     """Whether tokens spell bytes as byte-level BPE does; False for SentencePiece. Raises ConfigError for anything else."""
     kind = decoder.get("type") if isinstance(decoder, dict) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from contracts.context import text_bytes
 from contracts.errors import Unavailable
@@ -22,12 +22,12 @@ SMALL = 64 << 10
 _THREADS, WAITING = 2, 4096
 
 
-class _Lane(Generic[T]):
+class _Lane:
     """Two threads. One event loop."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
-        self._turns: Turns[tuple[Callable[[], T], asyncio.Future[T]]] = Turns(_THREADS, _THREADS - 1, WAITING)
+        self._turns: Turns[tuple[Callable[[], Any], asyncio.Future[Any]]] = Turns(_THREADS, _THREADS - 1, WAITING)
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -44,11 +44,11 @@ class _Lane(Generic[T]):
         while (started := self._turns.start()) is not None:
             asyncio.ensure_future(self._run(*started))  # noqa: RUF006 - it answers through the future
 
-    async def _run(self, owner: str, asked: tuple[Callable[[], T], asyncio.Future[T]]) -> None:
+    async def _run(self, owner: str, asked: tuple[Callable[[], Any], asyncio.Future[Any]]) -> None:
         work, result = asked
         try:
             made = await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except Exception as error:
+        except BaseException as error:  # a library in Rust that panics raises what is no Exception
             if not result.done():
                 result.set_exception(error)
         else:
@@ -66,10 +66,10 @@ class Tokenising:
     """Runs work on prompts. One event loop."""
 
     def __init__(self) -> None:
-        self._small: _Lane[list[int]] = _Lane("tokenise")
-        self._large: _Lane[list[int]] = _Lane("tokenise-large")
+        self._small = _Lane("tokenise")
+        self._large = _Lane("tokenise-large")
 
-    async def run(self, request: GenerateRequest, work: Callable[[], list[int]]) -> list[int]:
+    async def run(self, request: GenerateRequest, work: Callable[[], T]) -> T:
         """What `work` makes of the request's prompt, or raises. Raises Unavailable when too much of its tenant waits."""
         lane = self._small if size(request) <= SMALL else self._large
         return await lane.run(request.tenant, work)

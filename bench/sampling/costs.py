@@ -10,6 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from worker.grammars import GrammarConstraint, Grammars
-from worker.sampler import Sampler, SamplingState
+from worker.sampler import SamplingState, choose
 from worker.text import TextCodec
 
 EOS = 0
@@ -83,14 +84,20 @@ def microseconds(work: Callable[[], object], rounds: int) -> float:
 def sampling(vocab_size: int, batches: list[int], rounds: int) -> dict[str, dict[str, float]]:
     """Microseconds a row, by setting and batch: every row with the same setting."""
     generator = torch.Generator().manual_seed(1)
-    sampler, figures = Sampler(), {}
+    figures: dict[str, dict[str, float]] = {}
     for name, settings in SETTINGS.items():
         figures[name] = {}
         for batch in batches:
             logits = torch.randn(batch, vocab_size, generator=generator) * 3
             states = [SamplingState.start(Sampling(**settings), range(2000), range(300)) for _ in range(batch)]
-            figures[name][str(batch)] = round(microseconds(lambda: sampler.choose(logits, states), rounds) / batch, 1)  # noqa: B023
+            work = partial(_choose_all, logits.numpy(), states)
+            figures[name][str(batch)] = round(microseconds(work, rounds) / batch, 1)
     return figures
+
+
+def _choose_all(rows: Any, states: list[SamplingState]) -> None:
+    for row, state in zip(rows, states, strict=True):
+        choose(row, state)
 
 
 def grammars(vocab_size: int, made: TextCodec) -> dict[str, dict[str, float]]:
@@ -118,19 +125,19 @@ def grammars(vocab_size: int, made: TextCodec) -> dict[str, dict[str, float]]:
 
 
 def _walk(constraint: GrammarConstraint, tokens: list[int], vocab_size: int) -> dict[str, float]:
-    sampler, greedy = Sampler(), Sampling(temperature=0.0)
+    greedy = Sampling(temperature=0.0)
     free = SamplingState.start(greedy, [1])
     masks, takes, choices, bare = [], [], [], []
     for token in tokens:
         logits = torch.full((1, vocab_size), -5.0)
         logits[0, token] = 5.0
-        guided = SamplingState(greedy, 1, free.generated, 0, constraint=constraint)
+        guided = SamplingState(greedy, 1, 0, constraint=constraint)
         times = [time.thread_time()]
         constraint.allowed()
         times.append(time.thread_time())
-        [choice] = sampler.choose(logits, [guided])
+        choice = choose(logits.numpy()[0], guided)
         times.append(time.thread_time())
-        sampler.choose(logits, [free])
+        choose(logits.numpy()[0], free)
         times.append(time.thread_time())
         constraint.took(choice.token)
         times.append(time.thread_time())

@@ -11,38 +11,45 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from contracts import ranges
+from contracts.ranges import MAX_BIASES, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS, MOST_TOKENS
 from contracts.request import Sampling, ToolUse
 from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, tool_use
 
 MAX_MESSAGES = 16_384
 MAX_CHOICES = 8
 MAX_PROMPTS = 32
-MAX_STOPS = 16
-MAX_STOP_TOKENS = 64
 #: OpenAI's default for completions.
 COMPLETION_MAX_TOKENS = 16
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
-Unit = Annotated[float, Field(ge=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenCount = Annotated[int, Field(ge=1, le=1 << 30)]
+
+def _within(bounds: tuple[float, float]) -> Any:
+    return Field(ge=bounds[0], le=bounds[1])
+
+
+Unit = Annotated[float, _within(ranges.UNIT)]
+Penalty = Annotated[float, _within(ranges.PENALTY)]
+TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 def _stops(value: Any) -> list[str]:
     many = [value] if isinstance(value, str) else value
-    if not isinstance(many, list) or len(many) > MAX_STOPS or not all(isinstance(s, str) and 0 < len(s) <= 1024 for s in many):
-        raise PydanticCustomError("stop_type", f"expected a string, or a list of at most {MAX_STOPS} strings, of 1 to 1024 characters")
+    if not isinstance(many, list) or len(many) > MAX_STOPS or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in many):
+        raise PydanticCustomError(
+            "stop_type", f"expected a string, or a list of at most {MAX_STOPS} strings, of 1 to {MAX_STOP_CHARS} characters"
+        )
     return [_utf8(s) for s in many]
 
 
 def _biases(value: Any) -> dict[int, float]:
-    if not isinstance(value, dict) or len(value) > 4096:
-        raise PydanticCustomError("logit_bias_type", "expected an object of at most 4096 token ids with their biases")
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise PydanticCustomError("logit_bias_type", f"expected an object of at most {MAX_BIASES} token ids with their biases")
     biases = {}
     for token, bias in value.items():
         if not _TOKEN_ID.fullmatch(token):
             raise PydanticCustomError("logit_bias_key", "its keys must be token ids")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not ranges.BIAS[0] <= bias <= ranges.BIAS[1]:
             raise PydanticCustomError("logit_bias_value", "a bias must be a number from -100 to 100")
         biases[int(token)] = float(bias)
     return biases
@@ -159,18 +166,18 @@ class Generation(BaseModel):
 
     model_config = STRICT
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, _within(ranges.TEMPERATURE)] | None = None
     top_p: Unit | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1 << 30)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     min_p: Unit | None = None
     max_tokens: TokenCount | None = None
     stop: Annotated[list[str] | None, BeforeValidator(lambda v: None if v is None else _stops(v))] = None
-    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    seed: Annotated[int, _within(ranges.SEED)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=1 << 30)] | None = None
+    repetition_penalty: Annotated[float, _within(ranges.REPETITION_PENALTY)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -183,7 +190,7 @@ class Generation(BaseModel):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    priority: Annotated[int, _within(ranges.PRIORITY)] | None = None
     # The session's own checks are in gateway.sessions, which names the field or header that it came from.
     session_id: Annotated[str, Field(max_length=4096)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=4096)] | None = None
@@ -235,7 +242,7 @@ class ChatRequest(Generation):
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
@@ -299,7 +306,7 @@ class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def sampling(self) -> Sampling:
         """See `Generation.sampling`."""

@@ -18,7 +18,7 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse
-from gateway.allowance import admit, settle
+from gateway.allowance import admit, settle, weight_of
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
@@ -70,6 +70,7 @@ def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, 
         prompt_estimate=prompt.estimate,
         priority=caller.priority(asked.priority if asked.priority is not None else asked.said.priority or 0),
         expected_tokens=asked.said.expected_tokens,
+        weight=weight_of(parts.config.gateway, session.key.tenant),
         json_schema=asked.json_schema,
         tool_use=asked.tool_use,
         pin=pinned_node(request, caller, parts),

@@ -204,6 +204,21 @@ def test_other_systems_parameters_work(client: openai.OpenAI) -> None:
     assert not again.startswith(first.token), "its tokens are in the prompt"
 
 
+def test_a_penalty_that_leaves_float32_is_refused_and_the_ends_of_every_range_do_no_harm(client: openai.OpenAI) -> None:
+    before = chat(client).choices[0].message.content
+    for penalty in (1e-300, 1e-38, 0.0099):
+        with pytest.raises(openai.BadRequestError, match="repetition_penalty"):
+            chat(client, extra_body={"repetition_penalty": penalty})
+    for least in (True, False):
+        ends = {"presence_penalty": -2, "frequency_penalty": -2, "temperature": 5e-324, "top_p": 5e-324, "logit_bias": {"5": -100}}
+        rest = {"presence_penalty": 2, "frequency_penalty": 2, "temperature": 2, "top_p": 1, "logit_bias": {"5": 100}}
+        extra = (
+            {"repetition_penalty": 0.01, "min_p": 5e-324, "top_k": 1} if least else {"repetition_penalty": 10, "min_p": 1, "top_k": 1 << 30}
+        )
+        chat(client, max_tokens=20, extra_body=extra | {"ignore_eos": True}, **(ends if least else rest))
+    assert chat(client).choices[0].message.content == before
+
+
 def test_embeddings_are_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="embeddings") as caught:
         client.embeddings.create(model=client.model, input="x")  # type: ignore[attr-defined]

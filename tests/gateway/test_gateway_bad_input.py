@@ -112,6 +112,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
     ({"best_of": 2}, "best_of"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"frobnicate": 1}, "frobnicate"),

@@ -297,3 +297,10 @@ async def test_connections_beyond_the_limit_are_told_503() -> None:
             return (await s.get("/health"))[0] == 200
 
         await until(is_served)
+
+
+async def test_a_tenants_weight_goes_to_the_worker_with_each_of_its_requests() -> None:
+    async with stack(1, **limited(weight=3.0), limits={"weight": 0.5}) as s:
+        for tenant, weight in (("a", 3.0), ("b", 0.5)):
+            status, _, _ = await chat(s, tenant)
+            assert status == 200 and s.workers[0].submitted[-1].weight == weight

@@ -38,6 +38,7 @@ from worker.memory.paged_kv import PagedKv
 from worker.models.config import load_config
 from worker.models.load import Model, load_model
 from worker.native_runner import NativeRunner
+from worker.output import Guide
 from worker.runner import Runner, Slice, Steps
 from worker.text import TextCodec
 
@@ -211,13 +212,15 @@ class Result:
 
 @dataclass
 class Counting:
-    """A runner that counts the tokens which it computes."""
+    """A runner that counts its steps and the tokens which it computes."""
 
     runner: Steps
     tokens: int = 0
+    steps: int = 0
 
     def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
         self.tokens += sum(len(s.tokens) for s in slices)
+        self.steps += 1
         return self.runner.step(slices, before_layer, after_layer)
 
 
@@ -313,18 +316,24 @@ class House:
         choice: int = 0,
         json_schema: str | None = None,
         tool_use: ToolUse | None = None,
+        tenant: str = "t",
+        weight: float = 1.0,
         **sampling: object,
     ) -> str:
         """Start a request; greedy and without an end of text unless said otherwise."""
         self._count += 1
         chosen = Sampling(**{"temperature": 0.0, "ignore_eos": True, "max_tokens": max_tokens, **sampling})  # type: ignore[arg-type]
         request = GenerateRequest(
-            f"r{self._count}", "t", session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [],
-            group=group, choice=choice, json_schema=json_schema, tool_use=tool_use,
+            f"r{self._count}", tenant, session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [],
+            group=group, choice=choice, json_schema=json_schema, tool_use=tool_use, weight=weight,
         )  # fmt: skip
         self._results[request.request_id] = Result()
-        self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.grammars.guide(request)))
+        self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.guide(request)))
         return request.request_id
+
+    def guide(self, request: GenerateRequest) -> Guide | None:
+        """What the answer must keep to."""
+        return self.grammars.guide(request)
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""

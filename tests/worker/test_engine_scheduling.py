@@ -188,7 +188,7 @@ def test_a_turn_whose_history_is_kept_is_admitted_before_a_cold_prompt_that_wait
     e.go(until=lambda: bool(e.runner.steps))
     cold = e.submit(prompt(1, 40), 2, session="cold")
     back = e.submit(prompt(2, 41), 2, session="back", kept=36)
-    cold_too = e.submit(prompt(3, 41), 2, session="cold too")
+    cold_too = e.submit(prompt(3, 41), 2, session="cold-too")
     e.finish()
     first = [e.answers[name].times_s[0] for name in (back, cold, cold_too)]
     assert first == sorted(first)
@@ -322,6 +322,7 @@ def anything(seed: int, requests: int) -> VirtualEngine:
     e.store.refuse = lambda key: dice.random() < refusals
     longest = e.pool.total // LAYERS - 3  # chunks; what a worker's server accepts
     names: list[str] = []
+    tenants = beliefs.choice(["t", "tu", "tuv"])
 
     def something() -> None:
         action = dice.choice(["submit"] * 6 + ["cancel", "cancel", "purge", "evict", "hint", "hang", "down", "up"])
@@ -332,7 +333,9 @@ def anything(seed: int, requests: int) -> VirtualEngine:
             own = dice.choice([0, 0, 5, length])
             text = shared[: length - own] + random_prompt(dice, own)
             session, priority = f"s{dice.randrange(4)}", dice.choice([0, 0, 0, -1, 3])
-            names.append(e.submit(text, count, session=session, priority=priority, kept=beliefs.choice([0, length // 2, 10**6])))
+            tenant, kept = beliefs.choice(tenants), beliefs.choice([0, length // 2, 10**6])
+            weight = {"t": 1.0, "u": 3.0, "v": 0.25}[tenant]
+            names.append(e.submit(text, count, session=session, priority=priority, kept=kept, tenant=tenant, weight=weight))
         elif action == "cancel" and names:
             e.cancel(dice.choice(names))
         elif action == "purge":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.request import Sampling
 from worker.drawing import allowed, draw
-from worker.sampler import Sampler, SamplingState
+from worker.sampler import Choice, SamplingState, choose
 
 VOCAB = 50
 
@@ -19,26 +19,30 @@ def state(generated: tuple[int, ...] = (), **settings: object) -> SamplingState:
     return SamplingState.start(Sampling(**{"seed": 1} | settings), [1, 2, 3], list(generated))
 
 
+def choose_all(logits: torch.Tensor, states: list[SamplingState]) -> list[Choice]:
+    return [choose(row, state) for row, state in zip(logits.numpy(), states, strict=True)]
+
+
 def rows(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
 def pick(logits: list[float], chosen: SamplingState) -> int:
-    return Sampler().choose(torch.tensor([logits]), [chosen])[0].token
+    return choose_all(torch.tensor([logits]), [chosen])[0].token
 
 
 def drawn(logits: list[float], **settings: object) -> set[int]:
     """Every token that 300 seeds draw."""
     row = torch.tensor(logits)
     states = [state(seed=seed, **settings) for seed in range(300)]
-    return {c.token for c in Sampler().choose(row.expand(300, -1), states)}
+    return {c.token for c in choose_all(row.expand(300, -1), states)}
 
 
 def test_temperature_zero_takes_the_best_and_the_lowest_id_among_equals() -> None:
     assert pick([0.0, 3.0, 1.0, 3.0], state(temperature=0)) == 1
     many = torch.zeros(4, 100_003)
     many[:, [70, 5000, 99_999]] = 9.0
-    assert [c.token for c in Sampler().choose(many, [state(temperature=0)] * 4)] == [70] * 4
+    assert [c.token for c in choose_all(many, [state(temperature=0)] * 4)] == [70] * 4
 
 
 def test_temperature_zero_ignores_the_limits_and_heeds_bias_and_penalties() -> None:
@@ -93,7 +97,7 @@ def test_limits_keep_a_best_token_and_never_a_worse_one_before_a_better(
 def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([0.6, 0.3, 0.1]).log()
     states = [state(seed=n) for n in range(4000)]
-    tokens = torch.tensor([c.token for c in Sampler().choose(logits.expand(4000, -1), states)])
+    tokens = torch.tensor([c.token for c in choose_all(logits.expand(4000, -1), states)])
     shares = torch.bincount(tokens, minlength=3) / 4000
     torch.testing.assert_close(shares, torch.tensor([0.6, 0.3, 0.1]), atol=0.03, rtol=0)
 
@@ -106,18 +110,18 @@ def test_temperature_sharpens_and_the_smallest_one_is_still_a_number() -> None:
 def test_a_row_is_drawn_alike_alone_in_a_batch_and_after_resuming() -> None:
     logits = rows(12)
     together = [state(seed=100 + i, temperature=0.9, top_p=0.95) for i in range(12)]
-    batch = [c.token for c in Sampler().choose(logits, together)]
-    alone = [Sampler().choose(logits[i : i + 1], [state(seed=100 + i, temperature=0.9, top_p=0.95)])[0].token for i in reversed(range(12))]
+    batch = [c.token for c in choose_all(logits, together)]
+    alone = [choose_all(logits[i : i + 1], [state(seed=100 + i, temperature=0.9, top_p=0.95)])[0].token for i in reversed(range(12))]
     assert batch == alone[::-1]
 
     first = state(seed=5)
     tokens = []
     for row in logits:
-        tokens.append(Sampler().choose(row[None], [first])[0].token)
+        tokens.append(choose_all(row[None], [first])[0].token)
         first.took(tokens[-1])
     resumed = state(tuple(tokens[:7]), seed=5)
     for row, expected in zip(logits[7:], tokens[7:], strict=True):
-        assert Sampler().choose(row[None], [resumed])[0].token == expected
+        assert choose_all(row[None], [resumed])[0].token == expected
         resumed.took(expected)
     assert len(set(tokens)) > 3
 
@@ -126,7 +130,7 @@ def test_rounding_noise_in_the_logits_does_not_change_a_draw() -> None:
     logits = rows(200)
     noisy = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9)) * 1e-6
     states = [state(seed=n) for n in range(200)]
-    assert [c.token for c in Sampler().choose(logits, states)] == [c.token for c in Sampler().choose(noisy, states)]
+    assert [c.token for c in choose_all(logits, states)] == [c.token for c in choose_all(noisy, states)]
 
 
 def test_without_a_seed_one_is_drawn() -> None:
@@ -142,7 +146,7 @@ def test_log_probabilities_are_the_models_own() -> None:
     logits = rows(3)
     before = logits.clone()
     states = [state(temperature=0, logprobs=3, logit_bias={4: 99.0}), state(temperature=0), state(logprobs=0, temperature=2.0)]
-    first, second, third = Sampler().choose(logits, states)
+    first, second, third = choose_all(logits, states)
     expected = before.log_softmax(-1)
     assert first.token == 4 and first.logprob == pytest.approx(float(expected[0, 4]))
     assert first.top is not None and [i for i, _ in first.top] == before[0].topk(3).indices.tolist()
@@ -150,12 +154,6 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert second.logprob is None and second.top is None
     assert third.top == [] and third.logprob == pytest.approx(float(expected[2, third.token]))
     assert torch.equal(logits, before)
-
-
-def test_rows_and_requests_must_match() -> None:
-    with pytest.raises(ValueError, match="2 rows"):
-        Sampler().choose(rows(2), [state()])
-    assert Sampler().choose(torch.empty(0, VOCAB), []) == []
 
 
 def test_a_repetition_penalty_counts_prompt_and_answer_whatever_the_sign() -> None:
@@ -196,12 +194,12 @@ def test_a_constraint_limits_its_own_row_and_no_other() -> None:
     guided = SamplingState.start(Sampling(temperature=0, logprobs=0), [1], constraint=Only(7, 8))
     drawn_ = SamplingState.start(Sampling(temperature=1.0, seed=2, top_k=1, logit_bias={3: 100.0}), [1], constraint=Only(7, 8))
     plain = state(temperature=0)
-    chosen = Sampler().choose(logits, [guided, drawn_, plain])
+    chosen = choose_all(logits, [guided, drawn_, plain])
     assert [c.token for c in chosen][:2] == [7 + int(logits[0, 8] > logits[0, 7]), 7 + int(logits[1, 8] > logits[1, 7])]
     assert chosen[2].token == int(logits[2].argmax())
     assert chosen[0].logprob == pytest.approx(float(logits.log_softmax(-1)[0, chosen[0].token]))
     guided.took(chosen[0].token)
-    assert Sampler().choose(logits[:1], [guided])[0].token == 15 - chosen[0].token
+    assert choose_all(logits[:1], [guided])[0].token == 15 - chosen[0].token
 
 
 @given(

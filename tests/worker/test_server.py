@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import msgpack
 import pytest
 
 from contracts.errors import ConfigError
@@ -236,4 +237,22 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenised(house: House, s
         failed = await gateway.ended(f"r{number}")
         status, message, _, code = failed.error
         assert (status, code) == (400, "context_length_exceeded") and "at least" in message
+
+
+async def test_what_a_gateway_sends_is_checked_again_and_fails_by_name(server: WorkerServer, house: House) -> None:
+    gateway = Gateway(server)
+    wrong: dict[str, dict[str, Any]] = {
+        "resume_tokens": {"resume_tokens": [10**6]},
+        "priority": {"priority": 1 << 40},
+        "weight": {"weight": 0.0},
+    }
+    for param, fields in wrong.items():
+        gateway.submit(param, **fields)
+        failed = await gateway.ended(param)
+        assert failed.error[0] == 400 and failed.error[2] == param
+    gateway.submit("too-far", resume_tokens=[5] * 201)
+    assert (await gateway.ended("too-far")).error[2] == "resume_tokens"
+    gateway._sent.put_nowait(msgpack.packb({"submit": {"request_id": [1], "sampling": {}}}))
+    gateway.submit("after")
+    assert (await gateway.ended("after")).finish_reason in ("stop", "length") and not house.crashes
     await gateway.leave()

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer
 
 from contracts.errors import ConfigError, InvalidRequest
+from worker.core.stops import StopMatcher
 from worker.core.tool_calls import GENERIC, HERMES, generic_notice
-from worker.text import StopMatcher, TextCodec
+from worker.text import TextCodec
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 TALK = [

@@ -80,12 +80,23 @@ class VirtualEngine:
             answer.cached = output.cached_tokens
             answer.end = output.finish_reason or answer.end
 
-    def submit(self, prompt: list[int], count: int, *, session: str = "s", priority: int = 0, kept: int = 0, alone: bool = False) -> str:
+    def submit(
+        self,
+        prompt: list[int],
+        count: int,
+        *,
+        session: str = "s",
+        priority: int = 0,
+        kept: int = 0,
+        tenant: str = "t",
+        weight: float = 1.0,
+        alone: bool = False,
+    ) -> str:
         """A greedy request for so many tokens. kept: of its session, as the scheduler believes."""
         name = f"r{len(self.answers)}"
         sampling = Sampling(temperature=0.0, ignore_eos=True, max_tokens=count)
         request = GenerateRequest(
-            name, "t", session, "hash", sampling, prompt_tokens=prompt, priority=priority, kept_tokens=kept, alone=alone
+            name, tenant, session, "hash", sampling, prompt_tokens=prompt, priority=priority, kept_tokens=kept, weight=weight, alone=alone
         )
         self.answers[name] = Answer(prompt, count)
         self.engine.inbox.put(Submit(request, prompt, count, self))
@@ -130,6 +141,7 @@ class VirtualEngine:
     def check(self) -> None:
         """Every page has its reason, and every sequence its blocks."""
         live = self.sequences
+        self.engine.scheduling.service.validate()
         used: dict[int, int] = {}
         for s in live:
             for block in s.blocks:

@@ -10,12 +10,14 @@
   what arrived before it was due, so none starves (shortest remaining first would starve long ones, in order of arrival one long
   prompt holds everybody up). Who waits to be admitted stands in the same order, and asks for HBM too (`worker.core.pace`, `device_s`).
 
+- Of several tenants, the prompts of the one that was served least go first (`worker.core.fairness`).
+
 Between priorities there is no such mercy: as long as more urgent prompts come than can be computed, less urgent ones wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -79,14 +81,18 @@ def due_s(s: Computes, alone_s: float) -> float:
     return s.arrival_s + PATIENCE * alone_s
 
 
-def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
-    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs."""
+def _alike(s: object) -> float:
+    return 0.0
+
+
+def choose(running: Iterable[S], budget: Budget, served: Callable[[S], float] = _alike) -> list[tuple[S, int]]:
+    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs. served: what a sequence's tenant was served."""
     decodes: list[S] = []
     prefills: list[S] = []
     for s in running:
         (decodes if s.pending == 1 else prefills).append(s)
     decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))
-    prefills.sort(key=lambda s: (s.request.priority, due_s(s, s.pending * budget.prefill_token_s), s.arrival))
+    prefills.sort(key=lambda s: (s.request.priority, served(s), due_s(s, s.pending * budget.prefill_token_s), s.arrival))
     kept = min(budget.step_tokens // _PREFILL_SHARE, sum(s.pending for s in prefills))
     chosen = [(s, 1) for s in decodes[: budget.step_tokens - kept]]
     left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens

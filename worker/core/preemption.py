@@ -7,7 +7,7 @@ comes back with the tail to compute. That makes it cheap, but pages whose saving
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 
 from worker.core.hbm import Block, Save
@@ -42,18 +42,18 @@ def together(sequences: Iterable[Sequence]) -> int:
     return sum(block.held for block, users in used.items() if block.users == users)
 
 
-def victim(holdings: Collection[Holding], lacking: int, coming: int) -> Sequence | None:
+def victim(holdings: Collection[Holding], lacking: int, coming: int, beyond: Set[object] = frozenset()) -> Sequence | None:
     """The sequence to preempt for somebody who lacks so many pages, of those that may be; None: wait.
 
-    The least urgent, then the youngest; among equally urgent ones those that free nothing at once are passed over. Nobody when all of
-    them together hold too little, when pages that come by themselves (`coming`: left behind, saves or reads under way) suffice, or when
-    the least urgent ones free nothing until they are saved.
+    The least urgent, then one that is `beyond` its tenant's share, then the youngest; among equally urgent ones those that free nothing
+    at once are passed over. Nobody when all of them together hold too little, when pages that come by themselves (`coming`: left behind,
+    saves or reads under way) suffice, or when the least urgent ones free nothing until they are saved.
     """
     if coming >= lacking > 0 or together(h.sequence for h in holdings) + coming < lacking:
         return None
     last = max((h.sequence.request.priority for h in holdings), default=0)
     least = [h for h in holdings if h.sequence.request.priority == last and (h.now or not lacking)]
-    return max(least, key=lambda h: h.sequence.arrival).sequence if least else None
+    return max(least, key=lambda h: (h.sequence in beyond, h.sequence.arrival)).sequence if least else None
 
 
 def spare_pages(others: int, layers: int, total: int) -> int:

@@ -1,0 +1,233 @@
+"""A request that raises, or for which the model gives no number, fails alone: the engine goes on, and what others read is what they read
+without it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contracts.request import Failed, Output, Sampling
+from tests.worker.engine_house import House, random_prompt, tiny_model
+from worker.output import Guide
+from worker.runner import Slice, Steps
+
+HONEST = random_prompt(random.Random(5), 40)
+
+
+class Faulty:
+    """A runner with a fault: `raises` is asked for each step's slices; `spoil` may change its logits."""
+
+    def __init__(self, runner: Steps) -> None:
+        self.runner = runner
+        self.raises: Callable[[list[Slice]], bool] = lambda slices: False
+        self.spoil: Callable[[list[Slice], torch.Tensor], None] = lambda slices, logits: None
+        self.after_layers = 0
+
+    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+        def after(layer: int) -> None:
+            after_layer(layer)
+            if layer == self.after_layers and self.raises(slices):
+                raise FloatingPointError("this step cannot be computed")
+
+        logits = self.runner.step(slices, before_layer, after)
+        self.spoil([s for s in slices if s.want_logits], logits)
+        return logits
+
+
+class FaultyHouse(House):
+    """Notes what fails instead of raising."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.failed: dict[str, list[Any]] = {}
+        super().__init__(*args, **more)
+        self.faulty = Faulty(self.engine.stepping.runner)
+        self.engine.stepping.runner = self.faulty
+
+    def _fail(self, failed: Failed) -> None:
+        self.failed[failed.request_id] = failed.error
+        self._take(Output(failed.request_id, "", [], 0, None, "cancelled"))
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyHouse]:
+    made = FaultyHouse(tiny_model(tmp_path_factory.mktemp("tiny")))
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _mend(house: FaultyHouse) -> Iterator[None]:
+    yield
+    house.faulty.raises = lambda slices: False
+    house.faulty.spoil = lambda slices, logits: None
+    house.failed.clear()
+    house.settle()
+
+
+def beside(house: FaultyHouse, bad: Callable[[], str], param: str | None = None) -> list[Any]:
+    """The error of a bad request that runs beside honest ones, whose answers are those of a quiet engine."""
+    prompts = [HONEST[:length] for length in (7, 19, 40)]
+    alone = [house.run(p, 24, session=f"h{len(p)}").tokens for p in prompts]
+    running = [house.submit(p, 24, session=f"h{len(p)}") for p in prompts]
+    name = bad()
+    house.wait(name)
+    assert [r.tokens for r in house.wait(*running)] == alone
+    status, message, given, code = house.failed[name]
+    assert (status, code, given) == (400, "generation_failed", param), message
+    return house.failed[name]
+
+
+# ---- parameters ------------------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", float("nan")),
+        ("frequency_penalty", -1e300),
+        ("logit_bias", {7: float("nan")}),
+    ],
+)
+def test_parameters_that_leave_no_finite_logit_fail_their_request_and_name_the_field(
+    house: FaultyHouse, param: str, value: Any, temperature: float
+) -> None:
+    def bad() -> str:
+        return house.submit(HONEST, 24, session="bad", temperature=temperature, **{param: value})
+
+    assert param in beside(house, bad, param)[1]
+
+
+# ---- what raises -----------------------------------------------------------------------------------------------
+class Broken:
+    """A constraint that raises where it is told to; what Rust libraries raise when they panic is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    error = ""
+    complete = False
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def allowed(self) -> Any:
+        if self._where == "allowed":
+            raise self.Panic("a library panics")
+        return np.ones(2048, bool)
+
+    def took(self, token: int) -> None:
+        if self._where == "took":
+            raise self.Panic("a library panics")
+
+
+class BrokenReader:
+    """A reader of calls that raises."""
+
+    def push(self, text: str, last: bool = False) -> Any:
+        raise IndexError("a reader fails")
+
+
+@pytest.mark.parametrize("where", ["allowed", "took", "reader", "decoder", "prompt", "stop"])
+def test_whatever_raises_for_one_request_fails_that_request(house: FaultyHouse, where: str) -> None:
+    def bad() -> str:
+        if where == "prompt":
+            return house.submit([*HONEST, -1], 24, session="bad")
+        if where == "stop":
+            return house.submit(HONEST, 24, session="bad", stop=[7])
+        guide = Guide(Broken(where), BrokenReader() if where == "reader" else None)  # type: ignore[arg-type]
+        house.guide = lambda request: guide
+        try:
+            name = house.submit(HONEST, 24, session="bad", skip_special_tokens=where != "decoder")
+        finally:
+            del house.guide
+        return name
+
+    if where == "decoder":
+        house.codec.spelling = _fails  # type: ignore[method-assign]
+    try:
+        beside(house, bad)
+    finally:
+        house.codec.__dict__.pop("spelling", None)
+
+
+def _fails(token: int) -> bytes:
+    raise UnicodeError("no such spelling")
+
+
+def test_a_second_request_with_an_id_that_is_taken_is_refused_and_the_first_goes_on(house: FaultyHouse) -> None:
+    first = house.submit(HONEST, 40)
+    house._count -= 1
+    results = house._results[first]
+    assert house.submit(HONEST, 40) == first
+    house._results[first] = results
+    house.wait(first)
+    assert house.failed[first][2] == "request_id"
+    results.finish = None
+    house.wait(first)
+    assert len(results.tokens) == 40
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layer", [0, 3])
+def test_of_a_step_that_raises_only_the_sequence_at_fault_fails(house: FaultyHouse, layer: int) -> None:
+    poison = 1990 + layer  # else its KV is cached
+    house.faulty.after_layers = layer
+    house.faulty.raises = lambda slices: any(poison in s.tokens for s in slices)
+    error = beside(house, lambda: house.submit([*HONEST[::-1], poison, *HONEST], 24, session="bad"))
+    assert "FloatingPointError" in error[1]
+    house.faulty.raises = lambda slices: False
+    again = house.run([*HONEST[::-1], poison, *HONEST], 24, session="bad")
+    fresh = house.run([*HONEST[::-1], poison, *HONEST], 24, session="bad", stop=["\x00never"])
+    assert again.tokens == fresh.tokens, "what the failed one left in the cache is right, or not there"
+
+
+def test_a_step_that_raises_on_everything_is_the_devices_fault_and_ends_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = FaultyHouse(tiny_model(tmp_path_factory.mktemp("tiny")), store=False)
+    made.faulty.raises = lambda slices: True
+    made.submit(HONEST, 4)
+    made.engine._thread.join(timeout=30)
+    assert [type(e) for e in made.crashes] == [FloatingPointError]
+    made.crashes.clear()
+    made.close()
+
+
+# ---- the model's own numbers -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_without_a_number_fails_its_request_only(house: FaultyHouse, number: float) -> None:
+    poison = {"nan": 1980, "inf": 1981, "-inf": 1982}[str(number)]
+
+    def spoil(slices: list[Slice], logits: torch.Tensor) -> None:
+        for row, s in zip(logits, slices, strict=True):
+            if poison in s.tokens:
+                row[:] = number
+
+    house.faulty.spoil = spoil
+    beside(house, lambda: house.submit([*HONEST, poison], 24, session="bad"))
+
+
+def test_cached_kv_that_gives_no_number_is_forgotten_and_computed_again(house: FaultyHouse) -> None:
+    prompt = random_prompt(random.Random(11), 70)
+    right = house.run(prompt, 8, session="sick").tokens
+    house.settle()
+    index = house.cache.index
+    before = set(index)
+    keys = [key for key, block in index.items() if any(s.session_id == "sick" for s in block.sessions)]
+    for key in keys:
+        for page in index[key].pages:
+            house.kv.page_bytes_view(int(page))[:] = 0xFF  # float32: not a number
+    result = house.run(prompt, 8, session="sick")
+    assert result.tokens == right and not result.cached and not house.failed
+    house.settle()
+    assert set(index) == before and house.run(prompt, 8, session="sick").tokens == right
+
+
+def test_sampling_defaults_are_within_their_ranges() -> None:
+    from worker.core.bounds import check_sampling
+
+    check_sampling(Sampling())
