@@ -18,7 +18,8 @@ from typing import IO
 import psutil
 
 from contracts.errors import ConfigError
-from runtime.arena_file import free_bytes, rounded
+from runtime.arena_file import free_bytes
+from runtime.arena_sharing import file_bytes, remove_dead
 from runtime.config import GIB, Config
 
 #: What a node's consecutive ports are for.
@@ -63,7 +64,7 @@ def shared_memory_bytes(config: Config) -> tuple[int, int]:
     """(what the arenas need, what `shm_dir` has free), in bytes. Raises ConfigError when `shm_dir` is not there."""
     try:
         have = free_bytes(config.shm_dir)
-        need = rounded(int(config.kv.dram_gib * GIB), config.shm_dir)
+        need = file_bytes(int(config.kv.dram_gib * GIB), config.shm_dir)
     except OSError as e:
         raise ConfigError(f"shm_dir = {config.shm_dir}: {e.strerror}; give a tmpfs such as /dev/shm") from None
     return need * config.nodes.count, have
@@ -93,12 +94,9 @@ def check_memory(config: Config) -> None:
 
 
 def remove_arenas(config: Config) -> list[Path]:
-    """Delete arenas of this data directory that no process can own any more. The data directory's lock must be held."""
-    first = config.node(0).arena
-    left = sorted(first.parent.glob(first.name.replace("-node-0.arena", "-node-*")))
-    for path in left:
-        path.unlink(missing_ok=True)
-    return left
+    """Delete the arenas of this data directory, of however many nodes, whose store is gone; which ones."""
+    stem = config.node(0).arena_stem
+    return remove_dead(sorted(stem.parent.glob(stem.name.removesuffix("0") + "*.arena")))
 
 
 def take_lock(path: Path, flag: str, url: str, say: Callable[[str], None]) -> IO[str]:

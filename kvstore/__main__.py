@@ -18,6 +18,7 @@ from kvstore.tiers.objects import local_directory
 from runtime import rpc, service, telemetry
 from runtime.clock import RealClock
 from runtime.config import Config
+from runtime.directory_lock import DirectoryLock
 
 DRAIN_S = 25.0
 _STOP_S = 0.5
@@ -39,9 +40,14 @@ class KvStoreService:
     async def start(self) -> None:
         """Serve as soon as the SSD is recovered; peers and the scheduler follow."""
         failpoints.arm(self._config.kv.failpoints)
-        # The port first: a second process of this node stops here and leaves the first one's arena alone.
+        # First: a second store of this node stops here, whatever ports it has, and leaves the first one's files alone.
+        lock = DirectoryLock(self._config.node(self._number).directory / "lock", "store")
+        try:
+            await asyncio.to_thread(lock.take)
+        except OSError as e:
+            log.warning("the node's directory cannot be locked: the SSD is not used until it can be", lock=str(lock.path), error=str(e))
         self._grpc, self._health = rpc.server(self._config.node(self._number).store_listen, ["upbeat.v1.KvStore"])
-        self._node = Node(self._config, self._number, RealClock(), self._tasks)
+        self._node = Node(self._config, self._number, RealClock(), self._tasks, lock)
         await self._node.start()
         add_KvStoreServicer_to_server(Server(self._node), self._grpc)  # type: ignore[no-untyped-call]
         await self._grpc.start()

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
+from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore import metrics
@@ -41,6 +42,7 @@ from kvstore.tiers.transport_socket import SocketTransport
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
 from runtime.config import GIB, Config
+from runtime.directory_lock import DirectoryLock
 from runtime.service import Tasks
 
 _TICK_S = 0.25
@@ -58,19 +60,22 @@ _SSD_SHARE = 0.4
 class Node:
     """See the module. Everything of one node that is not gRPC."""
 
-    def __init__(self, config: Config, number: int, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, config: Config, number: int, clock: Clock, tasks: Tasks, lock: DirectoryLock) -> None:
+        """`lock`: on the node's directory; without it the SSD is neither read nor written."""
         self.places = config.node(number)
         self.name = self.places.name
         self.instance = uuid.uuid4().hex
         self.clock = clock
         self._config = config
         self._tasks = tasks
+        self.background = tasks.start  #: runs something for as long as the process lives
+        self._lock = lock
         nixl.set_environment(config.nodes.ucx_interface)
         codecs = Codecs()
         ssd_codec = codecs.configured("kv.ssd_codec", config.kv.ssd_codec)
         blob_codec = codecs.configured("kv.blob_codec", config.kv.blob_codec)
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
-        self.arena = Arena(self.places.arena, int(config.kv.dram_gib * GIB), config.kv.hugepages)
+        self.arena = Arena(self.places.arena_stem, int(config.kv.dram_gib * GIB), config.kv.hugepages)
         self.pages = Populating(self.arena.address, self.arena.size_bytes)
         self.store = Store(
             self.name,
@@ -132,6 +137,7 @@ class Node:
     async def _recover(self) -> bool:
         """Learn what the SSD holds; false when its directory cannot be made or read. Not beside a group commit: both run on one thread."""
         try:
+            self._lock.take(0)
             recovery = await self.write_back.on_thread(self.ssd.recover)
         except OSError as e:
             log.warning("the SSD cannot be recovered now", ssd=str(self.ssd.root), error=str(e))
@@ -147,6 +153,17 @@ class Node:
 
     # ---- tiers
 
+    def _may_write(self) -> bool:
+        """Whether the node's directory is this store's. It ends the process when it has become another's."""
+        try:
+            self._lock.take(0)
+        except OSError:
+            return False
+        except ConfigError as e:
+            self.fail(e)
+            return False
+        return True
+
     def _tier_changed(self, change: do.TierChanged) -> None:
         """One line and one gauge; and what was put off while the tier was left alone."""
         metrics.tier_changed(change.tier, change.up, change.reason)
@@ -158,10 +175,14 @@ class Node:
         outcome, size = ev.Wrote.FAILED, 0
         match trial.tier:
             case ev.Tier.SSD_READ:
-                works = await self._recover() if not self._recovered else await asyncio.to_thread(self.ssd.try_read, trial.size)
+                if self._recovered:
+                    works = await asyncio.to_thread(self.ssd.try_read, trial.size)
+                else:
+                    works = self._may_write() and await self._recover()
                 outcome = ev.Wrote.OK if works else ev.Wrote.FAILED
             case ev.Tier.SSD_WRITE:
-                outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size
+                if self._may_write():
+                    outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size
             case ev.Tier.BLOB_READ:
                 outcome = ev.Wrote.OK if await self.blob.answers() else ev.Wrote.FAILED
             case ev.Tier.BLOB_WRITE:

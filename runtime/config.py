@@ -228,13 +228,14 @@ class Config(BaseSettings):
             socket_address=f"{store}:{base + 2}",
             socket_listen=f"{n.listen_host or store}:{base + 2}",
             ssd=self.data / f"node-{number}" / "ssd",
-            arena=self.shm_dir / f"upbeat-{os.getuid()}-{_tag(self.data)}-node-{number}.arena",
+            directory=self.data / f"node-{number}",
+            arena_stem=self.shm_dir / f"upbeat-{os.getuid()}-{_tag(self.data)}-node-{number}",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlaces:
-    """Where one node's processes listen and keep things."""
+    """Where one node's processes listen and keep things. arena_stem: what the names of its arenas begin with (runtime/arena_sharing.py)."""
 
     name: str
     store_address: str
@@ -244,7 +245,8 @@ class NodePlaces:
     socket_address: str
     socket_listen: str
     ssd: Path
-    arena: Path
+    directory: Path
+    arena_stem: Path
 
 
 def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
