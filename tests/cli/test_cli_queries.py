@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cli.settings import BUNDLED_MODEL
 
 FLEET = {
     "expected_nodes": 2,
@@ -224,7 +227,7 @@ def test_a_probe_is_the_exit_status(gateway: GatewayStandIn) -> None:
 def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
     done = upbeat("doctor", "--json", "--port", "13900", "--data", str(tmp_path / "data"), cwd=tmp_path)
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "kernels", "listening"} <= set(found)
+    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "kernels", "weights", "listening"} <= set(found)
     assert all(f["level"] == "ok" or f["remedy"] for f in found.values()), "what is not well comes with a remedy"
     assert (done.returncode == 0) == json.loads(done.stdout)["ok"]
     assert not (tmp_path / "data").exists(), "a doctor changes nothing"
@@ -240,6 +243,28 @@ def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> N
         found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
         assert found["level"] == level
         assert level == "ok" or ("this compiler is broken" in found["detail"] and found["remedy"])
+
+
+def test_the_doctor_reads_every_byte_of_the_weights(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, model)
+    weights = next(model.glob("*.safetensors"))
+    digests = tmp_path / "run" / "digests"
+    (tmp_path / "upbeat.yaml").write_text(f"model: {model}\nrun_dir: {tmp_path / 'run'}\n")
+
+    def found() -> dict[str, str]:
+        done = upbeat("doctor", "--json", "--config", "upbeat.yaml", "--data", str(tmp_path / "data"), cwd=tmp_path)
+        return next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "weights")
+
+    assert found()["detail"].endswith("no digest of them is remembered")
+    remember = "import sys, time; from pathlib import Path; from worker.models.digest import cached_weights_digest as digest;"
+    remember += "from worker.models.weights import Checkpoint; digest(Checkpoint(Path(sys.argv[1])), Path(sys.argv[2]), time.time() + 60)"
+    subprocess.run([sys.executable, "-c", remember, str(model), str(digests)], check=True)
+    assert found()["level"] == "ok" and "every byte fits" in found()["detail"]
+    next(digests.iterdir()).write_text(bytes(32).hex())
+    assert found()["level"] == "fail" and f"delete {digests}" in found()["remedy"]
+    weights.write_bytes(weights.read_bytes()[:-10])
+    assert found()["level"] == "fail" and "is not a readable safetensors file" in found()["detail"]
 
 
 def test_the_doctor_names_a_port_that_is_taken(gateway: GatewayStandIn, tmp_path: Path) -> None:

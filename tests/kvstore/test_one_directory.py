@@ -193,7 +193,7 @@ def test_a_lock_on_a_directory_names_its_holder_and_ends_with_it(tmp_path):
     first.release()
     second.take(0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="Not a directory|File exists"):
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
         DirectoryLock(tmp_path / "file" / "lock", "store").take(0)
 
 
