@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,10 +91,16 @@ def _memory(config: Config) -> Iterator[Finding]:
 
 
 def _disk(config: Config) -> Iterator[Finding]:
-    place = next(path for path in (config.data, *config.data.parents) if path.exists())
-    free = shutil.disk_usage(place).free
-    good = free >= DISK_WANTED_BYTES
-    yield Finding("disk", "ok" if good else "warn", f"{config.data}: {free / GIB:.1f} GiB free", "" if good else "give another --data")
+    try:
+        room = machine.disk_room(config)
+    except OSError as e:
+        yield Finding("disk", "warn", f"{config.data}: {e.strerror}", "give another --data: no KV is kept there")
+        return
+    good = room.free >= DISK_WANTED_BYTES
+    yield Finding("disk", "ok" if good else "warn", f"{config.data}: {room}", "" if good else "give another --data")
+    for place in room.scarce:
+        remedy = f"free some space: kv.disk_reserve keeps {config.kv.disk_reserve:.0%}, and no KV is written there"
+        yield Finding("disk reserve", "warn", place, remedy)
 
 
 def _nixl(config: Config) -> Iterator[Finding]:

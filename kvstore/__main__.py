@@ -14,7 +14,6 @@ from kvstore.directory import Directory
 from kvstore.metrics import log
 from kvstore.node import Node
 from kvstore.server import Server
-from kvstore.tiers.objects import local_directory
 from runtime import rpc, service, telemetry
 from runtime.clock import RealClock
 from runtime.config import Config
@@ -54,7 +53,8 @@ class KvStoreService:
         await rpc.set_serving(self._health, True)
         self._serve_metrics()
         self._tasks.start(self._report(), "directory")
-        directory = local_directory(self._config.kv.blob_url, self._config.data / "blob")
+        directory = self._node.sizes.blob_directory
+        self._tasks.start(self._node.size_blob(), "size-blob")
         self._tasks.start(upkeep.learn(self._node, self._tasks, directory), "learn")
         if self._config.kv.blob_expiry_s:
             self._tasks.start(upkeep.expire(self._node, self._config.kv.blob_expiry_s), "expire")

@@ -76,6 +76,11 @@ class KvSection(BaseModel):
     hugepages: HugePages = "auto"
     #: Size of a node's SSD tier; 0: a share of the disk's free space at the start.
     ssd_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    #: Size of the blob tier, of all nodes together; 0: a share of the disk's free space at the start where it is a directory, no limit
+    #: where it is a bucket.
+    blob_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    #: The share of a disk's size that SSD and blob tier leave free: while less is, nothing is written to a tier on it.
+    disk_reserve: float = Field(default=0.05, ge=0, lt=1)
     #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
     blob_expiry_s: float = Field(default=0.0, ge=0)
     #: What a tenant's sessions may hold in the slow tiers, by tenant, and for the tenants not named; 0: no limit.

@@ -61,6 +61,7 @@ class Wrote(IntEnum):
     READ_ONLY = 3
     BROKEN = 4  #: the device reported an error, or the directory is not one that can be written
     NOT_TRIED = 5  #: the tier is left alone
+    RESERVED = 6  #: nothing was written: what is left of the disk is kept free
 
 
 #: (worker or reader, number chosen by it): unique while it is attached.
@@ -267,10 +268,11 @@ class BlobListed:
 
 
 @dataclass(frozen=True, slots=True)
-class SsdSized:
-    """How many bytes of files the SSD tier may take."""
+class TierSized:
+    """How many bytes may be there: "ssd", files of this node; "blob", chunks that the sessions of all nodes name. None: no limit."""
 
-    limit_bytes: int
+    tier: str
+    limit_bytes: int | None
     now: float
 
 
@@ -383,7 +385,7 @@ Event = (
     | SsdWritten
     | BlobWritten
     | BlobListed
-    | SsdSized
+    | TierSized
     | TurnEnded
     | ManifestsListed
     | ManifestFetched

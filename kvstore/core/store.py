@@ -172,8 +172,10 @@ class Store:
             case ev.BlobListed():
                 self.saves.catch_up(event.fingerprint, event.keys)
                 self.capacity.trim(event.now)
-            case ev.SsdSized():
+            case ev.TierSized(tier="ssd"):
                 self.capacity.limit_bytes = event.limit_bytes
+            case ev.TierSized():
+                self.quotas.total_bytes = event.limit_bytes
             case ev.TurnEnded():
                 self._turn(event.manifest, event.now)
             case ev.ManifestsListed():

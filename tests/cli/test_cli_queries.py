@@ -103,6 +103,10 @@ class _Answers(BaseHTTPRequestHandler):
             'upbeat_kvstore_hit_bytes_total{tier="ssd"}': 100.0 * looks,
             'upbeat_worker_hit_bytes_total{tier="hbm"}': 100.0 * looks,
             'upbeat_kvstore_tier_up{tier="ssd_write"}': 0.0,
+            'upbeat_kvstore_used_bytes{tier="ssd"}': 24e6,
+            'upbeat_kvstore_limit_bytes{tier="ssd"}': 4.0 * (1 << 30),
+            'upbeat_kvstore_used_bytes{tier="blob"}': 30.0 * (1 << 20),
+            'upbeat_kvstore_disk_free_bytes{tier="ssd"}': 1.5 * (1 << 30),
             'upbeat_kvstore_hint_bytes_total{outcome="used"}': float(looks << 20),
             'upbeat_kvstore_evicted_bytes_total{tier="dram",reason="unadvised"}': 3.0 * (1 << 20),
             'upbeat_kvstore_write_back_waiting_bytes{tier="blob"}': 5.0 * (1 << 20),
@@ -176,6 +180,8 @@ def test_top_shows_sums_since_the_start_and_then_what_each_interval_added(gatewa
     assert "1 of 2 nodes serve" in first and "chat-1" in second
     for screen in (first, second):
         assert "20%, 60%, 20%, 0%, 0%" in screen and "1.0, 0.0, 0.0 MiB" in screen and "5.0 MiB wait" in screen
+        assert "22.9 MiB of 4.00 GiB" in screen and "1.50 GiB, -" in screen
+        assert any(line.startswith("blob used") and "30.0 MiB" in line and " of " not in line for line in screen.splitlines())
         assert any(line.startswith("tiers left alone") and "ssd_write" in line for line in screen.splitlines())
     assert "3.0, 0.0 MiB" in first and "3.0, 0.0 MiB" not in second
     refused = upbeat("top", "--every", "0", "--url", gateway.url)

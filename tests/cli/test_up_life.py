@@ -155,3 +155,12 @@ def test_the_logs_of_the_last_run_are_kept(up: UpbeatUp) -> None:
     up.serving()
     assert "the disk is on fire" in (up.run_dir / "logs" / "worker-0.log.1").read_text()
     assert "the disk is on fire" not in (up.run_dir / "logs" / "worker-0.log").read_text()
+
+
+def test_it_says_what_the_tiers_may_take_of_the_disk_and_warns_where_nothing_will_be_written(up: UpbeatUp) -> None:
+    launcher = up.serving({"UPBEAT__KV__DISK_RESERVE": "0.9999"})
+    said = " ".join(up.said().split())
+    assert "GiB free; a node's SSD tier takes up to 0.0 GiB, the blob tier takes up to 0.0 GiB" in said
+    assert "of its disk free, and kv.disk_reserve keeps 100%: no KV is written there; free some space" in said
+    os.killpg(launcher.pid, signal.SIGTERM)
+    assert launcher.wait(timeout=40) == 0, up.said()
