@@ -64,13 +64,18 @@ class StoreLink:
         """Stay attached until cancelled."""
         channel = rpc.channel(self.address)
         stub: Any = kvstore_pb2_grpc.KvStoreStub(channel)  # type: ignore[no-untyped-call]
+        told = ""
         try:
             while True:
                 try:
                     await self._attached(stub)
-                except (grpc.aio.AioRpcError, OSError) as e:
-                    reason = e.details() if isinstance(e, grpc.aio.AioRpcError) else str(e)
-                    log.debug("store not attached", address=self.address, reason=reason)
+                except grpc.aio.AioRpcError as e:
+                    log.debug("store not attached", address=self.address, reason=e.details())
+                except OSError as e:
+                    # It answers, and its arena cannot be had: that does not pass by itself where containers share no shm_dir.
+                    say = log.debug if str(e) == told else log.warning
+                    say("arena not mapped", store=self.address, reason=str(e))
+                    told = str(e)
                 await asyncio.sleep(RETRY_S)
         finally:
             await channel.close(None)

@@ -21,14 +21,16 @@ class Space:
         self._low = False
 
     def lacks(self, size_bytes: int) -> bool:
-        """Whether writing so many bytes would leave less than the reserve. A disk that cannot be asked is tried."""
+        """Whether writing so many bytes would leave less than the reserve. A disk that cannot be asked is tried, and every one is without
+        a reserve."""
         if self._path is None:
             return False
         try:
             disk = disk_of(self._path)
         except OSError:
             return False
-        self._low = disk.free - size_bytes < reserve_bytes(self._config, disk) * (_AGAIN if self._low else 1)
+        reserve = reserve_bytes(self._config, disk)
+        self._low = reserve > 0 and disk.free - size_bytes < reserve * (_AGAIN if self._low else 1)
         return self._low
 
     def free_bytes(self) -> float:

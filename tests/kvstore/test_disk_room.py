@@ -57,7 +57,7 @@ def test_a_file_counts_once_and_what_cannot_be_asked_is_tried(tmp_path):
     config = load_config(None, {"kv": {"disk_reserve": 0.999}})
     assert Space(tmp_path, config).lacks(1)
     assert not Space(None, config).lacks(1 << 60)
-    assert not Space(tmp_path, load_config(None, {"kv": {"disk_reserve": 0.0}})).lacks(1)
+    assert not Space(tmp_path, load_config(None, {"kv": {"disk_reserve": 0.0}})).lacks(1 << 60), "the disk itself says so then"
 
 
 # ---- real stores on a disk of 24 MB
