@@ -54,7 +54,7 @@ class KvStoreService:
         self._serve_metrics()
         self._tasks.start(self._report(), "directory")
         directory = self._node.sizes.blob_directory
-        self._tasks.start(self._node.size_blob(), "size-blob")
+        self._tasks.start(upkeep.measure(self._node), "measure")
         self._tasks.start(upkeep.learn(self._node, self._tasks, directory), "learn")
         if self._config.kv.blob_expiry_s:
             self._tasks.start(upkeep.expire(self._node, self._config.kv.blob_expiry_s), "expire")

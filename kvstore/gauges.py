@@ -16,7 +16,7 @@ def show(node: Node) -> None:
     quotas, capacity = node.store.quotas, node.store.capacity
 
     def used(tier: str) -> float:
-        return {"dram": ledger.used_bytes, "ssd": index.ssd_stored_bytes, "blob": quotas.named_bytes}[tier]
+        return {"dram": ledger.used_bytes, "ssd": index.ssd_stored_bytes, "blob": quotas.held_bytes}[tier]
 
     def limit(tier: str) -> float:
         size = {"dram": ledger.arena_bytes, "ssd": capacity.limit_bytes, "blob": quotas.total_bytes}[tier]

@@ -35,7 +35,7 @@ _LABELLED = {
 }
 _USED = Gauge(
     "upbeat_kvstore_used_bytes",
-    "Bytes that a tier of this node holds; blob: of the chunks that the sessions of all nodes name",
+    "Bytes that a tier of this node holds; blob: all nodes' objects, as last measured and counted since",
     ["tier"],
     registry=telemetry.REGISTRY,
 )

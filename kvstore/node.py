@@ -189,13 +189,6 @@ class Node:
                     outcome = ev.Wrote.OK if await self.blob.try_write(self.name) else ev.Wrote.FAILED
         self.handle(ev.TierTried(trial.tier, outcome, size, self.clock.now()))
 
-    async def size_blob(self) -> None:
-        """How much the sessions of all nodes may hold."""
-        with contextlib.suppress(OSError):
-            limit = await self.sizes.blob_limit_bytes()
-            self.handle(ev.TierSized("blob", limit, self.clock.now()))
-            log.info("blob tier", limit_bytes=limit)
-
     async def _join(self) -> None:
         """What takes longer than starting may."""
         self.transport = await self._start_transport()

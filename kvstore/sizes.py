@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from kvstore.tiers.space import Space, stored_bytes
+from kvstore.tiers.space import Space
 from runtime.config import Config
 from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, ssd_limit_bytes
 
@@ -22,11 +22,9 @@ class Sizes:
         """Of this node's SSD tier, which has `held` bytes now. Raises OSError."""
         return ssd_limit_bytes(self._config, await asyncio.to_thread(disk_of, self._ssd), held)
 
-    async def blob_limit_bytes(self) -> int | None:
-        """Of the blob tier, what it has included; None: no limit. Looks at every file of a directory, once. Raises OSError."""
-        place = self.blob_directory
-        held = await asyncio.to_thread(stored_bytes, place) if place is not None and not self._config.kv.blob_gib else 0
-        disk = await asyncio.to_thread(disk_of, place) if place is not None else None
+    async def blob_limit_bytes(self, held: int) -> int | None:
+        """Of the blob tier, which has `held` bytes now; None: no limit. Raises OSError."""
+        disk = await asyncio.to_thread(disk_of, self.blob_directory) if self.blob_directory is not None else None
         return blob_limit_bytes(self._config, disk, held, self._ssd)
 
     def free_bytes(self, tier: str) -> float:

@@ -269,11 +269,12 @@ class BlobListed:
 
 @dataclass(frozen=True, slots=True)
 class TierSized:
-    """How many bytes may be there: "ssd", files of this node; "blob", chunks that the sessions of all nodes name. None: no limit."""
+    """How many bytes may be in "ssd" (this node's files) or "blob" (all nodes'), None: no limit; of blob also how many there are."""
 
     tier: str
     limit_bytes: int | None
     now: float
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ A save that would exceed the quota makes the tenant's own least recently used se
 one whose turn is running, never another tenant's. They leave this node and the blob tier, as in expiry. When the tenant has
 nothing else to give, the save's chunks beyond the quota are refused and counted: the request is answered all the same.
 
-A save for which the blob tier has no room (`total_bytes`) is treated likewise, but it is the tenant who holds most whose sessions leave,
-one after another: who fills the tier makes way for the others. Chunks are counted once, however many tiers and names they have.
+A save for which the blob tier has no room (`sized`) is treated likewise, but it is the tenant who holds most whose sessions leave,
+one after another: who fills the tier makes way for the others. What the tier holds is measured by the shell from time to time, as it
+also has what no session names and what other nodes saved; to that is added what was granted here since, less what was erased here.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ class Quotas:
         self._default_bytes = default_bytes
         self._by_tenant = by_tenant
         self._vain: dict[str, float] = {}  #: tenant -> when it had nothing to give; "": nobody had
-        #: Of all tenants together; None: no limit, or the shell has not said.
+        #: Of the blob tier; None: no limit, or the shell has not said.
         self.total_bytes: int | None = None
+        #: What the blob tier holds, as far as that is known.
+        self.held_bytes = 0
         self._ranked: dict[str, list[tuple[Standing, SessionKey]]] = {}  #: by tenant, who leaves first is last
 
     def limit_bytes(self, tenant: str) -> int:
@@ -64,9 +67,17 @@ class Quotas:
 
     @property
     def named_bytes(self) -> int:
-        """Of the chunks that any session names, as `used_bytes`."""
+        """Of the chunks that any session names here, as `used_bytes`."""
         chunks = self._index.named_chunks
         return sum(chunks[fingerprint] * shape.chunk_bytes for fingerprint, shape in tuple(self._index.shapes.items()))
+
+    def sized(self, limit_bytes: int | None, held_bytes: int) -> None:
+        """The shell has measured what the blob tier holds, and says how much it may."""
+        self.total_bytes, self.held_bytes = limit_bytes, held_bytes
+
+    def named_more(self, bytes_: int) -> None:
+        """Sessions name so many bytes of chunks more than before, since a save was granted; or less, since one was erased."""
+        self.held_bytes = max(0, self.held_bytes + bytes_)
 
     def beyond(self, event: SaveWanted) -> frozenset[int]:
         """Which chunks of the save, by index, are not allowed, after older sessions made way."""
@@ -83,9 +94,9 @@ class Quotas:
         over_quota = len(new) - allowed
         if total is not None:
             needed = allowed * shape.chunk_bytes
-            if self.named_bytes + needed > total and self._may_help(event.session, shape.chunk_bytes, total, event.now, ""):
+            if self.held_bytes + needed > total and self._may_help(event.session, shape.chunk_bytes, total, event.now, ""):
                 self._make_room_in_all(event.session, total - needed, _headroom(total, shape), event.now)
-            allowed = min(allowed, max(0, total - self.named_bytes) // shape.chunk_bytes)
+            allowed = min(allowed, max(0, total - self.held_bytes) // shape.chunk_bytes)
         over_total = len(new) - over_quota - allowed
         for what, amount in (("saves_over_quota", over_quota), ("saves_over_blob", over_total)):
             if amount:
@@ -115,11 +126,11 @@ class Quotas:
             self._vain[tenant] = now
 
     def _make_room_in_all(self, session: SessionKey, goal: int, headroom: int, now: float) -> None:
-        """Bring what all sessions but this one hold down to `goal`, and `headroom` below it."""
+        """Bring what the blob tier holds down to `goal`, and `headroom` below it."""
         used = [(-self.used_bytes(tenant), tenant) for tenant in {tenant for tenant, _ in self._index.named}]
         heapq.heapify(used)
         gone, ranked = 0, False
-        while self.named_bytes > goal - headroom and used:
+        while self.held_bytes > goal - headroom and used:
             tenant = used[0][1]
             other = self._next(tenant, session, now)
             if other is None and not ranked:
@@ -134,7 +145,7 @@ class Quotas:
             heapq.heapreplace(used, (-self.used_bytes(tenant), tenant))
         if gone:
             self._out.append(Counted("sessions_over_blob", gone))
-        if self.named_bytes > goal:
+        if self.held_bytes > goal:
             self._vain[""] = now
 
     def _rank(self, now: float) -> None:

@@ -164,6 +164,17 @@ class Objects:
                 return
             yield [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
 
+    async def stored_bytes(self) -> int:
+        """Of all objects. Raises when the store fails, or is silent for too long."""
+        size = 0
+        batches = aiter(obstore.list(self._store))
+        while True:
+            async with asyncio.timeout(_LIST_S):
+                batch = await anext(batches, None)
+            if batch is None:
+                return size
+            size += sum(item["size"] for item in batch)
+
     async def put(self, kind: str, path: str, data: Path | bytes) -> bool:
         """Store the object, whole or not at all; false when that failed. A file is linked where it can be. `kind`: for failpoints."""
         try:

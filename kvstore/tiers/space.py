@@ -3,7 +3,6 @@ erasures, which are small and always written."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from runtime.config import Config
@@ -39,19 +38,3 @@ class Space:
             return float(disk_of(self._path).free) if self._path is not None else -1.0
         except OSError:
             return -1.0
-
-
-def stored_bytes(root: Path) -> int:
-    """Bytes of the files below `root`, wherever else they have names. Blocking: a look at each."""
-    size, folders = 0, [str(root)]
-    while folders:
-        try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        size += entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue
-    return size

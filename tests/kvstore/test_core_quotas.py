@@ -135,7 +135,7 @@ def test_when_the_blob_tier_is_full_the_session_that_was_not_used_for_longest_ma
     grant, out = save(store, key("new"), keys(9, 2), 5.0)
     assert len(grant.indices) == 2 and left(out) == [key("s1")]
     assert [i.amount for i in out if isinstance(i, do.Counted) and i.what == "sessions_over_blob"] == [1]
-    assert store.quotas.named_bytes == 6 * SHAPE.chunk_bytes
+    assert store.quotas.held_bytes == store.quotas.named_bytes == 6 * SHAPE.chunk_bytes
 
 
 def test_the_tenant_that_holds_most_makes_way_so_that_nobody_drives_out_the_others():
@@ -162,7 +162,7 @@ def test_running_turns_stay_and_a_chunk_of_two_sessions_counts_once():
     store = make_small(4)
     save(store, key("a"), keys(1, 2), 1.0, turn=False)
     save(store, key("b"), keys(1, 2), 2.0)
-    assert store.quotas.named_bytes == 2 * SHAPE.chunk_bytes
+    assert store.quotas.held_bytes == 2 * SHAPE.chunk_bytes
     grant, out = save(store, key("c"), keys(3, 3), 3.0)
     assert len(grant.indices) == 2 and left(out) == [key("b")], "that of a turn which is running is not even asked"
 
@@ -173,3 +173,27 @@ def test_without_a_size_nobody_makes_way():
     for n in range(5):
         _, out = save(store, key(f"s{n}"), keys(n + 1, 2), n + 1.0)
         assert not left(out)
+
+
+def test_what_the_shell_measures_counts_and_what_is_erased_is_counted_off():
+    store = make_small(6)
+    save(store, key("a"), keys(1, 2), 1.0)
+    save(store, key("b"), keys(2, 2), 2.0)
+    store.handle(ev.TierSized("blob", 8 * SHAPE.chunk_bytes, 3.0, 7 * SHAPE.chunk_bytes))  # others have saved three more
+    grant, out = save(store, key("c"), keys(3, 2), 4.0)
+    assert left(out) == [key("a")] and len(grant.indices) == 2
+    assert store.quotas.held_bytes == 7 * SHAPE.chunk_bytes
+    store.handle(ev.SessionErased(key("b"), 5.0, 5.0))
+    assert store.quotas.held_bytes == 5 * SHAPE.chunk_bytes
+
+
+def test_a_save_that_finds_no_room_in_the_arena_does_not_count():
+    store = make_small(6)
+    for n in range(50):
+        out = store.handle(ev.SaveWanted(("w", n), key("a"), b"another model", keys(1, 2), float(n)))
+        assert next(i for i in out if isinstance(i, do.Grant)).refused == (0, 1)
+    huge = [bytes([n // 256, n % 256]) * 16 for n in range(600)]
+    store.handle(ev.TierSized("blob", 1000 * SHAPE.chunk_bytes, 60.0))
+    for n in range(100, 110):
+        out = store.handle(ev.SaveWanted(("w", n), key("b"), SHAPE.fingerprint, huge, float(n)))
+    assert store.quotas.held_bytes == store.quotas.named_bytes < 600 * SHAPE.chunk_bytes

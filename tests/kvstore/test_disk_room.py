@@ -12,7 +12,8 @@ import pytest
 
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
-from kvstore.tiers.space import Space, stored_bytes
+from kvstore.tiers.objects import Objects, open_store
+from kvstore.tiers.space import Space
 from runtime.config import GIB, Config, load_config
 from runtime.disk_shares import Disk, blob_limit_bytes, disk_of, reserve_bytes, ssd_limit_bytes
 from tests.kvstore.conftest import Stack
@@ -49,11 +50,11 @@ def test_what_makes_no_sense_is_refused_by_name(name, value):
         config_of(**{name: value})
 
 
-def test_a_file_counts_once_and_what_cannot_be_asked_is_tried(tmp_path):
+async def test_a_tier_is_measured_by_its_objects_and_what_cannot_be_asked_is_tried(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one").write_bytes(b"x" * 1000)
     (tmp_path / "two").write_bytes(b"x" * 10)
-    assert stored_bytes(tmp_path) == 1010 and stored_bytes(tmp_path / "not there") == 0
+    assert await Objects(open_store(tmp_path.as_uri(), {}, tmp_path)).stored_bytes() == 1010
     config = load_config(None, {"kv": {"disk_reserve": 0.999}})
     assert Space(tmp_path, config).lacks(1)
     assert not Space(None, config).lacks(1 << 60)
