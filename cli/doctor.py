@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +22,8 @@ from runtime.config_checks import LOOPBACK
 DISK_WANTED_BYTES = 5 * GIB
 NIXL_TIMEOUT_S = 60.0
 BUILD_TIMEOUT_S = 600.0
+#: A large model on a slow disk.
+WEIGHTS_TIMEOUT_S = 3600.0
 #: What must be there, by distribution name; then what is used where it is there.
 NEEDED = ("aiohttp", "grpcio", "protobuf", "msgpack", "blake3", "torch", "tokenizers", "transformers", "safetensors", "obstore", "xxhash")
 
@@ -37,8 +39,9 @@ class Finding:
 
 
 def examine(config: Config) -> list[Finding]:
-    """All findings for this configuration. Starts nothing but two children that end: one imports NIXL, one builds the CPU kernels, once."""
-    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels, _listening)
+    """All findings for this configuration. Starts nothing but children that end: one imports NIXL, one builds the CPU kernels, once, one
+    reads the model's weights."""
+    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels, _weights, _listening)
     return [finding for check in checks for finding in check(config)]
 
 
@@ -88,10 +91,16 @@ def _memory(config: Config) -> Iterator[Finding]:
 
 
 def _disk(config: Config) -> Iterator[Finding]:
-    place = next(path for path in (config.data, *config.data.parents) if path.exists())
-    free = shutil.disk_usage(place).free
-    good = free >= DISK_WANTED_BYTES
-    yield Finding("disk", "ok" if good else "warn", f"{config.data}: {free / GIB:.1f} GiB free", "" if good else "give another --data")
+    try:
+        room = machine.disk_room(config)
+    except OSError as e:
+        yield Finding("disk", "warn", f"{config.data}: {e.strerror}", "give another --data: no KV is kept there")
+        return
+    good = room.free >= DISK_WANTED_BYTES
+    yield Finding("disk", "ok" if good else "warn", f"{config.data}: {room}", "" if good else "give another --data")
+    for place in room.scarce:
+        remedy = f"free some space: kv.disk_reserve keeps {config.kv.disk_reserve:.0%}, and no KV is written there"
+        yield Finding("disk reserve", "warn", place, remedy)
 
 
 def _nixl(config: Config) -> Iterator[Finding]:
@@ -130,6 +139,30 @@ def _kernels(config: Config) -> Iterator[Finding]:
         yield Finding("kernels", "warn", why, "on a CPU torch computes, about half as fast; install a C++ compiler, or report this")
     else:
         yield Finding("kernels", "fail", why, "install a C++ compiler, or set worker.kernels: auto")
+
+
+def _weights(config: Config) -> Iterator[Finding]:
+    """Every byte of the weights against the digest that workers remember: by it they know which KV is this model's."""
+    digests = config.run_dir / "digests"
+    command = [sys.executable, "-m", "worker.models.digest", str(config.model), str(digests)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WEIGHTS_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        yield Finding("weights", "warn", f"{config.model} was not read within {WEIGHTS_TIMEOUT_S:.0f} s", "is the disk well?")
+        return
+    try:
+        said = json.loads(done.stdout)
+    except ValueError:
+        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        yield Finding("weights", "fail", why, "download the model again, or give another --model")
+        return
+    if said["remembered"] is None:
+        yield Finding("weights", "ok", f"{config.model}: read; no digest of them is remembered")
+    elif said["remembered"] == said["computed"]:
+        yield Finding("weights", "ok", f"{config.model}: every byte fits the digest that is remembered")
+    else:
+        remedy = f"stop the stack, delete {digests}, and start again: KV of other weights would be used for these"
+        yield Finding("weights", "fail", f"{config.model}: the digest that is remembered is not that of these weights", remedy)
 
 
 def _listening(config: Config) -> Iterator[Finding]:

@@ -55,9 +55,14 @@ def _fleet_cells(node: dict[str, Any], model: str) -> list[str]:
         str(_int(node, "advised")),
         f"{(total - free) / total:.0%}" if total else "-",
         f"{_int(node, 'dram_bytes_used') / GIB:.2f} of {_int(node, 'dram_bytes_total') / GIB:.2f} GiB",
-        f"{_int(node, 'ssd_bytes_used') / GIB:.2f} GiB",
+        size(_int(node, "ssd_bytes_used")),
         str(_int(node, "sessions")),
     ]
+
+
+def size(bytes_: float) -> str:
+    """For people: what is less than a GiB is not 0.00 of them."""
+    return f"{bytes_ / GIB:.2f} GiB" if bytes_ >= GIB else f"{bytes_ / MIB:.1f} MiB"
 
 
 def show_sessions(console: Console, sessions: list[dict[str, Any]]) -> None:
@@ -89,9 +94,8 @@ def show_session(console: Console, session: dict[str, Any]) -> None:
         for tier in node.get("tiers", []):
             chunks = [int(n) for n in tier.get("layer_chunks", [])]
             spread = "-" if not chunks else str(chunks[0]) if len(set(chunks)) == 1 else f"{min(chunks)} to {max(chunks)}"
-            held = _int(tier, "bytes")
-            size = f"{held / GIB:.2f} GiB" if held >= GIB else f"{held / MIB:.1f} MiB"
-            rows.add_row(str(node.get("node", "?")), str(tier.get("tier", "?")), str(_int(tier, "tokens")), spread, size)
+            held = size(_int(tier, "bytes"))
+            rows.add_row(str(node.get("node", "?")), str(tier.get("tier", "?")), str(_int(tier, "tokens")), spread, held)
     console.print(rows)
 
 

@@ -18,8 +18,10 @@ from typing import IO
 import psutil
 
 from contracts.errors import ConfigError
-from runtime.arena_file import free_bytes, rounded
+from runtime.arena_file import free_bytes
+from runtime.arena_sharing import file_bytes, remove_dead
 from runtime.config import GIB, Config
+from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, reserve_bytes, ssd_limit_bytes
 
 #: What a node's consecutive ports are for.
 NODE_PORTS = ("store", "worker", "socket transport", "worker metrics", "store metrics")
@@ -63,7 +65,7 @@ def shared_memory_bytes(config: Config) -> tuple[int, int]:
     """(what the arenas need, what `shm_dir` has free), in bytes. Raises ConfigError when `shm_dir` is not there."""
     try:
         have = free_bytes(config.shm_dir)
-        need = rounded(int(config.kv.dram_gib * GIB), config.shm_dir)
+        need = file_bytes(int(config.kv.dram_gib * GIB), config.shm_dir)
     except OSError as e:
         raise ConfigError(f"shm_dir = {config.shm_dir}: {e.strerror}; give a tmpfs such as /dev/shm") from None
     return need * config.nodes.count, have
@@ -74,6 +76,47 @@ def memory_bytes(config: Config) -> tuple[int, int]:
     on_host = config.worker.device == "cpu" or (config.worker.device == "auto" and not Path("/dev/nvidiactl").exists())
     gib = config.kv.dram_gib + (config.kv.hbm_gib if on_host else 0)
     return int(gib * GIB) * config.nodes.count, psutil.virtual_memory().total
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRoom:
+    """What the slow tiers may take of their disks, in bytes. ssd: a node's; blob: of all nodes, None without a limit. scarce: the places
+    whose disk has less than `kv.disk_reserve` free, so that nothing is written there."""
+
+    ssd: int
+    blob: int | None
+    free: int
+    scarce: list[str]
+
+    def __str__(self) -> str:
+        blob = "has no limit" if self.blob is None else f"takes up to {self.blob / GIB:.1f} GiB"
+        return f"{self.free / GIB:.1f} GiB free; a node's SSD tier takes up to {self.ssd / GIB:.1f} GiB, the blob tier {blob}"
+
+
+def disk_room(config: Config) -> DiskRoom:
+    """As the stores will find it, but for what the tiers have there already. Raises OSError when a disk cannot be asked."""
+    blob = blob_directory(config)
+    places = [config.data, *([blob] if blob is not None else [])]
+    disks = [disk_of(place) for place in places]
+    scarce = [
+        f"{place} has {disk.free / disk.total:.1%} of its disk free"
+        for place, disk in zip(places, disks, strict=True)
+        if disk.free < reserve_bytes(config, disk)
+    ]
+    ssd = ssd_limit_bytes(config, disks[0], 0)
+    return DiskRoom(ssd, blob_limit_bytes(config, disks[1] if blob is not None else None, 0, config.data), disks[0].free, scarce)
+
+
+def warn_of_disk(config: Config, say: Callable[[str, str], None]) -> None:
+    """Say what the tiers may take, and where nothing will be written; (line, style)."""
+    try:
+        room = disk_room(config)
+    except OSError as e:
+        say(f"warning: {config.data}: {e.strerror}; no KV will be kept there", "yellow")
+        return
+    say(f"KV on disk: {config.data}: {room}", "")
+    for place in room.scarce:
+        say(f"warning: {place}, and kv.disk_reserve keeps {config.kv.disk_reserve:.0%}: no KV is written there; free some space", "yellow")
 
 
 def check_memory(config: Config) -> None:
@@ -93,12 +136,9 @@ def check_memory(config: Config) -> None:
 
 
 def remove_arenas(config: Config) -> list[Path]:
-    """Delete arenas of this data directory that no process can own any more. The data directory's lock must be held."""
-    first = config.node(0).arena
-    left = sorted(first.parent.glob(first.name.replace("-node-0.arena", "-node-*")))
-    for path in left:
-        path.unlink(missing_ok=True)
-    return left
+    """Delete the arenas of this data directory, of however many nodes, whose store is gone; which ones."""
+    stem = config.node(0).arena_stem
+    return remove_dead(sorted(stem.parent.glob(stem.name.removesuffix("0") + "*.arena")))
 
 
 def take_lock(path: Path, flag: str, url: str, say: Callable[[str], None]) -> IO[str]:

@@ -119,6 +119,7 @@ def up(
     machine.remove_arenas(resolved)
     machine.check_memory(resolved)
     machine.check_ports(resolved)
+    machine.warn_of_disk(resolved, display.line)
     cluster_secret(resolved.data)
     written = resolved.run_dir / "config.yaml"
     written.touch(mode=0o600)

@@ -26,6 +26,7 @@ from cli.process import Process, log_end
 from contracts.errors import ConfigError
 from contracts.profile import LOAD_SOURCES, Profile, Surface, misfit
 from loadtest.stack import free_ports
+from runtime.arena_sharing import arenas_of, remove_dead
 from runtime.config import Config, changed, dump_config
 from runtime.profiles import cores, processor, read, stored
 
@@ -111,7 +112,7 @@ def _stores(config: Config, written: Path, work: Path, nodes: int) -> Iterator[N
             process.send(signal.SIGKILL)
             process.wait()
         for node in range(nodes):
-            config.node(node).arena.unlink(missing_ok=True)
+            remove_dead(arenas_of(config.node(node).arena_stem))
 
 
 def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: bool, quiet: bool) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli.client import Gateway
 from cli.core.traffic import Look, sample
-from cli.fleet import GIB, MIB, session_table, table
+from cli.fleet import GIB, MIB, session_table, size, table
 
 _SOURCES = ("ssd", "peer", "blob")
 _FOUND = ("hbm", "dram", *_SOURCES)
@@ -103,7 +103,9 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
         "hints in flight": str(node.get("advised", 0)),
         "HBM used": f"{(pages - free) / pages:.0%}" if pages else "-",
         "DRAM used": f"{_gib(node, 'dram_bytes_used')} of {_gib(node, 'dram_bytes_total')} GiB",
-        "SSD used": f"{_gib(node, 'ssd_bytes_used')} GiB",
+        "SSD used": _used(look, "ssd") or size(int(node.get("ssd_bytes_used") or 0)),
+        "blob used, by all nodes": _used(look, "blob") or "-",
+        "disk free: SSD, blob": ", ".join(_free(look, tier) for tier in ("ssd", "blob")),
         "sessions here": str(node.get("sessions", 0)),
         "loads under way": f"{queued['loads']:.0f}",
         **{f"read from {t}": _flow(look.rate(sample("upbeat_kvstore_read_bytes_total", source=t)), queued[t]) for t in _SOURCES},
@@ -117,6 +119,19 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
         "tiers left alone": ", ".join(t for t in _TIERS if look.now.get(sample("upbeat_kvstore_tier_up", tier=t)) == 0) or "none",
         "bad checksums": f"{look.gained_in('upbeat_kvstore_checksum_failures_total'):.0f}",
     }
+
+
+def _used(look: Look, tier: str) -> str:
+    """What a tier holds, and of how much where it has a limit; empty when the store has not said."""
+    used, limit = (look.now.get(sample(f"upbeat_kvstore_{what}_bytes", tier=tier)) for what in ("used", "limit"))
+    if used is None or not limit:
+        return "" if used is None else size(used)
+    return f"{used / GIB:.2f} of {limit / GIB:.2f} GiB" if used >= GIB else f"{size(used)} of {size(limit)}"
+
+
+def _free(look: Look, tier: str) -> str:
+    free = look.now.get(sample("upbeat_kvstore_disk_free_bytes", tier=tier), -1.0)
+    return size(free) if free >= 0 else "-"
 
 
 def _flow(rate: float, waiting: float, unit: Callable[[float], str] = "{:.0f}".format) -> str:

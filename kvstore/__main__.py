@@ -14,10 +14,10 @@ from kvstore.directory import Directory
 from kvstore.metrics import log
 from kvstore.node import Node
 from kvstore.server import Server
-from kvstore.tiers.objects import local_directory
 from runtime import rpc, service, telemetry
 from runtime.clock import RealClock
 from runtime.config import Config
+from runtime.directory_lock import DirectoryLock
 
 DRAIN_S = 25.0
 _STOP_S = 0.5
@@ -39,16 +39,22 @@ class KvStoreService:
     async def start(self) -> None:
         """Serve as soon as the SSD is recovered; peers and the scheduler follow."""
         failpoints.arm(self._config.kv.failpoints)
-        # The port first: a second process of this node stops here and leaves the first one's arena alone.
+        # First: a second store of this node stops here, whatever ports it has, and leaves the first one's files alone.
+        lock = DirectoryLock(self._config.node(self._number).directory / "lock", "store")
+        try:
+            await asyncio.to_thread(lock.take)
+        except OSError as e:
+            log.warning("the node's directory cannot be locked: the SSD is not used until it can be", lock=str(lock.path), error=str(e))
         self._grpc, self._health = rpc.server(self._config.node(self._number).store_listen, ["upbeat.v1.KvStore"])
-        self._node = Node(self._config, self._number, RealClock(), self._tasks)
+        self._node = Node(self._config, self._number, RealClock(), self._tasks, lock)
         await self._node.start()
         add_KvStoreServicer_to_server(Server(self._node), self._grpc)  # type: ignore[no-untyped-call]
         await self._grpc.start()
         await rpc.set_serving(self._health, True)
         self._serve_metrics()
         self._tasks.start(self._report(), "directory")
-        directory = local_directory(self._config.kv.blob_url, self._config.data / "blob")
+        directory = self._node.sizes.blob_directory
+        self._tasks.start(upkeep.measure(self._node), "measure")
         self._tasks.start(upkeep.learn(self._node, self._tasks, directory), "learn")
         if self._config.kv.blob_expiry_s:
             self._tasks.start(upkeep.expire(self._node, self._config.kv.blob_expiry_s), "expire")

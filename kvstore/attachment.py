@@ -20,6 +20,8 @@ from runtime.outgoing import Outgoing
 
 _numbers = counter(1)
 _HBM_S = 0.5
+#: How often one that may still copy is looked at, and when that is told.
+_LINGER_LOOK_S, _LINGERS_S = 0.02, 5.0
 
 
 class Attachment:
@@ -28,6 +30,8 @@ class Attachment:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.owner = f"worker-{next(_numbers)}"
+        self._number = 0  #: by which the arena knows it
+        self._mapped = False
         self.outgoing = Outgoing(_join)
         self.fingerprints: frozenset[bytes] = frozenset()
         self._queries: dict[int, asyncio.Future[common_pb2.TierResidency | None]] = {}
@@ -51,6 +55,8 @@ class Attachment:
         node, now = self._node, self._node.clock.now()
         node.heard_from_worker = now
         kind = message.WhichOneof("kind")
+        if kind in ("load", "save"):
+            self._check_arena()
         if kind == "hello":
             self._hello(message.hello, now)
         elif kind == "load":
@@ -82,7 +88,12 @@ class Attachment:
 
     def _hello(self, hello: pb.AttachHello, now: float) -> None:
         node = self._node
-        welcome = pb.AttachWelcome(node=node.name, arena_path=str(node.arena.path), arena_bytes=node.arena.size_bytes)
+        if self._number:
+            raise ValueError("a second hello")
+        arena, self._number = node.arena, node.arena.attachment()
+        welcome = pb.AttachWelcome(
+            node=node.name, arena_path=str(arena.path), arena_bytes=arena.size_bytes, nonce=arena.nonce, attachment=self._number
+        )
         self.outgoing.put(pb.StoreToWorker(welcome=welcome))
         node.owners[self.owner] = self
         node.workers[self.owner] = self
@@ -96,6 +107,12 @@ class Attachment:
         self.fingerprints = frozenset(s.fingerprint for s in sound)
         node.handle(ev.ShapesDeclared(self.owner, sound, now))
         log.info("worker attached", worker=hello.worker_id, models=len(sound), refused=len(shapes) - len(sound))
+
+    def _check_arena(self) -> None:
+        """Raise ValueError unless the worker holds its lock on this very file: it gets no offsets into another one."""
+        self._mapped = self._mapped or self._node.arena.is_used_by(self._number)
+        if not self._mapped:
+            raise ValueError("it has not mapped this store's arena; do its container and the store's share shm_dir?")
 
     def _declared(self, fingerprint: bytes) -> bytes:
         """The fingerprint, or one that no model has: a worker is given nothing of a model whose shape it did not declare."""
@@ -118,13 +135,34 @@ class Attachment:
         )
 
     def gone(self) -> None:
-        """The stream ended: everything of this worker is released."""
+        """The stream ended: everything of this worker is released, once it copies no more."""
         self._node.owners.pop(self.owner, None)
         self._node.workers.pop(self.owner, None)
-        self._node.handle(ev.WorkerGone(self.owner, self._node.clock.now()))
+        if self._node.arena.is_used_by(self._number):
+            self._node.background(self._release_late(), "release")
+        else:
+            self._release()
         for future in self._queries.values():
             if not future.done():
                 future.set_result(None)
+
+    def _release(self) -> None:
+        self._node.handle(ev.WorkerGone(self.owner, self._node.clock.now()))
+
+    async def _release_late(self) -> None:
+        """What it was lent or granted is free again once it has let go of the arena, or is dead: one that is only slow, or stopped, may
+        still copy."""
+        arena, clock = self._node.arena, self._node.clock
+        began, told = clock.now(), False
+        while arena.is_used_by(self._number):
+            if not told and clock.now() - began > _LINGERS_S:
+                told = True
+                count("workers_linger")
+                log.warning(
+                    "a worker's stream has ended, and it still uses the arena: what it was granted stays reserved", owner=self.owner
+                )
+            await clock.sleep(_LINGER_LOOK_S)
+        self._release()
 
     # ---- to the worker
 

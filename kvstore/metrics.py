@@ -33,7 +33,16 @@ _LABELLED = {
     "medium_errors": _counter("medium_errors", "Pieces that a device reported an error for", "source"),
     "missing_pieces": _counter("missing_pieces", "Pieces that were not where they were known to be", "source"),
 }
-_USED = Gauge("upbeat_kvstore_used_bytes", "Bytes that a tier of this node holds", ["tier"], registry=telemetry.REGISTRY)
+_USED = Gauge(
+    "upbeat_kvstore_used_bytes",
+    "Bytes that a tier of this node holds; blob: all nodes' objects, as last measured and counted since",
+    ["tier"],
+    registry=telemetry.REGISTRY,
+)
+_LIMIT = Gauge("upbeat_kvstore_limit_bytes", "Bytes that a tier may hold; 0: no limit", ["tier"], registry=telemetry.REGISTRY)
+_FREE = Gauge(
+    "upbeat_kvstore_disk_free_bytes", "Bytes that are free on a tier's disk; -1: it is no disk", ["tier"], registry=telemetry.REGISTRY
+)
 _WAITING = Gauge("upbeat_kvstore_write_back_waiting_bytes", "Bytes that wait for a slower tier", ["tier"], registry=telemetry.REGISTRY)
 _QUEUED = Gauge(
     "upbeat_kvstore_queued", "Reads that wait or run, by source; loads that have not ended", ["what"], registry=telemetry.REGISTRY
@@ -80,9 +89,18 @@ def tier_changed(tier: Tier, up: bool, reason: str) -> None:
         log.warning("a tier is left alone", tier=name, reason=reason)
 
 
-def watch(used: Callable[[str], float], waiting: Callable[[str], float], queued: Callable[[str], float]) -> None:
-    """Let the gauges show this store. used(tier) and waiting(tier): bytes; queued(what): a number. Called from another thread."""
-    for gauge, ask, labels in ((_USED, used, ("dram", "ssd")), (_WAITING, waiting, ("ssd", "blob")), (_QUEUED, queued, QUEUES)):
+def watch(
+    used: Callable[[str], float],
+    limit: Callable[[str], float],
+    waiting: Callable[[str], float],
+    free: Callable[[str], float],
+    queued: Callable[[str], float],
+) -> None:
+    """Let the gauges show this store. used, limit, waiting and free are told a tier: bytes; queued(what): a number. Called from
+    another thread."""
+    tiers, slow = ("dram", "ssd", "blob"), ("ssd", "blob")
+    asked = ((_USED, used, tiers), (_LIMIT, limit, tiers), (_FREE, free, slow), (_WAITING, waiting, slow), (_QUEUED, queued, QUEUES))
+    for gauge, ask, labels in asked:
         for label in labels:
             gauge.labels(label).set_function(partial(ask, label))
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
+from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
-from kvstore import metrics
+from kvstore import gauges, metrics
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.index import Residency
@@ -25,6 +25,7 @@ from kvstore.metrics import count, log
 from kvstore.owners import Attached, Owner
 from kvstore.peers import Peers
 from kvstore.reading import Reading
+from kvstore.sizes import Sizes
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import PATIENT_S, BlobTier, Listing
@@ -41,6 +42,7 @@ from kvstore.tiers.transport_socket import SocketTransport
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
 from runtime.config import GIB, Config
+from runtime.directory_lock import DirectoryLock
 from runtime.service import Tasks
 
 _TICK_S = 0.25
@@ -51,26 +53,27 @@ _MANIFESTS_LIMIT = 100_000
 _HEED_S = 0.5
 #: For how long an erasure is remembered in the blob tier: longer than a node may be cut off and live.
 _TOMBSTONE_LIFE_S = 30 * 86_400.0
-#: Of the disk's free space, for the SSD tiers of the nodes on this machine together; the default blob tier needs the most of it.
-_SSD_SHARE = 0.4
 
 
 class Node:
     """See the module. Everything of one node that is not gRPC."""
 
-    def __init__(self, config: Config, number: int, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, config: Config, number: int, clock: Clock, tasks: Tasks, lock: DirectoryLock) -> None:
+        """`lock`: on the node's directory; without it the SSD is neither read nor written."""
         self.places = config.node(number)
         self.name = self.places.name
         self.instance = uuid.uuid4().hex
         self.clock = clock
         self._config = config
         self._tasks = tasks
+        self.background = tasks.start  #: runs something for as long as the process lives
+        self._lock = lock
         nixl.set_environment(config.nodes.ucx_interface)
         codecs = Codecs()
         ssd_codec = codecs.configured("kv.ssd_codec", config.kv.ssd_codec)
         blob_codec = codecs.configured("kv.blob_codec", config.kv.blob_codec)
         blob_store = open_store(config.kv.blob_url, config.kv.blob_options, config.data / "blob")
-        self.arena = Arena(self.places.arena, int(config.kv.dram_gib * GIB), config.kv.hugepages)
+        self.arena = Arena(self.places.arena_stem, int(config.kv.dram_gib * GIB), config.kv.hugepages)
         self.pages = Populating(self.arena.address, self.arena.size_bytes)
         self.store = Store(
             self.name,
@@ -92,7 +95,9 @@ class Node:
         self.blob = BlobTier(blob_store, self.arena, codecs)
         self.reading = Reading(self.ssd, self.blob, clock, self.handle, self.fail)
         self.leased = LeasedRanges()
-        self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks, blob_codec)
+        self.sizes = Sizes(config, self.places.ssd)
+        spaces = self.sizes.ssd_space, self.sizes.blob_space
+        self.write_back = WriteBack(self.ssd, self.blob, self.arena, clock, self.handle, tasks, blob_codec, *spaces)
         self.owners: dict[str, Owner] = {}
         self.workers: dict[str, Attached] = {}
         self.peers: Peers
@@ -103,13 +108,7 @@ class Node:
         self._ticking = self._resuming = False
         self.ready = asyncio.Event()
         self.heard_from_worker = clock.now()
-        saves, index, ledger = self.store.saves, self.store.index, self.store.ledger
-        metrics.watch_held(self.held)
-        metrics.watch(
-            used=lambda tier: ledger.used_bytes if tier == "dram" else index.ssd_bytes,
-            waiting=lambda tier: saves.ssd_waiting_bytes if tier == "ssd" else saves.blob_waiting_bytes,
-            queued=self.store.queued,
-        )
+        gauges.show(self)
 
     # ---- life
 
@@ -132,6 +131,7 @@ class Node:
     async def _recover(self) -> bool:
         """Learn what the SSD holds; false when its directory cannot be made or read. Not beside a group commit: both run on one thread."""
         try:
+            self._lock.take(0)
             recovery = await self.write_back.on_thread(self.ssd.recover)
         except OSError as e:
             log.warning("the SSD cannot be recovered now", ssd=str(self.ssd.root), error=str(e))
@@ -141,11 +141,23 @@ class Node:
         self._recovered = True
         self.handle(ev.Recovered(recovery.copies))
         with contextlib.suppress(OSError):
-            self.handle(ev.SsdSized(await asyncio.to_thread(self._ssd_limit), self.clock.now()))
+            limit = await self.sizes.ssd_limit_bytes(self.store.index.ssd_stored_bytes)
+            self.handle(ev.TierSized("ssd", limit, self.clock.now()))
         log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
         return True
 
     # ---- tiers
+
+    def _may_write(self) -> bool:
+        """Whether the node's directory is this store's. It ends the process when it has become another's."""
+        try:
+            self._lock.take(0)
+        except OSError:
+            return False
+        except ConfigError as e:
+            self.fail(e)
+            return False
+        return True
 
     def _tier_changed(self, change: do.TierChanged) -> None:
         """One line and one gauge; and what was put off while the tier was left alone."""
@@ -158,22 +170,24 @@ class Node:
         outcome, size = ev.Wrote.FAILED, 0
         match trial.tier:
             case ev.Tier.SSD_READ:
-                works = await self._recover() if not self._recovered else await asyncio.to_thread(self.ssd.try_read, trial.size)
+                if self._recovered:
+                    works = await asyncio.to_thread(self.ssd.try_read, trial.size)
+                else:
+                    works = self._may_write() and await self._recover()
                 outcome = ev.Wrote.OK if works else ev.Wrote.FAILED
             case ev.Tier.SSD_WRITE:
-                outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size
+                if self.sizes.ssd_space.lacks(trial.size):
+                    outcome = ev.Wrote.RESERVED
+                elif self._may_write():
+                    outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size
             case ev.Tier.BLOB_READ:
                 outcome = ev.Wrote.OK if await self.blob.answers() else ev.Wrote.FAILED
             case ev.Tier.BLOB_WRITE:
-                outcome = ev.Wrote.OK if await self.blob.try_write(self.name) else ev.Wrote.FAILED
+                if self.sizes.blob_space.lacks(trial.size):
+                    outcome = ev.Wrote.RESERVED
+                else:
+                    outcome = ev.Wrote.OK if await self.blob.try_write(self.name) else ev.Wrote.FAILED
         self.handle(ev.TierTried(trial.tier, outcome, size, self.clock.now()))
-
-    def _ssd_limit(self) -> int:
-        """`kv.ssd_gib`, or a share of what this disk has for its stores."""
-        if self._config.kv.ssd_gib:
-            return int(self._config.kv.ssd_gib * GIB)
-        free = shutil.disk_usage(self.ssd.root).free + self.store.index.ssd_stored_bytes
-        return int(_SSD_SHARE * free / (1 if "{n}" in self._config.nodes.store_host else self._config.nodes.count))
 
     async def _join(self) -> None:
         """What takes longer than starting may."""
@@ -214,12 +228,6 @@ class Node:
             raise error
 
         self._tasks.start(end(), "core")
-
-    def held(self, what: str) -> int:
-        """How many of `metrics.HELD` there are."""
-        ledger = self.store.ledger
-        counts = {"reserved_slots": ledger.reserved_slots, "pinned_slots": ledger.pinned_slots, "lent_leases": self.leased.count}
-        return counts.get(what, self.store.leases.count)
 
     async def flush(self, timeout_s: float) -> tuple[bool, int]:
         """Wait for write-back. (whether all is written, bytes that still wait)"""

@@ -8,6 +8,7 @@ twice does no harm, and the grace time keeps the chunks of other nodes' running 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ _CHUNKS_LIMIT = 2_000_000
 #: Nodes' wall clocks are not further apart than this, in seconds.
 _CLOCKS_DIFFER_S = 7200.0
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
+#: How often the blob tier is measured at most: not so that it does little else.
+_MEASURE_S, _MEASURE_SHARE = 600.0, 20.0
 
 
 async def learn(node: Node, tasks: Tasks, directory: Path | None) -> None:
@@ -66,6 +69,22 @@ class Unchanged:
     def seconds(self, session: SessionKey, now: float) -> float:
         """For how long."""
         return now - self._since[session][1]
+
+
+async def measure(node: Node) -> None:
+    """For ever: how much the blob tier holds, so that a full one lets sessions go. Without a limit it is not asked again."""
+    limit, sized = None, False
+    while True:
+        began = node.clock.now()
+        held = await node.blob.stored_bytes()
+        if held is not None:
+            with contextlib.suppress(OSError):
+                limit, sized = (limit if sized else await node.sizes.blob_limit_bytes(held)), True
+                node.handle(ev.TierSized("blob", limit, node.clock.now(), held))
+                log.info("blob tier", limit_bytes=limit, held_bytes=held)
+        if sized and limit is None:
+            return
+        await node.clock.sleep(max(_MEASURE_S if sized else _SHORTEST_PAUSE_S, _MEASURE_SHARE * (node.clock.now() - began)))
 
 
 async def expire(node: Node, idle_s: float) -> None:

@@ -25,6 +25,7 @@ from kvstore.tiers.codecs import Codec
 from kvstore.tiers.durability import write_outcome
 from kvstore.tiers.encoded import encode_chunk, views
 from kvstore.tiers.format import RAW, Header, raw_layout
+from kvstore.tiers.space import Space
 from kvstore.tiers.ssd import SsdTier
 from runtime.clock import Clock
 from runtime.service import Tasks
@@ -50,8 +51,11 @@ class WriteBack:
         report: Callable[[Event], None],
         tasks: Tasks,
         blob_codec: Codec | None = None,
+        ssd_space: Space | None = None,
+        blob_space: Space | None = None,
     ) -> None:
-        """`blob_codec`: how objects are written; None: raw."""
+        """`blob_codec`: how objects are written; None: raw. `ssd_space`, `blob_space`: the tiers' disks; None: they never lack room."""
+        self._ssd_space, self._blob_space = ssd_space, blob_space
         self._blob_codec = blob_codec
         self._ssd = ssd
         self._blob = blob
@@ -113,6 +117,8 @@ class WriteBack:
                 self._report(SsdWritten(write.key, outcome, self._clock.now(), *of_copy))
 
     def _write(self, writes: list[WriteSsd]) -> list[Wrote]:
+        if self._ssd_space is not None and self._ssd_space.lacks(sum(w.shape.chunk_bytes for w in writes)):
+            return [Wrote.RESERVED] * len(writes)
         try:
             return self._ssd.write(writes)
         except OSError as e:
@@ -158,6 +164,10 @@ class WriteBack:
                 await self._blob.delete_chunk(work.key, work.fingerprint)
                 return
             ok, readable, sums, size = False, True, work.checksums, 0
+            space = self._blob_space if Tier.BLOB_WRITE not in self._away else None
+            if space is not None and await asyncio.to_thread(space.lacks, work.shape.chunk_bytes):
+                self._report(BlobWritten(work.key, Wrote.RESERVED, self._clock.now(), sums))
+                return
             for pause in (*_RETRY_S, 0.0):
                 if Tier.BLOB_WRITE in self._away:
                     break

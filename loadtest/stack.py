@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 import yaml
 
+from runtime.arena_sharing import arenas_of, remove_dead
 from runtime.config import load_config
 
 #: `upbeat up` drains for at most 30 s.
@@ -169,7 +170,7 @@ class Stack:
             if self.port:
                 config = load_config(None, {"data": str(self.data), "nodes": {"count": self.nodes}})
                 for number in range(self.nodes):
-                    config.node(number).arena.unlink(missing_ok=True)
+                    remove_dead(arenas_of(config.node(number).arena_stem))
             if self._own_directory:
                 atexit.register(shutil.rmtree, self.directory, ignore_errors=True)
                 for path in self.data.rglob("*"):

@@ -72,15 +72,11 @@ def free_bytes(directory: Path) -> int:
     return _number(_HUGETLB / f"hugepages-{stat.f_bsize >> 10}kB" / "free_hugepages", 0) * stat.f_bsize
 
 
-def map_file(path: Path, size_bytes: int, wanted: HugePages) -> mmap.mmap:
+def map_file(fd: int, size_bytes: int, wanted: HugePages) -> mmap.mmap:
     """The first `size_bytes` of the file, shared and writable. Raises OSError when it is shorter or the pages are not there."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        if os.fstat(fd).st_size < size_bytes:
-            raise OSError(errno.EINVAL, f"arena {path} is shorter than {size_bytes} bytes")
-        mapped = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED)
-    finally:
-        os.close(fd)
+    if os.fstat(fd).st_size < size_bytes:
+        raise OSError(errno.EINVAL, f"the arena's file is shorter than {size_bytes} bytes")
+    mapped = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED)
     # A kernel without transparent pages, and a hugetlbfs, refuse the advice; there is nothing to be had then.
     with contextlib.suppress(OSError):
         mapped.madvise(mmap.MADV_NOHUGEPAGE if wanted == "off" else mmap.MADV_HUGEPAGE)

@@ -76,6 +76,11 @@ class KvSection(BaseModel):
     hugepages: HugePages = "auto"
     #: Size of a node's SSD tier; 0: a share of the disk's free space at the start.
     ssd_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    #: Size of the blob tier, of all nodes together; 0: a share of the disk's free space at the start where it is a directory, no limit
+    #: where it is a bucket.
+    blob_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    #: The share of a disk's size that SSD and blob tier leave free: while less is, nothing is written to a tier on it.
+    disk_reserve: float = Field(default=0.05, ge=0, lt=1)
     #: Idle time after which the blob tier forgets a session, in seconds; 0: never.
     blob_expiry_s: float = Field(default=0.0, ge=0)
     #: What a tenant's sessions may hold in the slow tiers, by tenant, and for the tenants not named; 0: no limit.
@@ -230,13 +235,14 @@ class Config(BaseSettings):
             socket_address=f"{store}:{base + 2}",
             socket_listen=f"{n.listen_host or store}:{base + 2}",
             ssd=self.data / f"node-{number}" / "ssd",
-            arena=self.shm_dir / f"upbeat-{os.getuid()}-{_tag(self.data)}-node-{number}.arena",
+            directory=self.data / f"node-{number}",
+            arena_stem=self.shm_dir / f"upbeat-{os.getuid()}-{_tag(self.data)}-node-{number}",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlaces:
-    """Where one node's processes listen and keep things."""
+    """Where one node's processes listen and keep things. arena_stem: what the names of its arenas begin with (runtime/arena_sharing.py)."""
 
     name: str
     store_address: str
@@ -246,7 +252,8 @@ class NodePlaces:
     socket_address: str
     socket_listen: str
     ssd: Path
-    arena: Path
+    directory: Path
+    arena_stem: Path
 
 
 def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:

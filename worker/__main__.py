@@ -15,6 +15,7 @@ from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
 from runtime.config import GIB, Config, cluster_secret
+from runtime.directory_lock import DirectoryLock
 from runtime.profiles import fitting
 from runtime.service import Tasks, arguments, run, serve
 from worker import failpoints
@@ -51,6 +52,7 @@ class WorkerProcess:
     async def start(self) -> None:
         """Load the model, serve, attach to the store, report to the scheduler."""
         config, places = self.config, self.places
+        await self._lock()
         threads = compute_threads(config)
         failpoints.arm(config.worker.failpoints)
         torch.set_num_threads(threads)
@@ -112,6 +114,14 @@ class WorkerProcess:
         )
         self.tasks.start(self.reporter.run(), "reporter")
         log.info("serving", model=config.served_model, max_tokens=max_tokens, pages=pool.total, start_s=round(time.monotonic() - began, 2))
+
+    async def _lock(self) -> None:
+        """One worker for a node: two would report as one. Raises ConfigError when there is another."""
+        self._directory_lock = DirectoryLock(self.places.directory / "worker.lock", "worker")
+        try:
+            await asyncio.to_thread(self._directory_lock.take)
+        except OSError as e:
+            log.warning("the node's directory cannot be locked: make sure that no other worker has this node's number", error=str(e))
 
     def _profile(self, model: Model, kv: PagedKv, runner: Steps, what: Subject) -> Profile:
         """The one that was made before, or else the least of one, measured now: the first requests are planned by it already."""

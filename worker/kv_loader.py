@@ -21,8 +21,8 @@ from runtime.clock import Clock, RealClock
 from worker.core.hbm import NO_PAGE
 from worker.core.pages import Pages
 from worker.core.sequence import State
-from worker.loads import Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied
-from worker.memory.copier import Copier, HostCopier, UnderWay
+from worker.loads import ArenaGone, ArenaHere, Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied
+from worker.memory.copier import Arena, Copier, HostCopier, UnderWay
 from worker.memory.paged_kv import PagedKv
 from worker.store_link import StoreLink
 
@@ -89,8 +89,11 @@ class KvLoader:
         self._saves.put(None)
 
     def from_store(self, message: object) -> None:
-        """A LoadPieces, LoadEnd or SaveGrant of the store, or an arena that is used from now on; any thread."""
-        (self._saves if isinstance(message, kvstore_pb2.SaveGrant) else self._loads).put(message)
+        """A LoadPieces, LoadEnd or SaveGrant of the store, or which arena those that follow are about; any thread, in their order."""
+        if not isinstance(message, kvstore_pb2.SaveGrant):
+            self._loads.put(message)
+        if isinstance(message, kvstore_pb2.SaveGrant | ArenaHere | ArenaGone):
+            self._saves.put(message)
 
     def cancel(self, load: Load) -> None:
         """Close the load without its remaining pieces; LoadClosed follows. Any thread."""
@@ -118,17 +121,23 @@ class KvLoader:
 
     # ---- loads -------------------------------------------------------------------------------------------------
     def _load_forever(self) -> None:
+        arena: Arena | None = None
         while (work := self._loads.get()) is not None:
             if isinstance(work, kvstore_pb2.LoadPieces):
-                self._take(work)
+                if arena is not None:
+                    self._take(work, arena)
             elif isinstance(work, kvstore_pb2.LoadEnd):
                 load = self.table.open.get(work.load_id)
                 if load is not None:
                     self._leave(load)
             elif isinstance(work, _Cancel):
                 self._leave(work.load)
-            elif isinstance(work, np.ndarray):
-                self.copier.adopt(work)
+            elif isinstance(work, ArenaHere):
+                arena = work.arena
+                self.copier.adopt(arena)
+            elif isinstance(work, ArenaGone):
+                arena = None
+                self._after(None, work.left)
         self._under_way.put(None)
 
     def _after(self, copies: UnderWay | None, then: Callable[[], None]) -> None:
@@ -147,10 +156,9 @@ class KvLoader:
             then()
             self._ended += 1
 
-    def _take(self, pieces: kvstore_pb2.LoadPieces) -> None:
+    def _take(self, pieces: kvstore_pb2.LoadPieces, arena: Arena) -> None:
         load, link = self.table.open.get(pieces.load_id), self.link
-        arena = link.arena if link else None
-        if load is None or load.closed or link is None or arena is None:
+        if load is None or load.closed or link is None:
             return  # cancelled meanwhile: the store drops the leases by itself
         if load.load_id in self._leaving:
             return
@@ -210,19 +218,24 @@ class KvLoader:
     # ---- saves -------------------------------------------------------------------------------------------------
     def _save_forever(self) -> None:
         offered: dict[int, Save] = {}
+        arena: Arena | None = None
         while (work := self._saves.get()) is not None:
             if isinstance(work, Save):
                 offered[work.save_id] = work
             elif isinstance(work, kvstore_pb2.SaveGrant):
-                self._granted(offered.pop(work.save_id, None), work)
+                self._granted(offered.pop(work.save_id, None), work, arena)
+            elif isinstance(work, ArenaHere):
+                arena = work.arena
+            elif isinstance(work, ArenaGone):
+                arena = None
+                work.left()
             elif isinstance(work, _Withdraw | _StoreGone):
                 for save_id in [work.save_id] if isinstance(work, _Withdraw) else list(offered):
                     if (save := offered.pop(save_id, None)) is not None:
                         self._to_engine(SaveCopied(save_id, [], [], [], list(range(len(save.pages)))))
 
-    def _granted(self, save: Save | None, grant: kvstore_pb2.SaveGrant) -> None:
+    def _granted(self, save: Save | None, grant: kvstore_pb2.SaveGrant, arena: Arena | None) -> None:
         link = self.link
-        arena = link.arena if link else None
         if save is None:  # asked of this store's predecessor in all but the last moment: it need not keep room for it
             if link is not None and grant.indices:
                 link.send(kvstore_pb2.WorkerToStore(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices)))

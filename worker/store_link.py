@@ -1,5 +1,8 @@
 """The worker's stream to its node's store: keeps it attached, maps the arena, and sorts what comes in.
 
+The arena is let go of, so that the store may give away what it had granted, when the loader has done with everything that it was told
+of it (`ArenaGone`); and nothing is told of the next one before that.
+
 Runs on the event loop; `send` may be called from any thread. When the stream breaks it is opened again, for ever, and the
 engine is told of both (`StoreDown`, `StoreUp`): without a store the worker serves on, it only saves and loads nothing.
 """
@@ -7,32 +10,31 @@ engine is told of both (`StoreDown`, `StoreUp`): without a store the worker serv
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 
 from contracts.convert import shape_to_wire
 from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
 from runtime import rpc, telemetry
-from runtime.arena_file import HugePages, map_file
-from worker.loads import FromStore, StoreDown, StoreUp
+from runtime.arena_file import HugePages
+from runtime.arena_sharing import SharedArena
+from worker.loads import ArenaGone, ArenaHere, FromStore, StoreDown, StoreUp
 
 log = telemetry.logger("worker.store_link")
 RETRY_S = 0.25
-
-Arena = npt.NDArray[np.uint8]
 
 
 class StoreLink:
     """One worker's attachment to `address`.
 
-    to_engine: called with StoreUp, StoreDown and FromStore. to_loader: called with each LoadPieces, LoadEnd and SaveGrant.
-    hugepages: `kv.hugepages`, which the store was told too. arena: uint8 `[arena_bytes]` over the shared memory while attached, else None.
+    to_engine: called with StoreUp, StoreDown and FromStore. to_loader: called with ArenaHere, then each LoadPieces, LoadEnd and SaveGrant,
+    then ArenaGone. hugepages: `kv.hugepages`, which the store was told too.
     """
 
     def __init__(
@@ -47,7 +49,6 @@ class StoreLink:
         self.address, self.worker_id, self.shape = address, worker_id, shape
         self._to_engine, self._to_loader = to_engine, to_loader
         self._hugepages = hugepages
-        self.arena: Arena | None = None
         self._outgoing: asyncio.Queue[kvstore_pb2.WorkerToStore] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -63,13 +64,18 @@ class StoreLink:
         """Stay attached until cancelled."""
         channel = rpc.channel(self.address)
         stub: Any = kvstore_pb2_grpc.KvStoreStub(channel)  # type: ignore[no-untyped-call]
+        told = ""
         try:
             while True:
                 try:
                     await self._attached(stub)
-                except (grpc.aio.AioRpcError, OSError) as e:
-                    reason = e.details() if isinstance(e, grpc.aio.AioRpcError) else str(e)
-                    log.debug("store not attached", address=self.address, reason=reason)
+                except grpc.aio.AioRpcError as e:
+                    log.debug("store not attached", address=self.address, reason=e.details())
+                except OSError as e:
+                    # It answers, and its arena cannot be had: that does not pass by itself where containers share no shm_dir.
+                    say = log.debug if str(e) == told else log.warning
+                    say("arena not mapped", store=self.address, reason=str(e))
+                    told = str(e)
                 await asyncio.sleep(RETRY_S)
         finally:
             await channel.close(None)
@@ -84,16 +90,18 @@ class StoreLink:
             while True:
                 yield await outgoing.get()
 
-        up = False
+        shared: SharedArena | None = None
         try:
             async for message in stub.Attach(messages()):
                 kind = message.WhichOneof("kind")
                 if kind == "welcome":
-                    mapped = map_file(Path(message.welcome.arena_path), message.welcome.arena_bytes, self._hugepages)
-                    self.arena = np.frombuffer(mapped, dtype=np.uint8)
-                    self._outgoing, up = outgoing, True
-                    self._to_loader(self.arena)
-                    log.info("attached", store=self.address, arena_bytes=message.welcome.arena_bytes)
+                    if shared is not None:
+                        break
+                    welcome = message.welcome
+                    shared = SharedArena(Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, self._hugepages)
+                    self._outgoing = outgoing
+                    self._to_loader(ArenaHere(np.frombuffer(shared.mapped, dtype=np.uint8, count=welcome.arena_bytes)))
+                    log.info("attached", store=self.address, arena_bytes=welcome.arena_bytes)
                     self._to_engine(StoreUp())
                 elif kind == "pieces":
                     self._to_loader(message.pieces)
@@ -104,7 +112,22 @@ class StoreLink:
                 else:
                     self._to_engine(FromStore(message))
         finally:
-            if up:
-                self._outgoing, self.arena = None, None
+            if shared is not None:
+                self._outgoing = None
+                self._to_loader(ArenaGone(_last_of(2, shared.leave)))
                 log.warning("store gone", store=self.address)
                 self._to_engine(StoreDown())
+
+
+def _last_of(calls: int, then: Callable[[], None]) -> Callable[[], None]:
+    """What calls `then` when it is called for the `calls`-th time; any thread."""
+    left, lock = [calls], threading.Lock()
+
+    def call() -> None:
+        with lock:
+            left[0] -= 1
+            last = not left[0]
+        if last:
+            then()
+
+    return call

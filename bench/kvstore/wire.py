@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
 import os
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from loadtest.stack import free_ports
 from runtime import rpc
+from runtime.arena_sharing import SharedArena, arenas_of, remove_dead
 from runtime.config import Config, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ class Stores:
         for process in self._processes:
             process.wait()
         for node in range(self.config.nodes.count):
-            self.config.node(node).arena.unlink(missing_ok=True)
+            remove_dead(arenas_of(self.config.node(node).arena_stem))
 
     def address(self, node: int) -> str:
         return self.config.node(node).store_address
@@ -115,16 +115,15 @@ class Worker:
         self._reading = asyncio.ensure_future(self._read())
         self._send(hello=pb.AttachHello(worker_id="bench", shapes=[shape_to_wire(self.shape)]))
         welcome = await asyncio.wait_for(self._welcome, _LIMIT_S)
-        fd = os.open(welcome.arena_path, os.O_RDWR)
-        self._map = mmap.mmap(fd, welcome.arena_bytes)
-        os.close(fd)
-        self.arena = np.frombuffer(self._map, dtype=np.uint8)
+        self._shared = SharedArena(Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, "auto")
+        self.arena = np.frombuffer(self._shared.mapped, dtype=np.uint8, count=welcome.arena_bytes)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._reading
+        self._shared.leave()
         await self._channel.close(None)
 
     def _send(self, **kind: Any) -> None:

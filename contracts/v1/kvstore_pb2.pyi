@@ -144,14 +144,18 @@ class StoreToWorker(_message.Message):
     def __init__(self, welcome: _Optional[_Union[AttachWelcome, _Mapping]] = ..., found: _Optional[_Union[LoadFound, _Mapping]] = ..., pieces: _Optional[_Union[LoadPieces, _Mapping]] = ..., end: _Optional[_Union[LoadEnd, _Mapping]] = ..., grant: _Optional[_Union[SaveGrant, _Mapping]] = ..., offer: _Optional[_Union[PrefetchOffer, _Mapping]] = ..., invalidate: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., erase: _Optional[_Union[Erase, _Mapping]] = ..., hbm_query: _Optional[_Union[HbmQuery, _Mapping]] = ...) -> None: ...
 
 class AttachWelcome(_message.Message):
-    __slots__ = ("node", "arena_path", "arena_bytes")
+    __slots__ = ("node", "arena_path", "arena_bytes", "nonce", "attachment")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ARENA_PATH_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     node: str
     arena_path: str
     arena_bytes: int
-    def __init__(self, node: _Optional[str] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
+    nonce: bytes
+    attachment: int
+    def __init__(self, node: _Optional[str] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., nonce: _Optional[bytes] = ..., attachment: _Optional[int] = ...) -> None: ...
 
 class LoadFound(_message.Message):
     __slots__ = ("load_id", "chunks", "near", "sources")

@@ -61,6 +61,7 @@ class Wrote(IntEnum):
     READ_ONLY = 3
     BROKEN = 4  #: the device reported an error, or the directory is not one that can be written
     NOT_TRIED = 5  #: the tier is left alone
+    RESERVED = 6  #: nothing was written: what is left of the disk is kept free
 
 
 #: (worker or reader, number chosen by it): unique while it is attached.
@@ -267,11 +268,13 @@ class BlobListed:
 
 
 @dataclass(frozen=True, slots=True)
-class SsdSized:
-    """How many bytes of files the SSD tier may take."""
+class TierSized:
+    """How many bytes may be in "ssd" (this node's files) or "blob" (all nodes'), None: no limit; of blob also how many there are."""
 
-    limit_bytes: int
+    tier: str
+    limit_bytes: int | None
     now: float
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +386,7 @@ Event = (
     | SsdWritten
     | BlobWritten
     | BlobListed
-    | SsdSized
+    | TierSized
     | TurnEnded
     | ManifestsListed
     | ManifestFetched

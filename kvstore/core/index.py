@@ -55,6 +55,7 @@ class Index:
         self.ssd_stored_bytes = 0  #: of its files, those that are being written included
         self.ssd_chunks: Counter[SessionKey] = Counter()  #: how many of a session's chunks the SSD has
         self.named: Counter[tuple[str, bytes]] = Counter()  #: (tenant, fingerprint) -> chunks that the tenant's sessions name
+        self.named_chunks: Counter[bytes] = Counter()  #: fingerprint -> chunks that any session names
         self.unnamed: dict[bytes, int] = {}  #: chunks on the SSD that no session names -> sweeps that have seen it so
         self._alone: dict[SessionKey, tuple[SessionKey]] = {}
         self._perhaps_empty: set[bytes] = set()
@@ -228,6 +229,7 @@ class Index:
                 alone = self._alone[session] = (session,)
             self.names[key] = alone
             self.named[session.tenant, fingerprint] += 1
+            self.named_chunks[fingerprint] += 1
             self.unnamed.pop(key, None)
             if not self.unnamed:
                 self.unnamed = {}  # a dict keeps the memory of all that it ever held
@@ -256,6 +258,7 @@ class Index:
                 continue
             del self.names[key]
             self.named[session.tenant, fingerprint] -= 1
+            self.named_chunks[fingerprint] -= 1
             if not self.named[session.tenant, fingerprint]:
                 del self.named[session.tenant, fingerprint]
             if on_ssd:
@@ -327,7 +330,7 @@ class Index:
                 named.setdefault(key, set()).add(session)
         assert named == {key: set(sessions) for key, sessions in self.names.items()}
         # A key belongs to one tenant and one model. Only a broken worker says otherwise, and then the sum still holds.
-        assert sum(self.named.values()) == len(named)
+        assert sum(self.named.values()) == sum(self.named_chunks.values()) == len(named)
         stored = [c for c in self.chunks.values() if c.ssd in _STORED]
         assert self.ssd_stored_bytes == sum(c.ssd_stored_bytes for c in stored)
         assert all(c.ssd is CopyState.PRESENT for c in self.chunks.values() if c.encoded_bytes)

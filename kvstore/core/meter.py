@@ -31,7 +31,12 @@ _WRITE_USUAL_WEIGHT = 0.02
 
 READ_TIER = {SourceKind.SSD: Tier.SSD_READ, SourceKind.BLOB: Tier.BLOB_READ}
 _SOURCE_OF = {Tier.SSD_READ: SSD, Tier.BLOB_READ: BLOB}
-_AT_ONCE = {Wrote.FULL: "no space is left", Wrote.READ_ONLY: "it is read-only", Wrote.BROKEN: "the device or its directory is broken"}
+_AT_ONCE = {
+    Wrote.FULL: "no space is left",
+    Wrote.RESERVED: "what is left of the disk stays free (kv.disk_reserve)",
+    Wrote.READ_ONLY: "it is read-only",
+    Wrote.BROKEN: "the device or its directory is broken",
+}
 _ERRORS = (Fault.UNAVAILABLE, Fault.MEDIUM)
 
 

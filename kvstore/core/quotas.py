@@ -1,4 +1,4 @@
-"""How much a tenant's sessions may hold in the slow tiers, and what goes when that is not enough.
+"""How much the sessions of a tenant, and those of all tenants together, may hold in the slow tiers, and what goes when that is not enough.
 
 What is counted: the bytes of the distinct chunks that the tenant's sessions name, as far as this node knows them: all
 manifests are in the blob tier and are listed at the start and from time to time, and running turns are claims. A chunk key
@@ -8,17 +8,23 @@ that it is asked for, so a fleet may exceed a quota by what its nodes save betwe
 A save that would exceed the quota makes the tenant's own least recently used sessions leave, in the order of victims; never
 one whose turn is running, never another tenant's. They leave this node and the blob tier, as in expiry. When the tenant has
 nothing else to give, the save's chunks beyond the quota are refused and counted: the request is answered all the same.
+
+A save for which the blob tier has no room (`sized`) is treated likewise, but it is the tenant who holds most whose sessions leave,
+one after another: who fills the tier makes way for the others. What the tier holds is measured by the shell from time to time, as it
+also has what no session names and what other nodes saved; to that is added what was granted here since, less what was erased here.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 
 from contracts.ids import SessionKey
+from contracts.kv import KvShape
 from kvstore.core.events import SaveWanted
 from kvstore.core.index import Index
 from kvstore.core.instructions import Counted, Instruction
-from kvstore.core.sessions import Sessions
+from kvstore.core.sessions import Sessions, Standing
 
 #: Room is made up to this share of the quota beyond what is needed, so that sessions are not ranked for every save.
 _HEADROOM_SHARE = 32
@@ -44,7 +50,12 @@ class Quotas:
         self._erase = erase
         self._default_bytes = default_bytes
         self._by_tenant = by_tenant
-        self._vain: dict[str, float] = {}  #: tenant -> when it had nothing to give
+        self._vain: dict[str, float] = {}  #: tenant -> when it had nothing to give; "": nobody had
+        #: Of the blob tier; None: no limit, or the shell has not said.
+        self.total_bytes: int | None = None
+        #: What the blob tier holds, as far as that is known.
+        self.held_bytes = 0
+        self._ranked: dict[str, list[tuple[Standing, SessionKey]]] = {}  #: by tenant, who leaves first is last
 
     def limit_bytes(self, tenant: str) -> int:
         """The tenant's quota; 0: none."""
@@ -54,28 +65,49 @@ class Quotas:
         """Of the chunks that its sessions name; those of models that this node has never seen are not counted."""
         return sum(self._index.named[tenant, fingerprint] * shape.chunk_bytes for fingerprint, shape in self._index.shapes.items())
 
+    @property
+    def named_bytes(self) -> int:
+        """Of the chunks that any session names here, as `used_bytes`."""
+        chunks = self._index.named_chunks
+        return sum(chunks[fingerprint] * shape.chunk_bytes for fingerprint, shape in tuple(self._index.shapes.items()))
+
+    def sized(self, limit_bytes: int | None, held_bytes: int) -> None:
+        """The shell has measured what the blob tier holds, and says how much it may."""
+        self.total_bytes, self.held_bytes = limit_bytes, held_bytes
+
+    def named_more(self, bytes_: int) -> None:
+        """Sessions name so many bytes of chunks more than before, since a save was granted; or less, since one was erased."""
+        self.held_bytes = max(0, self.held_bytes + bytes_)
+
     def beyond(self, event: SaveWanted) -> frozenset[int]:
-        """Which chunks of the save, by index, the quota does not allow, after the tenant's older sessions made way."""
+        """Which chunks of the save, by index, are not allowed, after older sessions made way."""
         tenant = event.session.tenant
-        limit, shape = self.limit_bytes(tenant), self._index.shapes.get(event.fingerprint)
-        if not limit or shape is None:
+        limit, total, shape = self.limit_bytes(tenant), self.total_bytes, self._index.shapes.get(event.fingerprint)
+        if shape is None or (not limit and total is None):
             return frozenset()
         new = [i for i, key in enumerate(event.keys) if key not in self._index.names]
-        needed = len(new) * shape.chunk_bytes
-        if self.used_bytes(tenant) + needed > limit and self._may_help(event.session, shape.chunk_bytes, limit, event.now):
-            headroom = limit // _HEADROOM_SHARE // shape.chunk_bytes * shape.chunk_bytes
-            self._make_room(event.session, limit - needed, headroom, event.now)
-        allowed = max(0, limit - self.used_bytes(tenant)) // shape.chunk_bytes
-        refused = frozenset(new[allowed:])
-        if refused:
-            self._out.append(Counted("saves_over_quota", len(refused)))
-        return refused
+        needed, allowed = len(new) * shape.chunk_bytes, len(new)
+        if limit:
+            if self.used_bytes(tenant) + needed > limit and self._may_help(event.session, shape.chunk_bytes, limit, event.now, tenant):
+                self._make_room(event.session, limit - needed, _headroom(limit, shape), event.now)
+            allowed = min(allowed, max(0, limit - self.used_bytes(tenant)) // shape.chunk_bytes)
+        over_quota = len(new) - allowed
+        if total is not None:
+            needed = allowed * shape.chunk_bytes
+            if self.held_bytes + needed > total and self._may_help(event.session, shape.chunk_bytes, total, event.now, ""):
+                self._make_room_in_all(event.session, total - needed, _headroom(total, shape), event.now)
+            allowed = min(allowed, max(0, total - self.held_bytes) // shape.chunk_bytes)
+        over_total = len(new) - over_quota - allowed
+        for what, amount in (("saves_over_quota", over_quota), ("saves_over_blob", over_total)):
+            if amount:
+                self._out.append(Counted(what, amount))
+        return frozenset(new[allowed:])
 
-    def _may_help(self, session: SessionKey, chunk_bytes: int, limit: int, now: float) -> bool:
-        """Whether the session alone leaves room for one more chunk, and the tenant had something to give lately."""
+    def _may_help(self, session: SessionKey, chunk_bytes: int, limit: int, now: float, whose: str) -> bool:
+        """Whether the session alone leaves room for one more chunk, and there was something to give lately: `whose`, as in `_vain`."""
         manifest = self._index.manifests.get(session)
         own = {*(manifest.keys if manifest else ()), *self._index.claims.get(session, ())}
-        return (len(own) + 1) * chunk_bytes <= limit and now - self._vain.get(session.tenant, float("-inf")) > _VAIN_S
+        return (len(own) + 1) * chunk_bytes <= limit and now - self._vain.get(whose, float("-inf")) > _VAIN_S
 
     def _make_room(self, session: SessionKey, goal: int, headroom: int, now: float) -> None:
         """Bring what the tenant's other sessions hold down to `goal`, and `headroom` below it."""
@@ -92,3 +124,49 @@ class Quotas:
             self._out.append(Counted("sessions_over_quota", gone))
         if self.used_bytes(tenant) > goal:
             self._vain[tenant] = now
+
+    def _make_room_in_all(self, session: SessionKey, goal: int, headroom: int, now: float) -> None:
+        """Bring what the blob tier holds down to `goal`, and `headroom` below it."""
+        used = [(-self.used_bytes(tenant), tenant) for tenant in {tenant for tenant, _ in self._index.named}]
+        heapq.heapify(used)
+        gone, ranked = 0, False
+        while self.held_bytes > goal - headroom and used:
+            tenant = used[0][1]
+            other = self._next(tenant, session, now)
+            if other is None and not ranked:
+                self._rank(now)
+                ranked = True
+                other = self._next(tenant, session, now)
+            if other is None:
+                heapq.heappop(used)
+                continue
+            self._erase(other, now)
+            gone += 1
+            heapq.heapreplace(used, (-self.used_bytes(tenant), tenant))
+        if gone:
+            self._out.append(Counted("sessions_over_blob", gone))
+        if self.held_bytes > goal:
+            self._vain[""] = now
+
+    def _rank(self, now: float) -> None:
+        """Of a million sessions this takes seconds. It is done when all who were ranked have left or were used again."""
+        self._ranked = {}
+        for session in self._index.manifests:
+            self._ranked.setdefault(session.tenant, []).append((self._sessions.standing(session, now), session))
+        for sessions in self._ranked.values():
+            sessions.sort(reverse=True)
+
+    def _next(self, tenant: str, but: SessionKey, now: float) -> SessionKey | None:
+        """The tenant's session that leaves next. Those that were used since they were ranked, or are used now, stay."""
+        ranked = self._ranked.get(tenant, [])
+        while ranked:
+            standing, session = ranked.pop()
+            if session == but or session in self._index.claims or session not in self._index.manifests:
+                continue
+            if self._sessions.standing(session, now) <= standing:
+                return session
+        return None
+
+
+def _headroom(limit: int, shape: KvShape) -> int:
+    return limit // _HEADROOM_SHARE // shape.chunk_bytes * shape.chunk_bytes

@@ -22,6 +22,7 @@ from kvstore.core.meter import Meter
 from kvstore.core.room import Room
 from kvstore.core.state import CopyState, PieceState
 
+_SKIPPED = (Wrote.NOT_TRIED, Wrote.RESERVED)
 _LACKING = (CopyState.ABSENT, CopyState.SKIPPED)
 #: The share of the arena from which on it is so full that it will soon let go of what was brought.
 _FILLING = 0.75
@@ -195,7 +196,7 @@ class Saves:
             self._index.set_copy(chunk, "ssd", CopyState.PRESENT, event.sums or tuple(chunk.sums), event.encoded_bytes)
             self._to_blob(chunk)
         else:
-            self._not_on_ssd(chunk, "ssd_writes_skipped" if outcome is Wrote.NOT_TRIED else "ssd_write_failures")
+            self._not_on_ssd(chunk, "ssd_writes_skipped" if outcome in _SKIPPED else "ssd_write_failures")
         self.pay()
 
     def _not_on_ssd(self, chunk: Chunk, why: str) -> None:
@@ -237,7 +238,7 @@ class Saves:
         if outcome is Wrote.OK:
             self._index.set_copy(chunk, "blob", CopyState.PRESENT, event.sums or chunk.ssd_sums or tuple(chunk.sums))
         else:
-            self._not_in_blob(chunk, "blob_writes_skipped" if outcome is Wrote.NOT_TRIED else "blob_write_failures")
+            self._not_in_blob(chunk, "blob_writes_skipped" if outcome in _SKIPPED else "blob_write_failures")
         self.pay()
 
     def catch_up(self, fingerprint: bytes, present: Set[bytes]) -> None:

@@ -160,7 +160,9 @@ class Store:
                 self.fetches.stalled(event.fetch, event.now)
             case ev.SaveWanted():
                 self.sessions.seen(event.session, event.now)
-                self.saves.want(event, self.erasure.buried(event.session, event.now), self.quotas.beyond(event))
+                beyond, named = self.quotas.beyond(event), self.quotas.named_bytes
+                self.saves.want(event, self.erasure.buried(event.session, event.now), beyond)
+                self.quotas.named_more(self.quotas.named_bytes - named)
             case ev.SaveEnded():
                 self.saves.ended(event)
             case ev.Summed():
@@ -172,8 +174,10 @@ class Store:
             case ev.BlobListed():
                 self.saves.catch_up(event.fingerprint, event.keys)
                 self.capacity.trim(event.now)
-            case ev.SsdSized():
+            case ev.TierSized(tier="ssd"):
                 self.capacity.limit_bytes = event.limit_bytes
+            case ev.TierSized():
+                self.quotas.sized(event.limit_bytes, event.held_bytes)
             case ev.TurnEnded():
                 self._turn(event.manifest, event.now)
             case ev.ManifestsListed():
@@ -331,7 +335,9 @@ class Store:
     def _erase(self, event: ev.SessionErased) -> None:
         self._invalidate(event.session, tell=False)
         self.sessions.forget(event.session)
+        named = self.quotas.named_bytes
         self.erasure.erase(event)
+        self.quotas.named_more(self.quotas.named_bytes - named)
 
     def _exceeded(self, session: SessionKey, now: float) -> None:
         self._erase(ev.SessionErased(session, now, expired=True))

@@ -1,6 +1,7 @@
 """The node's DRAM tier: one file on a tmpfs, mapped shared by this process and by the node's workers.
 
-Nothing in it outlives the process: it is made anew at start and unlinked at stop.
+Nothing in it outlives the process: it is made anew at start, under a new name, and unlinked at stop. What a killed store left is removed
+at the next start; what a living one has, of whatever configuration, is left alone (runtime/arena_sharing.py).
 """
 
 from __future__ import annotations
@@ -13,35 +14,39 @@ from pathlib import Path
 import xxhash
 
 from kvstore.tiers import checksums
-from runtime.arena_file import HugePages, choose, free_bytes, map_file, rounded
+from runtime import arena_sharing
+from runtime.arena_file import HugePages, choose, free_bytes, map_file
+from runtime.arena_sharing import MARK_BYTES, NONCE_BYTES, OWNER
 
 
 class Arena:
-    """`view` is the whole arena, `address` where it lies in this process. Offsets are the ledger's."""
+    """`view` is the whole arena, `address` where it lies in this process; offsets are the ledger's. `nonce`: what marks the file."""
 
-    def __init__(self, path: Path, size_bytes: int, hugepages: HugePages = "auto") -> None:
-        """Make the file, of `size_bytes` rounded up to whole pages of a hugetlbfs. Raises OSError when its file system cannot
-        hold it, ConfigError when `kv.hugepages` cannot be had."""
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        self.pages = choose(path.parent, hugepages)
-        self.size_bytes = size_bytes = rounded(size_bytes, path.parent)
-        room = free_bytes(path.parent)
-        if room < size_bytes:
+    def __init__(self, stem: Path, size_bytes: int, hugepages: HugePages = "auto") -> None:
+        """Make the file. `stem`: what its name begins with. On a hugetlbfs the arena is what whole pages hold beside the mark.
+
+        Raises OSError when the file system cannot hold it, ConfigError when `kv.hugepages` cannot be had.
+        """
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        arena_sharing.remove_dead(arena_sharing.arenas_of(stem))
+        self.pages = choose(stem.parent, hugepages)
+        file_bytes = arena_sharing.file_bytes(size_bytes, stem.parent)
+        self.size_bytes = file_bytes - MARK_BYTES
+        room = free_bytes(stem.parent)
+        if room < file_bytes:
             # A tmpfs that fills up later kills whoever touches the next page.
             more = "raise vm.nr_hugepages" if self.pages.kind == "hugetlbfs" else "enlarge it (--shm-size)"
-            raise OSError(f"the arena needs {size_bytes >> 20} MiB and {path.parent} has {room >> 20}; lower kv.dram_gib or {more}")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            raise OSError(f"the arena needs {file_bytes >> 20} MiB and {stem.parent} has {room >> 20}; lower kv.dram_gib or {more}")
+        self.path, self.nonce, self._fd = _made(stem)
         try:
-            os.ftruncate(fd, size_bytes)
-            self._map = map_file(path, size_bytes, hugepages)
+            os.ftruncate(self._fd, file_bytes)
+            self._map = map_file(self._fd, file_bytes, hugepages)
         except OSError:
-            path.unlink()
+            self.close()
             raise
-        finally:
-            os.close(fd)
-        self.view = memoryview(self._map)
+        arena_sharing.write_mark(self._map, self.size_bytes, self.nonce)
+        self._attached = 0
+        self.view = memoryview(self._map)[: self.size_bytes]
         checksums.prepare()
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
@@ -53,6 +58,28 @@ class Arena:
         """xxh3-64 of each (offset, length); of many at a time without the GIL where that can be had."""
         return checksums.sums(self.view, self.address, ranges)
 
+    def attachment(self) -> int:
+        """The number of a new attachment."""
+        self._attached += 1
+        return self._attached
+
+    def is_used_by(self, attachment: int) -> bool:
+        """Whether this attachment's worker has mapped the file and may still copy from or to it."""
+        return arena_sharing.is_locked(self._fd, attachment)
+
     def close(self) -> None:
         """Unlink the file; the mapping goes with the process, as transports may still refer to it."""
         self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def _made(stem: Path) -> tuple[Path, bytes, int]:
+    """A new file, which this process owns from now on: (path, nonce, descriptor)."""
+    while True:
+        nonce = os.urandom(NONCE_BYTES)
+        path = arena_sharing.path_of(stem, nonce)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        if arena_sharing.lock(fd, OWNER) and os.fstat(fd).st_nlink:
+            return path, nonce, fd
+        # Somebody who removes what dead stores left has found it before it was ours.
+        os.close(fd)

@@ -311,6 +311,13 @@ class BlobTier:
 
     # ---- what is there
 
+    async def stored_bytes(self) -> int | None:
+        """Of everything in it; None when the store does not answer."""
+        try:
+            return await self._objects.stored_bytes()
+        except Exception:
+            return None
+
     async def has_chunk(self, key: bytes, fingerprint: bytes) -> bool:
         """Whether the chunk's object is there, or may be, as the store does not answer."""
         async with self._objects.looks:

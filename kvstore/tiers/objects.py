@@ -19,6 +19,7 @@ from contracts.errors import ConfigError, PieceLost
 from kvstore.failpoints import reach
 from kvstore.tiers.links import link
 from runtime import telemetry
+from runtime.disk_shares import local_directory
 
 _READ_S, _WRITE_S = 5.0, 30.0
 #: A listing comes in pages; each has this long.
@@ -51,13 +52,6 @@ class Directory:
             return LocalStore(self._path, mkdir=True)
         except Exception as e:
             raise OSError(f"{self._path}: {e}") from e
-
-
-def local_directory(url: str, default: Path) -> Path | None:
-    """Where the blob tier lies when it is a directory."""
-    if not url:
-        return default
-    return Path(url.removeprefix("file://")) if url.startswith("file://") else None
 
 
 def open_store(url: str, options: dict[str, str], default: Path) -> Any:
@@ -169,6 +163,17 @@ class Objects:
             if batch is None:
                 return
             yield [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
+
+    async def stored_bytes(self) -> int:
+        """Of all objects. Raises when the store fails, or is silent for too long."""
+        size = 0
+        batches = aiter(obstore.list(self._store))
+        while True:
+            async with asyncio.timeout(_LIST_S):
+                batch = await anext(batches, None)
+            if batch is None:
+                return size
+            size += sum(item["size"] for item in batch)
 
     async def put(self, kind: str, path: str, data: Path | bytes) -> bool:
         """Store the object, whole or not at all; false when that failed. A file is linked where it can be. `kind`: for failpoints."""

@@ -75,7 +75,7 @@ class CoreStore:
         self._working = self._ticking = False
         self._fetches: dict[int, tuple[Channel, Job, do.Fetch]] = {}
         self.handle(ev.Recovered([]))
-        self.handle(ev.SsdSized(int(kind.ssd_bytes), 0.0))
+        self.handle(ev.TierSized("ssd", int(kind.ssd_bytes), 0.0))
         self.handle(ev.ManifestsListed([], 0.0, complete=True))
         self.handle(ev.ShapesDeclared("worker", [shape], 0.0))
 

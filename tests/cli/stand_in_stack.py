@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from cli import machine
 from runtime.config import load_config
 
 PATIENCE_S = 40.0
@@ -28,6 +29,7 @@ PATIENCE_S = 40.0
 _STAND_IN = r"""#!{python}
 import asyncio, contextlib, json, os, signal, sys, time
 from pathlib import Path
+from runtime.arena_sharing import path_of
 from runtime.service import arguments, run, serve, Tasks
 
 KIND = Path(sys.argv[0]).name.removeprefix("upbeat-")
@@ -72,7 +74,7 @@ class StandIn:
         host, _, port = address.rpartition(":")
         self.server = await asyncio.start_server(self.answer, host, int(port))
         if KIND == "kvstore":
-            node.arena.write_bytes(b"kv")
+            path_of(node.arena_stem, b"stand-in").write_bytes(b"kv")
         note("serving")
 
     async def answer(self, reader, writer):
@@ -216,6 +218,4 @@ class UpbeatUp:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
         self.until(lambda: not self.members(), "nothing is left")
-        arena = load_config(None, {"data": self.directory / "data"}).node(0).arena
-        for left in arena.parent.glob(arena.name.replace("-node-0.arena", "-node-*")):
-            left.unlink(missing_ok=True)
+        machine.remove_arenas(load_config(None, {"data": self.directory / "data"}))

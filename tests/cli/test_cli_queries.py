@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cli.settings import BUNDLED_MODEL
 
 FLEET = {
     "expected_nodes": 2,
@@ -100,6 +103,10 @@ class _Answers(BaseHTTPRequestHandler):
             'upbeat_kvstore_hit_bytes_total{tier="ssd"}': 100.0 * looks,
             'upbeat_worker_hit_bytes_total{tier="hbm"}': 100.0 * looks,
             'upbeat_kvstore_tier_up{tier="ssd_write"}': 0.0,
+            'upbeat_kvstore_used_bytes{tier="ssd"}': 24e6,
+            'upbeat_kvstore_limit_bytes{tier="ssd"}': 4.0 * (1 << 30),
+            'upbeat_kvstore_used_bytes{tier="blob"}': 30.0 * (1 << 20),
+            'upbeat_kvstore_disk_free_bytes{tier="ssd"}': 1.5 * (1 << 30),
             'upbeat_kvstore_hint_bytes_total{outcome="used"}': float(looks << 20),
             'upbeat_kvstore_evicted_bytes_total{tier="dram",reason="unadvised"}': 3.0 * (1 << 20),
             'upbeat_kvstore_write_back_waiting_bytes{tier="blob"}': 5.0 * (1 << 20),
@@ -173,6 +180,8 @@ def test_top_shows_sums_since_the_start_and_then_what_each_interval_added(gatewa
     assert "1 of 2 nodes serve" in first and "chat-1" in second
     for screen in (first, second):
         assert "20%, 60%, 20%, 0%, 0%" in screen and "1.0, 0.0, 0.0 MiB" in screen and "5.0 MiB wait" in screen
+        assert "22.9 MiB of 4.00 GiB" in screen and "1.50 GiB, -" in screen
+        assert any(line.startswith("blob used") and "30.0 MiB" in line and " of " not in line for line in screen.splitlines())
         assert any(line.startswith("tiers left alone") and "ssd_write" in line for line in screen.splitlines())
     assert "3.0, 0.0 MiB" in first and "3.0, 0.0 MiB" not in second
     refused = upbeat("top", "--every", "0", "--url", gateway.url)
@@ -224,7 +233,7 @@ def test_a_probe_is_the_exit_status(gateway: GatewayStandIn) -> None:
 def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
     done = upbeat("doctor", "--json", "--port", "13900", "--data", str(tmp_path / "data"), cwd=tmp_path)
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "kernels", "listening"} <= set(found)
+    assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "kernels", "weights", "listening"} <= set(found)
     assert all(f["level"] == "ok" or f["remedy"] for f in found.values()), "what is not well comes with a remedy"
     assert (done.returncode == 0) == json.loads(done.stdout)["ok"]
     assert not (tmp_path / "data").exists(), "a doctor changes nothing"
@@ -240,6 +249,28 @@ def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> N
         found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
         assert found["level"] == level
         assert level == "ok" or ("this compiler is broken" in found["detail"] and found["remedy"])
+
+
+def test_the_doctor_reads_every_byte_of_the_weights(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, model)
+    weights = next(model.glob("*.safetensors"))
+    digests = tmp_path / "run" / "digests"
+    (tmp_path / "upbeat.yaml").write_text(f"model: {model}\nrun_dir: {tmp_path / 'run'}\n")
+
+    def found() -> dict[str, str]:
+        done = upbeat("doctor", "--json", "--config", "upbeat.yaml", "--data", str(tmp_path / "data"), cwd=tmp_path)
+        return next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "weights")
+
+    assert found()["detail"].endswith("no digest of them is remembered")
+    remember = "import sys, time; from pathlib import Path; from worker.models.digest import cached_weights_digest as digest;"
+    remember += "from worker.models.weights import Checkpoint; digest(Checkpoint(Path(sys.argv[1])), Path(sys.argv[2]), time.time() + 60)"
+    subprocess.run([sys.executable, "-c", remember, str(model), str(digests)], check=True)
+    assert found()["level"] == "ok" and "every byte fits" in found()["detail"]
+    next(digests.iterdir()).write_text(bytes(32).hex())
+    assert found()["level"] == "fail" and f"delete {digests}" in found()["remedy"]
+    weights.write_bytes(weights.read_bytes()[:-10])
+    assert found()["level"] == "fail" and "is not a readable safetensors file" in found()["detail"]
 
 
 def test_the_doctor_names_a_port_that_is_taken(gateway: GatewayStandIn, tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ def node(number: int) -> dict[str, Any]:
             'upbeat_kvstore_hint_bytes_total{outcome="used"}': 7e12,
             'upbeat_kvstore_read_bytes_total{source="ssd"}': 1e12,
             'upbeat_kvstore_queued{what="ssd"}': 1234.0,
+            'upbeat_kvstore_used_bytes{tier="ssd"}': 1234.0 * GIB,
+            'upbeat_kvstore_limit_bytes{tier="ssd"}': 4321.0 * GIB,
+            'upbeat_kvstore_disk_free_bytes{tier="ssd"}': 3087.0 * GIB,
         },
     }
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from stand_in_stack import UpbeatUp
 
+from runtime.arena_sharing import arenas_of
 from runtime.config import load_config
 
 STOPPING_ORDER = ["gateway", "worker-0", "kvstore-0", "scheduler"]
@@ -69,15 +70,15 @@ def test_a_killed_service_is_started_again_and_serves(up: UpbeatUp) -> None:
 )
 def test_a_signal_stops_in_order_and_leaves_nothing(up: UpbeatUp, number: signal.Signals, to_group: bool) -> None:
     launcher = up.serving()
-    arena = load_config(up.run_dir / "config.yaml").node(0).arena
-    assert arena.exists()
+    stem = load_config(up.run_dir / "config.yaml").node(0).arena_stem
+    assert arenas_of(stem)
     (os.killpg if to_group else os.kill)(launcher.pid, number)
     assert launcher.wait(timeout=40) == 0, up.said()
     assert sorted(up.events("drained")) == sorted(STOPPING_ORDER)
     if number is signal.SIGINT or not to_group:
         assert up.events("drained") == STOPPING_ORDER
     assert not up.members()
-    assert not arena.exists()
+    assert not arenas_of(stem)
     assert len(up.events("serving")) == 4, "a stopping stack starts nothing again"
 
 
@@ -154,3 +155,12 @@ def test_the_logs_of_the_last_run_are_kept(up: UpbeatUp) -> None:
     up.serving()
     assert "the disk is on fire" in (up.run_dir / "logs" / "worker-0.log.1").read_text()
     assert "the disk is on fire" not in (up.run_dir / "logs" / "worker-0.log").read_text()
+
+
+def test_it_says_what_the_tiers_may_take_of_the_disk_and_warns_where_nothing_will_be_written(up: UpbeatUp) -> None:
+    launcher = up.serving({"UPBEAT__KV__DISK_RESERVE": "0.9999"})
+    said = " ".join(up.said().split())
+    assert "GiB free; a node's SSD tier takes up to 0.0 GiB, the blob tier takes up to 0.0 GiB" in said
+    assert "of its disk free, and kv.disk_reserve keeps 100%: no KV is written there; free some space" in said
+    os.killpg(launcher.pid, signal.SIGTERM)
+    assert launcher.wait(timeout=40) == 0, up.said()

@@ -26,6 +26,7 @@ from kvstore.tiers.ssd import SsdTier, folder_name
 from runtime import telemetry
 from runtime.clock import RealClock
 from runtime.config import Config, load_config
+from runtime.directory_lock import DirectoryLock
 from runtime.service import Tasks
 from tests.faults import damage
 from tests.kvstore.fake_worker import make_chunks, make_shape
@@ -154,7 +155,8 @@ class House:
         kinds = self._damage(rng, files) if early else {}
         held = {path: path.read_bytes() for path in files}
         tasks = Tasks()
-        node = Node(self._config, 0, RealClock(), tasks)
+        lock = DirectoryLock(self._config.node(0).directory / "lock", "store")
+        node = Node(self._config, 0, RealClock(), tasks, lock)
         reader = Reader(node)
         before, detected = _counted(), seen.detected
         try:
@@ -182,6 +184,7 @@ class House:
         finally:
             await tasks.cancel()
             await node.stop()
+            lock.release()
         assert _counted() - before >= seen.detected - detected, "damage was detected and not counted"
 
     def _damage(self, rng: random.Random, files: dict[Path, Pristine]) -> dict[Path, str]:

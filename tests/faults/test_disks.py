@@ -58,7 +58,7 @@ def mounted(make_stack: Callable[..., Stack]) -> Iterator[Callable[[str], tuple[
     def make(size: str) -> tuple[Stack, Disk]:
         if os.geteuid():
             pytest.skip("only root may mount a file system")
-        stack = make_stack(ssd_gib=1)
+        stack = make_stack(ssd_gib=1, disk_reserve=0)
         disk = Disk(stack.config.node(0).ssd)
         disk.mount(size)
         disks.append(disk)

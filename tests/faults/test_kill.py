@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from loadtest.stack import Stack
+from runtime.arena_sharing import MARK_BYTES, arenas_of
 from runtime.config import load_config
 from tests.e2e.chat import Chat, script
 
@@ -115,7 +116,8 @@ def test_a_killed_gateway_comes_back(stack: Stack, expected: list[list[str]]) ->
 
 def test_nothing_is_left_in_shared_memory_after_a_stop(tmp_path: Path) -> None:
     with Stack(model=MODEL, nodes=1, directory=tmp_path, hbm_gib=0.25, dram_gib=0.25) as made:
-        arena = load_config(None, {"data": str(made.data)}).node(0).arena
-        assert arena.stat().st_size == 1 << 28
+        stem = load_config(None, {"data": str(made.data)}).node(0).arena_stem
+        (arena,) = arenas_of(stem)
+        assert arena.stat().st_size == (1 << 28) + MARK_BYTES
         made.stop()
-        assert not arena.exists()
+        assert not arenas_of(stem)

@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 from loadtest.stack import Stack
+from runtime.arena_sharing import arenas_of, remove_dead
 from runtime.config import Config, dump_config, load_config
 from tests.e2e.chat import Chat, script
 from tests.faults.netns import INTERFACE, Network, NotPermitted
@@ -100,7 +101,7 @@ class PartedStack:
                 process.kill()
                 process.wait(10)
         for node in range(2):
-            self.config.node(node).arena.unlink(missing_ok=True)
+            remove_dead(arenas_of(self.config.node(node).arena_stem))
 
     def written_back(self, session: str, node: int) -> None:
         """Wait until the object store has what the node has of the session: what comes there later is not forgotten."""

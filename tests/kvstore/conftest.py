@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from runtime.arena_sharing import arenas_of, remove_dead
 from runtime.config import Config, dump_config, load_config
 
 _EXIT_S = 40
@@ -55,7 +56,7 @@ class Stack:
                 process.kill()
                 process.wait(_EXIT_S)
         for node in self.processes:
-            self.config.node(node).arena.unlink(missing_ok=True)
+            remove_dead(arenas_of(self.config.node(node).arena_stem))
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 import grpc
@@ -20,6 +19,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from runtime import rpc
+from runtime.arena_sharing import SharedArena
 
 LIMIT_S = 30.0
 
@@ -61,9 +61,9 @@ class FakeWorker:
         async with asyncio.timeout(LIMIT_S):
             welcome = await self._welcome
         self.node, self.arena_bytes = welcome.node, welcome.arena_bytes
-        fd = os.open(welcome.arena_path, os.O_RDWR)
-        self.arena = mmap.mmap(fd, welcome.arena_bytes)
-        os.close(fd)
+        self.welcome = welcome
+        self.shared = SharedArena(Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, "auto")
+        self.arena = self.shared.mapped
         return self
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -71,6 +71,7 @@ class FakeWorker:
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._reading
+        self.shared.leave()
         await self.channel.close(None)
 
     async def _read(self) -> None:

@@ -15,6 +15,7 @@ from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from kvstore.tiers.arena import Arena
 from runtime.arena_file import Pages, free_bytes, map_file, offered, rounded
+from runtime.arena_sharing import MARK_BYTES, SharedArena
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_shape
 
 MIB = 1 << 20
@@ -76,10 +77,11 @@ def huge_kib_of_this_process(path: Path) -> int:
 
 def test_an_arena_is_as_large_as_asked_and_gone_when_closed(tmp_path):
     arena = Arena(tmp_path / "arena", 3 * MIB + 4096)
-    assert arena.size_bytes == len(arena.view) == os.stat(arena.path).st_size == 3 * MIB + 4096
+    assert arena.size_bytes == len(arena.view) == os.stat(arena.path).st_size - MARK_BYTES == 3 * MIB + 4096
     arena.view[-4096:] = b"x" * 4096
-    other = map_file(arena.path, arena.size_bytes, "auto")
-    assert other[-4096:] == b"x" * 4096
+    shared = SharedArena(arena.path, arena.size_bytes, arena.nonce, arena.attachment(), "auto")
+    other = shared.mapped
+    assert other[arena.size_bytes - 4096 : arena.size_bytes] == b"x" * 4096
     other[:4] = b"back"
     assert arena.view[:4] == b"back"
     arena.close()
@@ -88,8 +90,8 @@ def test_an_arena_is_as_large_as_asked_and_gone_when_closed(tmp_path):
 
 def test_a_file_that_is_shorter_than_announced_is_not_mapped(tmp_path):
     (tmp_path / "short").write_bytes(b"x" * 4096)
-    with pytest.raises(OSError, match="shorter"):
-        map_file(tmp_path / "short", 8192, "auto")
+    with (tmp_path / "short").open("r+b") as file, pytest.raises(OSError, match="shorter"):
+        map_file(file.fileno(), 8192, "auto")
 
 
 def test_an_arena_that_does_not_fit_is_refused_with_the_remedy(mount):
@@ -137,18 +139,20 @@ def test_on_a_hugetlbfs_the_arena_is_rounded_up_and_every_process_maps_it(mount,
     assert free_bytes(place) >= 4 * HUGE
     assert rounded(7 * MIB + 1, place) == 8 * MIB
     arena = Arena(place / "arena", 7 * MIB + 1, "on")
-    assert arena.size_bytes == 8 * MIB
+    assert arena.size_bytes == 8 * MIB - MARK_BYTES
     arena.view[:] = b"x" * arena.size_bytes
     assert huge_kib_of_this_process(arena.path) == 8 * 1024
-    told = "from pathlib import Path; from runtime.arena_file import map_file; import sys;"
-    told += "m = map_file(Path(sys.argv[1]), int(sys.argv[2]), 'auto'); assert m[-1:] == b'x'; m[:5] = b'other'"
-    subprocess.run([sys.executable, "-c", told, arena.path, str(arena.size_bytes)], check=True, cwd=Path(__file__).parents[2])
+    told = "from pathlib import Path; from runtime.arena_sharing import SharedArena; import sys; size = int(sys.argv[2]);"
+    told += "m = SharedArena(Path(sys.argv[1]), size, bytes.fromhex(sys.argv[3]), 1, 'auto').mapped;"
+    told += "assert m[size - 1 : size] == b'x'; m[:5] = b'other'"
+    command = [sys.executable, "-c", told, arena.path, str(arena.size_bytes), arena.nonce.hex()]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
     assert arena.view[:5] == b"other"
     with pytest.raises(ConfigError, match=r"kv\.hugepages = 'off'"):
         Arena(place / "second", MIB, "off")
     with pytest.raises(OSError, match=r"raise vm\.nr_hugepages"):
         Arena(place / "third", 1 << 40, "on")
-    assert [p.name for p in place.iterdir()] == ["arena"]
+    assert list(place.iterdir()) == [arena.path]
     arena.close()
 
 

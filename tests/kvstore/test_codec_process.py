@@ -12,6 +12,7 @@ import pytest
 from contracts.ids import SessionKey
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.format import BLOCK, decode_header
+from runtime.arena_sharing import arenas_of
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_manifest, make_shape, until
 
 SHAPE = make_shape()
@@ -62,7 +63,7 @@ async def test_a_codec_that_does_not_work_here_stops_the_start_with_the_remedy(m
     stack.start(0)
     assert stack.processes[0].wait(60) == 2
     assert "kv.blob_codec = 'cachegen' does not work here" in stack.log(0) and "set kv.blob_codec: raw" in stack.log(0)
-    assert not stack.config.node(0).arena.exists()
+    assert not arenas_of(stack.config.node(0).arena_stem)
 
 
 async def test_what_was_stored_by_a_codec_is_read_after_a_restart_by_stores_of_any_configuration(make_stack):

@@ -29,7 +29,7 @@ def make(files: int, sessions: dict[str, tuple[int, float]], *, backed: bool = T
     store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
     every = [k for name, (count, _) in sessions.items() for k in keys(name, count)]
     store.handle(ev.Recovered([ev.FoundCopy(k, SHAPE, (1, 2)) for k in every]))
-    store.handle(ev.SsdSized(files * FILE, 0.0))
+    store.handle(ev.TierSized("ssd", files * FILE, 0.0))
     manifests = [Manifest(key(n), "m", SHAPE.fingerprint, keys(n, count), 16 * count, used) for n, (count, used) in sessions.items()]
     store.handle(ev.ManifestsListed(manifests, 100.0, True, 100.0))
     if backed:
@@ -194,7 +194,7 @@ def test_what_an_ssd_without_room_is_owed_waits_for_room():
     store = make(0, {})
     (write,) = (i for i in save(store, "b", keys("b", 1)) if isinstance(i, do.WriteBlob))
     assert not store.handle(ev.BlobWritten(write.key, ev.Wrote.OK, 201.0))
-    store.handle(ev.SsdSized(FILE, 202.0))
+    store.handle(ev.TierSized("ssd", FILE, 202.0))
     (other,) = (i for i in save(store, "c", keys("c", 1), 203.0) if isinstance(i, do.WriteSsd))
     store.handle(ev.SsdWritten(other.key, ev.Wrote.OK, 204.0))
     (paid,) = (i for i in store.handle(ev.BlobWritten(other.key, ev.Wrote.OK, 205.0)) if isinstance(i, do.WriteSsd))

@@ -133,7 +133,7 @@ class StoreMachine(RuleBasedStateMachine):
         if recovered:
             copies = [ev.FoundCopy(k, shape_of(s), sums(k, shape_of(s))) for s in SESSIONS[:1] for k in CHAINS[s]]
             self.send(ev.Recovered(copies))
-        self.send(ev.SsdSized(SSD_BYTES, self.later(0.01)))
+        self.send(ev.TierSized("ssd", SSD_BYTES, self.later(0.01)))
         for worker in WORKERS:
             self.send(ev.ShapesDeclared(worker, SHAPES, self.later(0.01)))
 

@@ -16,6 +16,7 @@ import pytest
 
 from contracts.errors import ConfigError
 from kvstore.failpoints import POINTS, arm, reach
+from runtime.arena_sharing import arenas_of
 from runtime.config import load_config
 
 SOURCES = Path(__file__).parents[2] / "kvstore"
@@ -88,7 +89,7 @@ async def test_a_store_with_an_unknown_one_does_not_start(make_stack):
     stack.start(0)
     assert stack.processes[0].wait(30) == 2
     assert "kv.failpoints.ssd.nowhere" in stack.log(0) and "give one of" in stack.log(0)
-    assert not stack.config.node(0).arena.exists()
+    assert not arenas_of(stack.config.node(0).arena_stem)
 
 
 def test_every_point_of_the_table_is_reached_by_the_sources_and_no_other_is():

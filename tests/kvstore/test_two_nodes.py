@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import signal
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from contracts.convert import manifest_to_wire
 from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2 as pb
+from runtime.arena_sharing import arenas_of
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape, until
 
 SESSION = SessionKey("default", "a-session")
@@ -214,9 +216,9 @@ async def test_a_second_process_of_a_node_leaves_the_first_ones_arena_alone(make
         await worker.save(SESSION, SHAPE, chunks)
         first = stack.processes[0]
         stack.start(0)
-        assert stack.processes[0].wait(30) == 1
+        assert stack.processes[0].wait(30) == 2
         stack.processes[0] = first
-        assert stack.config.node(0).arena.exists()
+        assert arenas_of(stack.config.node(0).arena_stem) == [Path(worker.welcome.arena_path)]
         assert_pieces(await worker.load(SHAPE, list(chunks)), SHAPE, chunks)
 
 

@@ -31,7 +31,7 @@ from worker.engine import Cancel, Engine, Submit
 from worker.grammars import Grammars
 from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
-from worker.loads import FromStore, LoadTable, StoreDown, StoreUp
+from worker.loads import ArenaGone, ArenaHere, FromStore, LoadTable, StoreDown, StoreUp
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
@@ -292,6 +292,8 @@ class House:
         self.store = store
         store.attached(self.engine.inbox.put, self.loader.from_store)
         self.device.link = self.loader.link = store  # type: ignore[assignment]
+        assert store.arena is not None
+        self.loader.from_store(ArenaHere(store.arena))
         self.engine.inbox.put(StoreUp())
 
     def detach(self) -> None:
@@ -299,6 +301,7 @@ class House:
         assert self.store is not None
         self.store.close()
         self.store.arena = None
+        self.loader.from_store(ArenaGone(lambda: None))
         self.engine.inbox.put(StoreDown())
 
     def put(self, frame: StepFrame) -> None:

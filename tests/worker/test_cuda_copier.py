@@ -18,7 +18,7 @@ from contracts.v1 import kvstore_pb2
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.kv_loader import KvLoader
-from worker.loads import Load, LoadClosed, LoadTable, PiecesCame
+from worker.loads import ArenaHere, Load, LoadClosed, LoadTable, PiecesCame
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaError
 from worker.memory.granules import HostPool
@@ -208,6 +208,7 @@ def test_the_store_and_the_engine_hear_of_a_load_only_when_its_copies_have_ended
     load = Load(1, session, [block], [[0, 1]], np.stack([block.pages]))
     table.open[1] = load
     loader.start()
+    loader.from_store(ArenaHere(house.arena))
     loader.from_store(kvstore_pb2.LoadPieces(load_id=1, chunks=[0, 0], layers=[0, 1], offsets=[0, SHAPE.piece_bytes]))
     loader.from_store(kvstore_pb2.LoadEnd(load_id=1))
     for _ in itertools.count():

@@ -22,7 +22,7 @@ from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.kv_loader import KvLoader
-from worker.loads import LoadTable, StoreUp
+from worker.loads import ArenaHere, LoadTable, StoreUp
 from worker.measure import BRIEF, Grid, Stopwatch, compute, on_free_pages
 from worker.measure_loads import LoadFailed, Mover, large_chunks, new_keys, rates
 from worker.memory.granules import HostPool
@@ -136,6 +136,8 @@ def mover(store: FakeStore) -> Iterator[Mover]:
     device = Device(SHAPE, kv, cache, table, loader, RealClock(), KvSection(chunk_tokens=CHUNK), lambda tenant: bytes(32))
     device.link = loader.link = store  # type: ignore[assignment]
     store.to_engine, store.to_loader = inbox.put, loader.from_store
+    assert store.arena is not None
+    loader.from_store(ArenaHere(store.arena))
     loader.start()
     inbox.put(StoreUp())
     made = Mover(device, inbox, 6)

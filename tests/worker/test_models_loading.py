@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from contracts.errors import ConfigError
+from contracts.kv import fingerprint
 from loadtest.random_model import SHAPES, make_random_model, parameters
 from worker.memory.granules import HostPool
-from worker.models.config import load_config, parse_config
+from worker.models.config import ModelConfig, Rope, load_config, parse_config
+from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.load import Model, load_model
 from worker.models.weights import Checkpoint
 
@@ -167,16 +174,110 @@ def test_the_fingerprint_depends_on_what_decides_the_cache_and_on_nothing_else(t
     assert len({base, *(m.shape.fingerprint for m in others)}) == 6
 
 
+def flips() -> Iterator[tuple[str, ModelConfig]]:
+    """The same model with one field changed at a time, `Rope`'s included."""
+    for field in fields(ModelConfig):
+        value = getattr(CONFIG, field.name)
+        if field.name == "rope":
+            for inner in fields(Rope):
+                yield f"rope.{inner.name}", replace(CONFIG, rope=replace(value, **{inner.name: changed(getattr(value, inner.name))}))
+        else:
+            yield field.name, replace(CONFIG, **{field.name: changed(value)})
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value * 2
+        case str():
+            return "float16" if value == "bfloat16" else f"{value}2"
+        case frozenset():
+            return value | {77}
+        case tuple():
+            return (*value[:-1], 16)
+    raise AssertionError(f"say how {value!r} is changed")
+
+
+CONFIG = parse_config(LLAMA | {"torch_dtype": "bfloat16"})
+#: They decide where an answer ends and how long it may be, which type is served where nothing says it (that type has its own place in the
+#: fingerprint), or are only a name of what the other fields say.
+NOT_OF_THE_CACHE = {"architecture", "eos_ids", "max_tokens", "dtype"}
+
+
+def test_every_field_that_changes_what_is_computed_changes_the_digest() -> None:
+    weights = bytes(32)
+    base = model_digest(weights, CONFIG)
+    digests = {name: model_digest(weights, config) for name, config in flips()}
+    assert {name for name, digest in digests.items() if digest == base} == NOT_OF_THE_CACHE
+    others = [digest for name, digest in digests.items() if name not in NOT_OF_THE_CACHE]
+    assert len(set(others)) == len(others)
+    assert model_digest(b"w" * 32, CONFIG) != base
+
+
+def test_type_chunks_and_adapter_change_the_fingerprint() -> None:
+    said = [(bytes(32), "float32", 64, b""), (b"w" * 32, "float32", 64, b""), (bytes(32), "bfloat16", 64, b"")]
+    said += [(bytes(32), "float32", 32, b""), (bytes(32), "float32", 64, b"lora")]
+    assert len({fingerprint(w, dtype=dtype, chunk_tokens=tokens, adapter=adapter) for w, dtype, tokens, adapter in said}) == len(said)
+
+
+def digest_of(directory: Path, cache: Path, later_s: float = 60.0) -> bytes:
+    return cached_weights_digest(Checkpoint(directory), cache, time.time() + later_s)
+
+
+def true_digest(directory: Path) -> bytes:
+    return cached_weights_digest(Checkpoint(directory), None)
+
+
 def test_the_digest_is_remembered_until_the_files_change(tmp_path: Path) -> None:
     directory, cache = make(tmp_path / "m"), tmp_path / "cache"
-    first = load(directory, cache_dir=cache).shape.fingerprint
+    first = digest_of(directory, cache)
     [entry] = cache.iterdir()
-    assert load(directory, cache_dir=cache).shape.fingerprint == first
-    assert load(directory).shape.fingerprint == first
+    entry.write_text(bytes(32).hex())
+    assert digest_of(directory, cache) == bytes(32), "nothing was read"
     entry.write_text("damaged")
-    assert load(directory, cache_dir=cache).shape.fingerprint == first
+    assert digest_of(directory, cache) == first == true_digest(directory)
     make(directory, seed=2)
-    assert load(directory, cache_dir=cache).shape.fingerprint == load(directory).shape.fingerprint != first
+    assert digest_of(directory, cache) == true_digest(directory) != first
+
+
+def test_other_weights_with_equal_size_and_time_have_another_digest(tmp_path: Path) -> None:
+    directory, other, cache = make(tmp_path / "m"), make(tmp_path / "other", seed=2), tmp_path / "cache"
+    file, theirs = directory / "model.safetensors", other / "model.safetensors"
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    os.utime(theirs, ns=times)
+    first = digest_of(directory, cache)
+    for put in (lambda: shutil.copy2(theirs, file), lambda: (shutil.copy2(theirs, tmp_path / "new"), (tmp_path / "new").replace(file))):
+        make(directory)
+        os.utime(file, ns=times)
+        assert digest_of(directory, cache) == first
+        size = file.stat().st_size
+        put()
+        assert (file.stat().st_size, file.stat().st_mtime_ns) == (size, times[1]), "nothing shows but who looks closer"
+        assert digest_of(directory, cache) == true_digest(other) != first
+
+
+def test_files_that_have_just_been_written_are_read_again_next_time(tmp_path: Path) -> None:
+    directory, cache = make(tmp_path / "m"), tmp_path / "cache"
+    assert digest_of(directory, cache, later_s=0.0) == true_digest(directory)
+    assert not cache.exists(), "a change within the same tick of the file system's clock would not show"
+
+
+def test_weights_that_change_while_they_are_read_are_refused_and_replaced_ones_are_not_mixed_up(tmp_path: Path) -> None:
+    directory, cache = make(tmp_path / "m"), tmp_path / "cache"
+    old, opened = true_digest(directory), Checkpoint(directory)
+    make_random_model(tmp_path / "new", SHAPES["tiny"][0], 2, "float32")
+    (tmp_path / "new" / "model.safetensors").replace(directory / "model.safetensors")
+    new = digest_of(directory, cache)
+    assert cached_weights_digest(opened, cache, time.time() + 60) == old != new == digest_of(directory, cache)
+    opened = Checkpoint(directory)
+    with (directory / "model.safetensors").open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"abcd")
+    with pytest.raises(ConfigError, match="was changed while it was read; start again when it is whole"):
+        cached_weights_digest(opened, cache, time.time() + 60)
 
 
 def test_unloading_and_loading_a_layer_moves_granules_and_restores_every_byte(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """What identifies a model's weights: a digest of their names, types, shapes and bytes, and of the mathematics around them.
 
 It is what the KV fingerprint is made from, so it must not depend on a path, a time, or on how the checkpoint is sharded.
-Reading every byte takes a moment, so the result is remembered in a cache directory, keyed by the files' paths, sizes and
-times of change; that key only finds the entry and never enters the digest.
+Reading every byte takes a moment, so the result is remembered in a cache directory. What finds an entry is which files these are (path,
+device, inode, size, times of content and of status) and a sample of their bytes: a copy that keeps its time of content (`cp -p`, images
+that are built reproducibly) is another file. That never enters the digest. `upbeat doctor` computes it anew and compares:
+
+    python -m worker.models.digest MODEL CACHE      {"remembered": hex or null, "computed": hex}
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +22,13 @@ from pathlib import Path
 import torch
 from blake3 import blake3
 
+from contracts.errors import ConfigError
 from worker.models.config import ModelConfig
-from worker.models.weights import Checkpoint
+from worker.models.weights import Checkpoint, FileState
+
+#: Of each file so many pieces of so many bytes are read to find what is remembered, evenly from its beginning to its end.
+_SAMPLES, _SAMPLE_BYTES = 17, 4096
+_TIMES_DIFFER_S = 2.0
 
 
 def weights_digest(tensors: dict[str, torch.Tensor], forget: Callable[[torch.Tensor], None]) -> bytes:
@@ -34,25 +44,55 @@ def weights_digest(tensors: dict[str, torch.Tensor], forget: Callable[[torch.Ten
     return digest.digest()
 
 
-def cached_weights_digest(checkpoint: Checkpoint, cache_dir: Path | None) -> bytes:
-    """The digest of a checkpoint's tensors, remembered in `cache_dir` for as long as its files do not change. None: not remembered."""
-    files = checkpoint.files
+def cached_weights_digest(checkpoint: Checkpoint, cache_dir: Path | None, now_s: float | None = None) -> bytes:
+    """The digest of a checkpoint's tensors, remembered in `cache_dir` for as long as its files do not change. None: not remembered.
+
+    now_s: wall clock. Raises ConfigError when a file was changed in place while it was read.
+    """
     if cache_dir is None:
         return weights_digest(checkpoint.tensors, checkpoint.forget)
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)]
-    entry = cache_dir / f"weights-{blake3(json.dumps(stats).encode()).hexdigest()[:32]}.digest"
-    try:
-        known = bytes.fromhex(entry.read_text().strip())
-        if len(known) == 32:
-            return known
-    except (OSError, ValueError):
-        pass
+    entry = _entry(checkpoint, cache_dir)
+    known = _read(entry)
+    if known is not None:
+        return known
     digest = weights_digest(checkpoint.tensors, checkpoint.forget)
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    temporary = entry.with_suffix(f".{os.getpid()}")
-    temporary.write_text(digest.hex() + "\n")
-    temporary.replace(entry)
+    same = checkpoint.is_unchanged()
+    if entry is not None and same and _settled(checkpoint, time.time() if now_s is None else now_s):
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        temporary = entry.with_suffix(f".{os.getpid()}")
+        temporary.write_text(digest.hex() + "\n")
+        temporary.replace(entry)
     return digest
+
+
+def _entry(checkpoint: Checkpoint, cache_dir: Path) -> Path | None:
+    """Where the digest of these files is remembered; None when they are not the ones that were opened, or cannot be read."""
+    found = blake3(b"upbeat weight files 2")
+    for file, state in sorted(checkpoint.states.items()):
+        try:
+            with file.open("rb") as opened:
+                if FileState.of(opened.fileno()) != state:
+                    return None
+                found.update(json.dumps([str(file.resolve()), *state]).encode())
+                for n in range(_SAMPLES):
+                    found.update(os.pread(opened.fileno(), _SAMPLE_BYTES, (state.size - _SAMPLE_BYTES) * n // (_SAMPLES - 1) if n else 0))
+        except OSError:
+            return None
+    return cache_dir / f"weights-{found.hexdigest()[:32]}.digest"
+
+
+def _read(entry: Path | None) -> bytes | None:
+    try:
+        known = bytes.fromhex(entry.read_text().strip()) if entry is not None else b""
+    except (OSError, ValueError):
+        return None
+    return known if len(known) == 32 else None
+
+
+def _settled(checkpoint: Checkpoint, now_s: float) -> bool:
+    """Whether a later change of the files would show in their times: those of some file systems have whole seconds."""
+    newest_ns = max(max(state.modified_ns, state.changed_ns) for state in checkpoint.states.values())
+    return now_s - newest_ns / 1e9 > _TIMES_DIFFER_S
 
 
 def model_digest(weights: bytes, config: ModelConfig) -> bytes:
@@ -64,3 +104,19 @@ def model_digest(weights: bytes, config: ModelConfig) -> bytes:
     for name in ("architecture", "eos_ids", "max_tokens", "dtype"):
         del said[name]
     return blake3(b"upbeat model" + weights + json.dumps(said, sort_keys=True).encode()).digest()
+
+
+def main(directory: Path, cache_dir: Path) -> None:
+    """Print what is remembered of the model in `directory`, and what it is. Raises ConfigError when it cannot be read."""
+    checkpoint = Checkpoint(directory)
+    remembered = _read(_entry(checkpoint, cache_dir))
+    computed = weights_digest(checkpoint.tensors, checkpoint.forget)
+    print(json.dumps({"remembered": remembered and remembered.hex(), "computed": computed.hex()}))
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except ConfigError as e:
+        print(e, file=sys.stderr)
+        raise SystemExit(2) from e

@@ -11,9 +11,11 @@ Not decided here: which layer lends its memory, and when (remapping, in `worker.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -63,10 +65,27 @@ class TopWeights:
     head: torch.Tensor
 
 
+class FileState(NamedTuple):
+    """Which file this is, and since when as it is. Nothing that writes to a file or takes its place keeps `changed_ns` and `inode`."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, file: Path | int) -> FileState:
+        """Of a path or an open file. Raises OSError."""
+        stat = os.stat(file)
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
 class Checkpoint:
     """The tensors of a directory's safetensors files, by name, mapped and not copied; one file, or shards with an index.
 
-    taken: names that were asked for; what is never asked for is no part of the model (`check_all_taken`).
+    states: by file, as it was when it was opened. taken: names that were asked for; what is never asked for is no part of the model
+    (`check_all_taken`).
     """
 
     def __init__(self, directory: Path) -> None:
@@ -76,6 +95,7 @@ class Checkpoint:
         where = self._sharded(index) if index.exists() and not single.exists() else None
         self.files = [single] if where is None else [directory / name for name in sorted(set(where.values()))]
         self.tensors: dict[str, torch.Tensor] = {}
+        self.states: dict[Path, FileState] = {}
         self.taken: set[str] = set()
         for file in self.files:
             remedy = f"{index.name} names it; download it too" if where else "give --model a directory with safetensors weights"
@@ -87,8 +107,11 @@ class Checkpoint:
 
     def _open(self, file: Path, when_missing: str) -> None:
         try:
+            state = FileState.of(file)
             with safe_open(file, framework="pt") as opened:
                 found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            if FileState.of(file) != state:
+                raise ConfigError(f"{file} was changed while it was opened; start again when it is whole")
         except FileNotFoundError:
             raise ConfigError(f"{file} does not exist; {when_missing}") from None
         except (SafetensorError, OSError) as e:
@@ -97,6 +120,22 @@ class Checkpoint:
         if twice:
             raise ConfigError(f"{file} has tensor {twice[0]}, which another file has too; download the model again")
         self.tensors |= found
+        self.states[file] = state
+
+    def is_unchanged(self) -> bool:
+        """Whether the files are those that were opened, as they were; false when others have taken their place. Raises ConfigError when
+        one was written to: what is mapped of it has changed, too."""
+        same = True
+        for file, state in self.states.items():
+            try:
+                now = FileState.of(file)
+            except OSError:
+                same = False
+                continue
+            if now[:2] == state[:2] and (now.size, now.modified_ns) != (state.size, state.modified_ns):
+                raise ConfigError(f"{file} was changed while it was read; start again when it is whole, and replace weights by renaming")
+            same = same and now == state
+        return same
 
     @staticmethod
     def _sharded(index: Path) -> dict[str, str]:
