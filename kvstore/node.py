@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import shutil
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from contracts.ids import SessionKey
@@ -20,6 +20,7 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.index import Residency
 from kvstore.core.store import Store
+from kvstore.erasing import Erasing
 from kvstore.failpoints import reach
 from kvstore.metrics import count, log
 from kvstore.owners import Attached, Owner
@@ -27,13 +28,14 @@ from kvstore.peers import Peers
 from kvstore.reading import Reading
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import PATIENT_S, BlobTier, Listing
+from kvstore.tiers.blob import PATIENT_S, BlobTier
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.objects import open_store
 from kvstore.tiers.populate import Populating
 from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_auto import AutoTransport
 from kvstore.tiers.transport_nixl import NixlTransport
@@ -46,11 +48,8 @@ from runtime.service import Tasks
 _TICK_S = 0.25
 #: A paced prefetch goes on after this time at least: fewer wake-ups, each with a little more to do.
 _RESUME_S = 0.005
-_MANIFESTS_LIMIT = 100_000
 #: How long the start may wait for the blob tier's tombstones.
 _HEED_S = 0.5
-#: For how long an erasure is remembered in the blob tier: longer than a node may be cut off and live.
-_TOMBSTONE_LIFE_S = 30 * 86_400.0
 #: Of the disk's free space, for the SSD tiers of the nodes on this machine together; the default blob tier needs the most of it.
 _SSD_SHARE = 0.4
 
@@ -97,7 +96,14 @@ class Node:
         self.workers: dict[str, Attached] = {}
         self.peers: Peers
         self.transport: Transport
+        self.erasing = Erasing(self, tasks)
         self._recovered = False
+        #: What the SSD has, until it is known what was erased while this node was away: nothing of it is served before.
+        self._held_back: Sequence[ev.FoundCopy] | None = None
+        #: Who has to confirm an erasure before it is forgotten; and whether this node has confirmed some that are not.
+        self.deployment = [config.node(n).name for n in range(config.nodes.count)]
+        self.confirms = True
+        self._heeded = config.nodes.count == 1  # its own journal has all there was
         #: What is done when the blob tier can be read again (upkeep.py).
         self.blob_is_back: Callable[[], object] = lambda: None
         self._ticking = self._resuming = False
@@ -114,15 +120,20 @@ class Node:
     # ---- life
 
     async def start(self) -> None:
-        """Recover the SSD and start write-back. Peers and sessions follow in the background (`ready`)."""
+        """Learn what was erased, recover the SSD and start write-back. Peers and sessions follow in the background (`ready`)."""
         metrics.show_tiers(ev.Tier)
+        await self.erasing.load()
         if not await self._recover():
             for tier in (ev.Tier.SSD_READ, ev.Tier.SSD_WRITE):
                 self.handle(ev.TierFailed(tier, f"{self.ssd.root} cannot be used", self.clock.now()))
         with contextlib.suppress(TimeoutError):
-            # What was erased while this node was away is not served again; a blob tier that does not answer is asked later.
             async with asyncio.timeout(_HEED_S):
                 await self.heed_tombstones()
+        if self._held_back is not None:
+            log.warning(
+                "the blob tier has not said yet what was erased while this node was away; what the SSD had is not served until then",
+                chunks=len(self._held_back),
+            )
         self.write_back.start()
         self._tasks.start(self._join(), "join")
         log.info(
@@ -139,11 +150,20 @@ class Node:
         if recovery.deleted:
             count("ssd_files_deleted_at_start", recovery.deleted)
         self._recovered = True
-        self.handle(ev.Recovered(recovery.copies))
-        with contextlib.suppress(OSError):
-            self.handle(ev.SsdSized(await asyncio.to_thread(self._ssd_limit), self.clock.now()))
+        self._held_back = recovery.copies
+        await self._serve_recovered()
         log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
         return True
+
+    async def _serve_recovered(self) -> None:
+        """What the SSD has is served from now on, unless it is not known yet what was erased meanwhile."""
+        copies = self._held_back
+        if copies is None or not self._heeded:
+            return
+        self._held_back = None
+        self.handle(ev.Recovered(copies))
+        with contextlib.suppress(OSError):
+            self.handle(ev.SsdSized(await asyncio.to_thread(self._ssd_limit), self.clock.now()))
 
     # ---- tiers
 
@@ -151,6 +171,8 @@ class Node:
         """One line and one gauge; and what was put off while the tier was left alone."""
         metrics.tier_changed(change.tier, change.up, change.reason)
         self.write_back.tier_changed(change.tier, change.up)
+        if change.up and change.tier in (ev.Tier.BLOB_READ, ev.Tier.BLOB_WRITE):
+            self.erasing.hurry()
         if change.up and change.tier is ev.Tier.BLOB_READ:
             self.blob_is_back()
 
@@ -203,6 +225,7 @@ class Node:
             await self.peers.stop()
             await self.transport.stop()
         self.write_back.close()
+        self.erasing.close()
         self.ssd.close()
         self.pages.close()
         self.arena.close()
@@ -297,6 +320,8 @@ class Node:
                 self.write_back.blob(instruction)
             case do.PutManifest():
                 self.write_back.put_manifest(instruction.manifest)
+            case do.NoteErasure():
+                self.erasing.note(instruction.erasure)
             case do.PutTombstone():
                 self.write_back.put_tombstone(instruction.tombstone)
             case do.DeleteManifest():
@@ -344,22 +369,24 @@ class Node:
 
     # ---- sessions
 
-    async def learn_sessions(self) -> Listing:
-        """Read all manifests of the blob tier; newer ones replace what is known."""
-        listing = await self.blob.list_manifests(_MANIFESTS_LIMIT)
-        if not listing.complete and len(listing.manifests) < _MANIFESTS_LIMIT:
-            self.handle(ev.TierFailed(ev.Tier.BLOB_READ, "it cannot be listed", self.clock.now()))
-        self.handle(ev.ManifestsListed(listing.manifests, self.clock.now(), listing.complete, self.clock.wall()))
+    async def heed_tombstones(self) -> Tombstones:
+        """Learn of erasures that this node may not have been told of."""
+        listing = await self.blob.tombstones.list_all()
+        self.handle(ev.TombstonesListed(list(listing.by_path.values()), self.clock.now(), listing.complete))
+        if listing.complete:
+            self._heeded = True
+            await self._serve_recovered()
         return listing
 
-    async def heed_tombstones(self) -> None:
-        """Learn of erasures that this node may not have been told of."""
-        tombstones = await self.blob.list_tombstones(self.clock.wall() - _TOMBSTONE_LIFE_S)
-        self.handle(ev.TombstonesListed(tombstones, self.clock.now()))
+    @property
+    def knows_ssd(self) -> bool:
+        """Whether the core has been told what the SSD holds."""
+        return self._recovered and self._held_back is None
 
     async def manifest(self, session: SessionKey, *, local: bool = False) -> Manifest | None:
-        """The session's manifest from memory, else (unless `local`) from the blob tier."""
-        return self.store.index.manifests.get(session) or (None if local else await self.blob.get_manifest(session))
+        """The session's manifest from memory, else (unless `local`) from the blob tier; none of a life that an erasure ended."""
+        found = self.store.index.manifests.get(session) or (None if local else await self.blob.get_manifest(session))
+        return found if found is None or not self.store.erasure.void(found) else None
 
     async def residency(self, manifest: Manifest, *, local: bool = False) -> Iterator[tuple[str, Residency]]:
         """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know (unless `local`)."""

@@ -7,6 +7,7 @@ of a tier follows the one before it, slots of a fetch are written until FetchDon
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from contracts.kv import KvShape, Manifest
@@ -68,7 +69,7 @@ class SimNode:
         """What a node does at its start and now and then: it lists sessions, and erasures that it may have missed."""
         self.list_manifests()
         if not self.world.blob.away:
-            self.handle(ev.TombstonesListed(list(self.world.blob.tombstones.values()), self.now))
+            self.handle(ev.TombstonesListed(list(self.world.blob.tombstones.values()), self.now, complete=True))
 
     def list_manifests(self) -> None:
         if not self.world.blob.away:
@@ -157,6 +158,9 @@ class SimNode:
                 self._in_order(i.manifest.session, lambda: self._put_manifest(i.manifest))
             case do.DeleteManifest():
                 self._in_order(i.session, lambda: self.world.blob.manifests.pop(i.session, None) and None)
+            case do.TellErase() if i.telling:
+                for name in self.workers:
+                    self._soon(partial(self._hear, name, i.telling))
             case do.PutTombstone():
                 self._in_order(i.tombstone.session, lambda: self._put_tombstone(i.tombstone))
             case do.FetchManifest():
@@ -266,9 +270,13 @@ class SimNode:
         if not self.world.blob.away:
             self.world.blob.manifests[manifest.session] = manifest
 
+    def _hear(self, worker: str, telling: int) -> None:
+        if worker in self.workers:
+            self.handle(ev.EraseHeard(worker, telling, self.now))
+
     def _put_tombstone(self, tombstone: ev.Tombstone) -> None:
         if not self.world.blob.away:
-            self.world.blob.tombstones[tombstone.session, tombstone.fingerprint] = tombstone
+            self.world.blob.tombstones[tombstone.session, tombstone.number, tuple(sorted(tombstone.chunks))] = tombstone
 
     def _fetch_manifest(self, fetch: do.FetchManifest) -> None:
         manifest = None if self.world.blob.away else self.world.blob.manifests.get(fetch.session)
