@@ -65,6 +65,7 @@ class Erasing:
         self._pursuits: dict[SessionKey, asyncio.Task[None]] = {}
         self._wake: dict[SessionKey, asyncio.Event] = {}
         self._gate = asyncio.Semaphore(_LOOKING)
+        self._left: dict[SessionKey, dict[str, int]] = {}  #: what the last look saw
         self._last: dict[SessionKey, Answer] = {}
         self.answered: list[Callable[[Answer], object]] = []
 
@@ -141,12 +142,8 @@ class Erasing:
     async def erase(self, session: SessionKey, number: int = 0) -> None:
         """Erase it, after learning which other sessions exist by now, so that shared chunks stay. number: of an erasure that others were
         told of before; 0: all that there is now. `answered` is called once, or once more when it is gone after all."""
-        node = self._node
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LIST_S):
-                await learn_sessions(node)
-        found = await node.blob.find_manifest(session)
-        tombstones = await node.blob.tombstones.find(session)
+        node, begun = self._node, self._node.clock.now()
+        found, tombstones = await self._ask(session)
         if isinstance(found, Manifest):
             node.handle(ev.ManifestFetched(session, found, node.clock.now()))
         index, erasure = node.store.index, node.store.erasure
@@ -164,37 +161,57 @@ class Erasing:
         reach("erase.noted")
         if not taken:
             self._tell(Answer(session, known, {"blob": 1}, erasure.graves.number(session), taken=False))
-        self._pursue(session, known=known)
+        self._pursue(session, known=known, begun=begun)
+
+    async def _ask(self, session: SessionKey) -> tuple[Manifest | ev.Fault, list[Tombstone] | None]:
+        """What the blob tier says of the session; and learn which others there are, as far as that is quick."""
+        node = self._node
+        if not node.store.meter.admits(ev.Tier.BLOB_READ):
+            return ev.Fault.UNAVAILABLE, None
+        listing = asyncio.wait_for(learn_sessions(node), _LIST_S)
+        asked = (node.blob.find_manifest(session), node.blob.tombstones.find(session), listing)
+        found, tombstones, _ = await asyncio.gather(*asked, return_exceptions=True)
+        return (
+            found if not isinstance(found, BaseException) else ev.Fault.UNAVAILABLE,
+            tombstones if not isinstance(tombstones, BaseException) else None,
+        )
 
     def hurry(self) -> None:
         """A tier is back: erasures that wait for it need not wait out their pause."""
         for wake in self._wake.values():
             wake.set()
 
-    def _pursue(self, session: SessionKey, *, known: bool) -> None:
-        """Go on until it is gone; an erasure that is told again is looked at at once, and answered again."""
+    def _pursue(self, session: SessionKey, *, known: bool, begun: float | None = None) -> None:
+        """Go on until it is gone; an erasure that is told again is looked at at once, and answered again. begun: when it was asked for."""
+        self._last.pop(session, None)
+        if begun is not None:
+            wait_s = max(0.0, begun + ANSWER_S - self._node.clock.now())
+            asyncio.get_running_loop().call_later(wait_s, self._overdue, session, known)
         if session in self._pursuits:
-            self._last.pop(session, None)
             self._wake[session].set()
             return
         self._wake[session] = asyncio.Event()
         self._pursuits[session] = self._tasks.start(self._pursuit(session, known), "erase")
 
+    def _overdue(self, session: SessionKey, known: bool) -> None:
+        """Say that it goes on, unless its end was told."""
+        if session in self._pursuits and session not in self._last:
+            left = self._left.get(session) or self._left_here(session) | {"blob": 1}
+            self._tell(Answer(session, known, left, self._node.store.erasure.graves.number(session)))
+            count("erasures_unfinished")
+            log.warning("an erased session is still somewhere", session=str(session), left=left)
+
     async def _pursuit(self, session: SessionKey, known: bool) -> None:
         node, wake = self._node, self._wake[session]
-        begun, pause_s = node.clock.now(), _FIRST_PAUSE_S
+        pause_s = _FIRST_PAUSE_S
         try:
             while (grave := node.store.erasure.graves.get(session)) is not None and grave.is_open:
                 async with self._gate:
-                    left = await self._step(session, again=pause_s > 1.0)
+                    left = self._left[session] = await self._step(session, again=pause_s > 1.0)
                 answer = Answer(session, known, left, grave.number)
                 if answer.verified and await self._end(session):
                     self._tell(answer)
                     return
-                if node.clock.now() - begun > ANSWER_S and session not in self._last:
-                    self._tell(answer)
-                    log.warning("an erased session is still somewhere", session=str(session), left=left)
-                    count("erasures_unfinished")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await wake.wait()
@@ -204,6 +221,7 @@ class Erasing:
         finally:
             del self._pursuits[session], self._wake[session]
             self._last.pop(session, None)
+            self._left.pop(session, None)
 
     async def _end(self, session: SessionKey) -> bool:
         """Every tier has confirmed; whether nothing has come up meanwhile and the journal says so."""

@@ -25,7 +25,11 @@ ERASE_TIMEOUT_S = 15.0
 async def index(request: web.Request) -> web.Response:
     """A page of the sessions that some node holds, in OpenAI's form of a list: `?limit=`, `?after=`, `?order=`."""
     caller = server_caller_of(request)
-    text, order, after = request.query.get("limit", str(DEFAULT_LIMIT)), request.query.get("order", ORDERS[0]), request.query.get("after", "")
+    text, order, after = (
+        request.query.get("limit", str(DEFAULT_LIMIT)),
+        request.query.get("order", ORDERS[0]),
+        request.query.get("after", ""),
+    )
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
         raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LIMIT}", param="limit")
     if order not in ORDERS:

@@ -336,7 +336,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
-        return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"])
+        return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"], taken=True)
 
 
 def _residency(session_id: str) -> pb.SessionInfo:

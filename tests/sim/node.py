@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
@@ -23,6 +24,8 @@ class Owner(Protocol):
     """A worker, or a peer's lease."""
 
     def answer(self, instruction: do.Instruction) -> None: ...
+
+    def erased(self, sessions: Sequence[SessionKey]) -> None: ...
 
 
 class SimNode:
@@ -160,7 +163,7 @@ class SimNode:
                 self._in_order(i.session, lambda: self.world.blob.manifests.pop(i.session, None) and None)
             case do.TellErase() if i.telling:
                 for name in self.workers:
-                    self._soon(partial(self._hear, name, i.telling))
+                    self._in_order(("told", name), partial(self._hear, name, i))
             case do.PutTombstone():
                 self._in_order(i.tombstone.session, lambda: self._put_tombstone(i.tombstone))
             case do.FetchManifest():
@@ -270,9 +273,11 @@ class SimNode:
         if not self.world.blob.away:
             self.world.blob.manifests[manifest.session] = manifest
 
-    def _hear(self, worker: str, telling: int) -> None:
-        if worker in self.workers:
-            self.handle(ev.EraseHeard(worker, telling, self.now))
+    def _hear(self, name: str, told: do.TellErase) -> None:
+        worker = self.workers.get(name)
+        if worker is not None:
+            worker.erased(told.sessions)
+            self.handle(ev.EraseHeard(name, told.telling, self.now))
 
     def _put_tombstone(self, tombstone: ev.Tombstone) -> None:
         if not self.world.blob.away:
