@@ -52,8 +52,6 @@ POINTS: Mapping[str, Point] = {
     "manifest.after_put": Point("a manifest names chunks that may be in no durable tier yet", errors=True),
     "tombstone.before_put": Point("the journal has an erasure of which the blob tier knows nothing", errors=True),
     "tombstone.after_put": Point("the blob tier has a session's tombstone and its manifest and chunks", errors=True),
-    "confirmed.before_put": Point("this node has nothing of erased sessions, and the others do not know", errors=True),
-    "confirmed.after_put": Point("this node's word may be the last one that a tombstone waited for", errors=True),
     "erase.before": Point("the other sessions are known anew, and nothing of the session to erase is forgotten"),
     "erase.queued": Point("the core has forgotten a session of which every tier still has everything"),
     "journal.before_append": Point("the core has forgotten a session to erase, and the journal does not say so", errors=True),

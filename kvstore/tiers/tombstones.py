@@ -104,7 +104,7 @@ class TombstoneTier:
 
     async def put_confirmed(self, node: str, paths: Iterable[str]) -> bool:
         """Which tombstones the node has confirmed, in place of what it said before."""
-        return await self._objects.put("confirmed", confirmed_path(node), encode_confirmed(p.rpartition("/")[2] for p in paths))
+        return await self._objects.put("tombstone", confirmed_path(node), encode_confirmed(p.rpartition("/")[2] for p in paths))
 
     async def list_confirmed(self) -> dict[str, frozenset[str]] | None:
         """By node's object name: the last parts of the paths of the tombstones that it has confirmed. None: the store does not answer."""

@@ -18,7 +18,7 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What one node said. left: chunks by tier that are, or may be, still there. number: the erasure's, for nodes that have to be told of it.
+    """What one node said. left: chunks by tier that are, or may be, still there. number: the erasure's, for nodes that have to be told.
     taken: the node has noted it durably, or is done."""
 
     verified: bool

@@ -85,7 +85,7 @@ def test_a_session_whose_node_was_an_hour_ahead_stays_erased_on_a_node_that_was_
 
 
 @pytest.mark.parametrize("jump_s", [-30 * DAY_S, -HOUR_S, 0.0, HOUR_S, 30 * DAY_S])
-def test_a_session_that_is_used_again_after_its_erasure_lives_and_the_erased_one_does_not_whichever_way_a_clock_jumps(
+def test_a_session_that_is_used_again_after_its_erasure_lives_and_the_erased_one_does_not_wherever_a_clock_jumps(
     jump_s: float,
 ) -> None:
     s, other = store("node-0"), store("node-1")

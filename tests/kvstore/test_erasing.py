@@ -40,7 +40,7 @@ async def names_in(store) -> set[str]:
 
 
 async def saved(worker: FakeWorker, session: SessionKey, chunks: dict[bytes, list[bytes]]) -> None:
-    while (await worker.save(session, SHAPE, chunks)).refused:  # until the worker has heard of the erasure
+    while (await worker.save(session, SHAPE, chunks)).refused:  # noqa: ASYNC110 - until the worker has heard of the erasure
         await asyncio.sleep(0.05)
     worker.turn(make_manifest(session, SHAPE, list(chunks)))
     assert (await worker.flush()).complete
@@ -97,7 +97,7 @@ async def test_a_node_that_was_down_serves_nothing_of_its_ssd_until_it_knows_wha
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             await saved(worker, GONE, anew)
         async with asyncio.timeout(30):
-            while any("tombstones/" in name for name in await names_in(away.store)):
+            while any("tombstones/" in name for name in await names_in(away.store)):  # noqa: ASYNC110 - the store tells nobody
                 await asyncio.sleep(0.1)
         for node in (0, 1):
             stack.signal(node, signal.SIGKILL)

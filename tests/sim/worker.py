@@ -30,7 +30,7 @@ class Session:
 
 @dataclass
 class Turn:
-    """One load and what follows it. erased: its session was, as its worker has heard: nothing of it is kept. `got`: the pieces that came."""
+    """One load and what follows it. erased: its session was, as its worker has heard; nothing of it is kept. `got`: pieces that came."""
 
     session: Session
     keys: list[bytes]
