@@ -95,7 +95,7 @@ def test_an_entry_that_could_not_be_written_is_not_taken_for_noted_and_the_next_
     made = loaded(path)
     made.note(erasure(0))
     os.close(made._fd)  # as if the disk were gone: every write to it fails
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="Bad file"):
         made.note(erasure(1))
     made._fd = -1
     assert list(made.open.values()) == [erasure(0)]
@@ -106,6 +106,6 @@ def test_an_entry_that_could_not_be_written_is_not_taken_for_noted_and_the_next_
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("kept")
     (tmp_path / "journal").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="symbolic links"):
         loaded(tmp_path / "journal")
     assert (tmp_path / "elsewhere").read_text() == "kept"

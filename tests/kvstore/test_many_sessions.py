@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,8 +72,8 @@ async def fill(store: object, sessions: int) -> list[bytes]:
 
 
 @pytest.fixture(params=["directory", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[object]:
-    yield obstore.store.LocalStore(tmp_path / "blob", mkdir=True) if request.param == "directory" else MemoryStore()
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> object:
+    return obstore.store.LocalStore(tmp_path / "blob", mkdir=True) if request.param == "directory" else MemoryStore()
 
 
 async def test_a_sweep_of_more_sessions_than_are_kept_takes_every_orphan_and_nothing_that_a_session_names(store) -> None:
