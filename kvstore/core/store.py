@@ -396,6 +396,5 @@ class Store:
 
 
 def _use_s(manifest: Manifest, known: Manifest | None) -> float:
-    """The time of a turn that has ended here: the wall clock's, but later than what is known to have been before it, as the nodes'
-    clocks differ (a hybrid logical clock)."""
+    """The time of a turn that has ended here: the wall clock's, but later than the one before it (a hybrid logical clock)."""
     return manifest.last_use_s if known is None else max(manifest.last_use_s, known.last_use_s + _LATER_S)
