@@ -168,7 +168,9 @@ def sessions(
     session_id: Annotated[
         str, typer.Argument(help="One session: where its KV is.", show_default=False, autocompletion=known_sessions)
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many sessions to list, the latest used first.")] = 100,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="How many sessions to list, the latest used first.", show_default="100")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="List every session, by id; with --json a line a page.")] = False,
     url: _Url = _URL,
     key: _Key = "",
@@ -180,7 +182,7 @@ def sessions(
         data = gateway.call("GET", session_path(session_id))
         (_print_json if as_json else partial(fleet.show_session, _console()))(data)
         return
-    pages = session_pages(gateway) if everything else [gateway.call("GET", f"/v1/sessions?limit={limit}")]
+    pages = session_pages(gateway) if everything else [gateway.call("GET", f"/v1/sessions?limit={limit}" if limit else "/v1/sessions")]
     for page in pages:
         if as_json and everything:
             print(json.dumps(page), flush=True)
