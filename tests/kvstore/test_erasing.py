@@ -73,6 +73,8 @@ async def test_what_is_erased_while_the_blob_tier_is_away_stays_erased_through_a
         )
 
 
+@pytest.mark.faults
+@pytest.mark.timeout(120)
 async def test_a_node_that_was_down_serves_nothing_of_its_ssd_until_it_knows_what_was_erased_and_a_new_conversation_is_kept(away) -> None:
     stack, chunks, anew = away.stack, make_chunks(SHAPE, 3, 1), make_chunks(SHAPE, 2, 3)
     async with FakeScheduler(stack.config.scheduler_address) as scheduler:
