@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -82,6 +83,17 @@ class Gateway:
 def session_path(session_id: str) -> str:
     """The route of one session."""
     return f"/v1/sessions/{quote(session_id, safe='')}"
+
+
+def session_pages(gateway: Gateway) -> Iterator[dict[str, Any]]:
+    """Every session, a page of answers at a time, by id: no page repeats or misses one that is there all the time."""
+    after = ""
+    while True:
+        page = gateway.call("GET", f"/v1/sessions?order=id&limit=1000&after={quote(after, safe='')}")
+        yield page
+        if not page.get("has_more") or not page.get("last_id"):
+            return
+        after = page["last_id"]
 
 
 def error_message(data: Any) -> str:

@@ -65,9 +65,11 @@ def size(bytes_: float) -> str:
     return f"{bytes_ / GIB:.2f} GiB" if bytes_ >= GIB else f"{bytes_ / MIB:.1f} MiB"
 
 
-def show_sessions(console: Console, sessions: list[dict[str, Any]]) -> None:
-    """A line a session, the latest first as they come."""
+def show_sessions(console: Console, sessions: list[dict[str, Any]], *, more: bool = False) -> None:
+    """A line a session, as they come. more: there are others."""
     console.print(session_table(sessions, console.width) if sessions else "no sessions yet")
+    if more:
+        console.print("there are more: --limit N, or --all")
 
 
 def session_table(sessions: list[dict[str, Any]], width: int) -> Table:
@@ -87,7 +89,17 @@ def session_table(sessions: list[dict[str, Any]], width: int) -> Table:
 
 
 def show_session(console: Console, session: dict[str, Any]) -> None:
-    """One session: a line a node and tier."""
+    """One session: a line a node and tier; of one that is being erased, what each node still has."""
+    if session.get("status") == "erasing":
+        console.print(f"{session['id']} is being erased; nothing of it is served")
+        rows = table("node", "confirmed", "chunks left")
+        for node in session.get("nodes", []):
+            left = ", ".join(f"{tier} {chunks}" for tier, chunks in node.get("left", {}).items())
+            rows.add_row(
+                str(node.get("node", "?")), "yes" if node.get("verified") else "no", left or ("-" if node.get("answered") else "?")
+            )
+        console.print(rows)
+        return
     console.print(f"{session['id']}: {_int(session, 'tokens')} tokens of {session.get('model', '?')}, last used {_ago(session)}")
     rows = table("node", "tier", "tokens with every layer", "chunks a layer", "size")
     for node in session.get("nodes", []):

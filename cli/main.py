@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from typer.exceptions import TyperException
 
 from cli import fleet, keys, workflows
-from cli.client import USAGE, CallFailed, Gateway, session_path
+from cli.client import USAGE, CallFailed, Gateway, session_pages, session_path
 from cli.completion import COMPLETE, completion_init, known_sessions, script
 from cli.settings import Flags, resolve
 from contracts.errors import ConfigError
@@ -168,18 +169,28 @@ def sessions(
     session_id: Annotated[
         str, typer.Argument(help="One session: where its KV is.", show_default=False, autocompletion=known_sessions)
     ] = "",
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="How many sessions to list, the latest used first.", show_default="100")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every session, by id; with --json a line a page.")] = False,
     url: _Url = _URL,
     key: _Key = "",
     as_json: _Json = False,
 ) -> None:
     """List sessions, or show one tier by tier."""
-    data = Gateway(url, key or None).call("GET", session_path(session_id) if session_id else "/v1/sessions")
-    if as_json:
-        _print_json(data)
-    elif session_id:
-        fleet.show_session(_console(), data)
-    else:
-        fleet.show_sessions(_console(), data["data"])
+    gateway = Gateway(url, key or None)
+    if session_id:
+        data = gateway.call("GET", session_path(session_id))
+        (_print_json if as_json else partial(fleet.show_session, _console()))(data)
+        return
+    pages = session_pages(gateway) if everything else [gateway.call("GET", f"/v1/sessions?limit={limit}" if limit else "/v1/sessions")]
+    for page in pages:
+        if as_json and everything:
+            print(json.dumps(page), flush=True)
+        elif as_json:
+            _print_json(page)
+        else:
+            fleet.show_sessions(_console(), page["data"], more=bool(page.get("has_more")) and not everything)
 
 
 @commands.command()

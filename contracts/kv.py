@@ -69,6 +69,8 @@ class Manifest:
 
     former: chunks that earlier turns named and this one does not, as its history was cut or reads otherwise now; oldest first. Only
     stores know them: they are cache until they are swept, and the session's erasure is theirs too.
+
+    life: which of the session's lives it is of, as erasures end them (kvstore/core/graves.py). Only stores know it.
     """
 
     session: SessionKey
@@ -78,6 +80,7 @@ class Manifest:
     tokens: int = 0
     last_use_s: float = 0.0
     former: list[bytes] = field(default_factory=list)
+    life: int = 0
 
 
 def fingerprint(weights_digest: bytes, *, dtype: str, chunk_tokens: int, adapter: bytes = b"") -> bytes:

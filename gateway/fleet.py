@@ -178,20 +178,24 @@ class Fleet:
             raise Unavailable(_SILENT)
         return answers
 
-    async def sessions(self, wanted: pb.ListSessionsRequest) -> list[pb.SessionSummary]:
-        """The sessions that the schedulers know, the latest first: each as its own scheduler has it, which knows its hint."""
+    async def sessions(self, wanted: pb.ListSessionsRequest) -> tuple[list[pb.SessionSummary], bool] | None:
+        """A page of the sessions that the schedulers know, each as its own scheduler has it, which knows its hint; and whether there are
+        more. None: none of them knows `wanted.after`, where that has to be known."""
         told = self.schedulers.of(None)
         answers = await asyncio.gather(*(self.schedulers.tell(s, "ListSessions", wanted, CALL_TIMEOUT_S) for s in told))
         heard = {s.address: reply for s, reply in zip(told, answers, strict=True) if reply is not None}
         if not heard:
             raise Unavailable(_SILENT)
+        if all(reply.unknown_after for reply in heard.values()):
+            return None
         found: dict[SessionKey, pb.SessionSummary] = {}
         for address, reply in heard.items():
             for summary in reply.sessions:
                 key = session_from_wire(summary.session)
                 if key not in found or self._owner(key, heard) == address:
                     found[key] = summary
-        return sorted(found.values(), key=lambda s: -s.last_use_s)[: wanted.limit]
+        page = sorted(found.values(), key=lambda s: (0.0 if wanted.by_id else -s.last_use_s, s.session.session_id))
+        return page[: wanted.limit], len(page) > wanted.limit or any(reply.more for reply in heard.values())
 
     def _owner(self, session: SessionKey, heard: dict[str, Any]) -> str:
         return next((s.address for s in self.schedulers.of(session) if s.address in heard), "")

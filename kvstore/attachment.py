@@ -35,6 +35,7 @@ class Attachment:
         self.outgoing = Outgoing(_join)
         self.fingerprints: frozenset[bytes] = frozenset()
         self._queries: dict[int, asyncio.Future[common_pb2.TierResidency | None]] = {}
+        self._tellings: dict[int, int] = {}  #: by query: the answer shows that the worker has acted on this telling
         self._query_numbers = counter(1)
 
     # ---- from the worker
@@ -78,13 +79,19 @@ class Attachment:
         elif kind == "turn":
             manifest = manifest_from_wire(message.turn.manifest)
             if all(len(key) == KEY_BYTES for key in manifest.keys):
-                node.handle(ev.TurnEnded(manifest, now))
+                node.handle(ev.TurnEnded(manifest, now, self.owner))
         elif kind == "hbm":
-            future = self._queries.pop(message.hbm.query_id, None)
-            if future is not None and not future.done():
-                future.set_result(message.hbm.hbm)
+            self._told(message.hbm, now)
         else:
             count("unknown_messages")
+
+    def _told(self, answer: pb.HbmResidency, now: float) -> None:
+        telling = self._tellings.pop(answer.query_id, None)
+        if telling is not None:
+            self._node.handle(ev.EraseHeard(self.owner, telling, now))
+        future = self._queries.pop(answer.query_id, None)
+        if future is not None and not future.done():
+            future.set_result(answer.hbm)
 
     def _hello(self, hello: pb.AttachHello, now: float) -> None:
         node = self._node
@@ -190,6 +197,11 @@ class Attachment:
                 )
                 message = pb.StoreToWorker(offer=offer)
         self.outgoing.put(message)
+        if isinstance(instruction, do.TellErase) and instruction.telling:
+            # A worker acts on its messages in order: its answer to a question after this one says that it has heard.
+            number = next(self._query_numbers)
+            self._tellings[number] = instruction.telling
+            self.outgoing.put(pb.StoreToWorker(hbm_query=pb.HbmQuery(query_id=number)))
 
     async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
         """What the worker holds of these chunks; None when it does not answer in time."""

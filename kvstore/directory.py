@@ -17,8 +17,8 @@ from contracts.convert import session_from_wire, session_to_wire
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerStub
-from kvstore import erasing
 from kvstore.core import events as ev
+from kvstore.erasing import Answer
 from kvstore.metrics import log
 from kvstore.node import Node
 from runtime import rpc, telemetry
@@ -35,6 +35,8 @@ class Directory:
     def __init__(self, node: Node, addresses: Sequence[str], tasks: Tasks) -> None:
         self._node, self._tasks = node, tasks
         self.links = [Link(node, address, tasks) for address in addresses]
+        for link in self.links:
+            node.erasing.answered.append(link.answer)
 
     async def run(self) -> None:
         """Report for as long as the process lives."""
@@ -85,6 +87,7 @@ class Link:
         yield pb.StoreReport(hello=pb.StoreHello(node=node.name, address=place, instance=node.instance, connection=connection))
         self._reported.clear()
         self.changed.clear()
+        self._answers = [_erased(answer) for answer in node.erasing.open()]
         number, full = 1, True
         for held in self._held(list(node.store.index.manifests), skip_absent=True):
             yield pb.StoreReport(held=pb.HeldSessions(full=full, joining=True, number=number, sessions=held))
@@ -157,16 +160,16 @@ class Link:
         elif kind == "invalidate":
             node.handle(ev.Invalidated(session_from_wire(command.invalidate), now))
         elif kind == "erase":
-            self._tasks.start(self._erase(session_from_wire(command.erase)), "erase")
+            self._tasks.start(node.erasing.erase(session_from_wire(command.erase)), "erase")
+        elif kind == "erase_again":
+            again = command.erase_again
+            self._tasks.start(node.erasing.erase(session_from_wire(again.session), again.number), "erase")
         elif kind == "peers":
             self._tasks.start(self._meet(dict(command.peers.addresses)), "peers")
 
-    async def _erase(self, session: SessionKey) -> None:
-        """Answers when it is gone, or when the time is up."""
-        async for a in erasing.erase(self._node, session):
-            left = [pb.TierLeft(tier=tier, chunks=chunks) for tier, chunks in a.left.items() if chunks]
-            erased = pb.Erased(session=session_to_wire(session), verified=a.verified, known=a.known, left=left)
-            self._answers.append(pb.StoreReport(erased=erased))
+    def answer(self, answer: Answer) -> None:
+        """Every scheduler is told what became of an erasure, whichever ordered it."""
+        self._answers.append(_erased(answer))
 
     async def _meet(self, addresses: dict[str, str]) -> None:
         await self._node.ready.wait()
@@ -179,3 +182,10 @@ def _advised(command: pb.PrefetchCommand, now: float) -> ev.Advised:
     arrival = a.expected_arrival_s if a.HasField("expected_arrival_s") else 0.0
     lifetime = arrival + (a.ttl_s or DEFAULT_TTL_S)
     return ev.Advised(session_from_wire(a.session), a.priority, arrival, lifetime, list(command.source_nodes), now)
+
+
+def _erased(a: Answer) -> pb.StoreReport:
+    left = [pb.TierLeft(tier=tier, chunks=chunks) for tier, chunks in a.left.items() if chunks]
+    return pb.StoreReport(
+        erased=pb.Erased(session=session_to_wire(a.session), verified=a.verified, known=a.known, left=left, number=a.number, taken=a.taken)
+    )

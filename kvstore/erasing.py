@@ -1,35 +1,51 @@
-"""Erasing a session on this node, and looking whether it is gone: from the worker's HBM, the arena, the SSD and the blob tier.
+"""Erasing sessions on this node until every tier has confirmed: the worker's HBM, the arena, the SSD and the blob tier.
 
-What is still in use, or in a tier that does not answer, is waited for and deleted again, at growing intervals. The first
-answer comes when nothing is left or when `ANSWER_S` have passed; if something was left then, another one comes when it is gone.
+An erasure is noted in the node's journal before it is answered, and is gone on with after a restart. What is still in use, or in a
+tier that does not answer, is deleted and looked for again, at growing intervals and as soon as the tier is back, for as long as it takes.
+The first answer comes when nothing is left or when `ANSWER_S` have passed; if something was left then, another one comes when it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from contracts.ids import SessionKey
+from contracts.kv import Manifest
 from kvstore.core import events as ev
+from kvstore.core.tombstone import OpenErasure, Tombstone
 from kvstore.failpoints import reach
+from kvstore.learning import learn_sessions
 from kvstore.metrics import count, log
-from kvstore.node import Node
+from kvstore.tiers.journal import Journal, JournalFull
+from runtime.service import Tasks
 
-#: How long a first answer may take, and for how long an erasure is repeated.
-ANSWER_S, _PATIENCE_S = 8.0, 1800.0
+if TYPE_CHECKING:
+    from kvstore.node import Node
+
+#: How long a first answer may take.
+ANSWER_S = 8.0
 _LIST_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 60.0
+#: Erasures that look at tiers at once.
+_LOOKING = 4
+#: Beside the SSD's directory.
+_JOURNAL = "erasures.journal"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an erasure came to. left: chunks by tier that are, or may be, still there."""
+    """What an erasure came to. left: chunks by tier that are, or may be, still there. taken: it goes on whatever happens to this node."""
 
     session: SessionKey
     known: bool
     left: dict[str, int]
+    number: int = 0
+    taken: bool = True
 
     @property
     def verified(self) -> bool:
@@ -37,49 +53,267 @@ class Answer:
         return not any(self.left.values())
 
 
-async def erase(node: Node, session: SessionKey) -> AsyncIterator[Answer]:
-    """Erase it, after learning which other sessions exist by now, so that shared chunks stay. One answer, or two: see the module."""
-    begun, pause, answered = node.clock.now(), _FIRST_PAUSE_S, False
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LIST_S):
-            await node.learn_sessions()
-    told = await node.blob.get_tombstone(session)
-    known = session in node.store.index.manifests or session in node.store.index.claims
-    reach("erase.before")
-    node.handle(ev.SessionErased(session, node.clock.now(), node.clock.wall(), told))
-    reach("erase.queued")
-    tombstone = node.store.erasure.tombstones[session]
-    while True:
-        left = await look(node, tombstone)
-        answer = Answer(session, known, left)
-        late = node.clock.now() - begun > ANSWER_S
-        if answer.verified or (late and not answered):
-            answered = True
-            yield answer
-        if answer.verified or node.clock.now() - begun > _PATIENCE_S:
-            break
-        await node.clock.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
-        if left["blob"] and pause > 1.0:
-            node.write_back.erase_again(tombstone, [key for key in tombstone.keys if key not in node.store.index.names])
-    if not answer.verified:
-        count("erasures_unfinished")
-        log.warning("an erased session is still somewhere", session=str(session), left=answer.left)
+class Erasing:
+    """See the module. `answered`: called with every answer."""
+
+    def __init__(self, node: Node, tasks: Tasks) -> None:
+        self._node = node
+        self._tasks = tasks
+        self._journal = Journal(node.places.ssd.parent / _JOURNAL)
+        self._loaded = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._noted: dict[SessionKey, asyncio.Future[bool]] = {}  #: the last entry of each open erasure: whether it is durable
+        self._pursuits: dict[SessionKey, asyncio.Task[None]] = {}
+        self._wake: dict[SessionKey, asyncio.Event] = {}
+        self._gate = asyncio.Semaphore(_LOOKING)
+        self._left: dict[SessionKey, dict[str, int]] = {}  #: what the last look saw
+        self._last: dict[SessionKey, Answer] = {}
+        self.answered: list[Callable[[Answer], object]] = []
+
+    # ---- the journal
+
+    async def load(self) -> bool:
+        """What was open when this node ended is gone on with, and nothing of it is served from now on. Reads the journal once.
+
+        False when it cannot be read now: what the SSD has may be erased.
+        """
+        if self._loaded:
+            return True
+        node = self._node
+        try:
+            await self._on_thread(self._journal.load)
+        except OSError as e:
+            log.error("the journal of erasures cannot be read", error=str(e))
+            return False
+        self._loaded = True
+        if self._journal.damaged:
+            count("journal_lines_damaged", self._journal.damaged)
+            log.error("lines of the journal of erasures are damaged: erase again what was not verified", lines=self._journal.damaged)
+        is_open = list(self._journal.open.values())
+        node.handle(ev.ErasuresReplayed(is_open, self._journal.floor, node.clock.now()))
+        for erasure in is_open:
+            self._noted[erasure.tombstone.session] = _done(True)
+            self._pursue(erasure.tombstone.session, known=True)
+        if is_open:
+            log.info("erasures are gone on with", sessions=len(is_open))
+        return True
+
+    def note(self, erasure: OpenErasure) -> None:
+        """Write it into the journal; `_noted` says when that is done."""
+        self._noted[erasure.tombstone.session] = asyncio.ensure_future(self._note(erasure))
+
+    async def _note(self, erasure: OpenErasure) -> bool:
+        try:
+            await self._on_thread(lambda: self._journal.note(erasure))
+        except (OSError, JournalFull) as e:
+            count("journal_failures")
+            log.error("an erasure could not be noted", session=str(erasure.tombstone.session), error=str(e) or "too many are open")
+            return False
+        return True
+
+    async def is_gone(self, session: SessionKey) -> bool:
+        """Whether nothing of the erased session is on this node, and never will be after a restart."""
+        node = self._node
+        grave = node.store.erasure.graves.get(session)
+        if grave is None:
+            return True
+        if not node.knows_ssd or not node.store.erasure.settled(session):
+            return False
+        chunks = {key: fingerprint for key, fingerprint in grave.chunks.items() if key not in node.store.index.names}
+        return not await asyncio.to_thread(self._remove_files, chunks)
+
+    async def note_floor(self) -> bool:
+        """Erasures that this node has heeded are known to be past after a restart, too."""
+        floor = self._node.store.erasure.graves.floor
+        try:
+            await self._on_thread(lambda: self._journal.note_floor(floor))
+        except OSError:
+            return False
+        return True
+
+    async def _on_thread(self, work: Callable[[], None]) -> None:
+        """Raises OSError when the node's directory is not this store's."""
+        if not self._node.may_write():
+            raise OSError("the node's directory is not locked")
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.submit(self._journal.close)
+        self._thread.shutdown(wait=False)
+
+    # ---- erasing
+
+    def open(self) -> list[Answer]:
+        """The last answer of every erasure that has not ended."""
+        graves = self._node.store.erasure.graves
+        return [
+            self._last.get(e.tombstone.session) or Answer(e.tombstone.session, True, {"blob": 1}, e.tombstone.number) for e in graves.open()
+        ]
+
+    async def erase(self, session: SessionKey, number: int = 0) -> None:
+        """Erase it, after learning which other sessions exist by now, so that shared chunks stay. number: of an erasure that others were
+        told of before; 0: all that there is now. `answered` is called once, or once more when it is gone after all."""
+        node, begun = self._node, self._node.clock.now()
+        found, tombstones = await self._ask(session)
+        if isinstance(found, Manifest):
+            node.handle(ev.ManifestFetched(session, found, node.clock.now()))
+        index, erasure = node.store.index, node.store.erasure
+        here = session in index.manifests or session in index.claims or erasure.is_erasing(session)
+        node.handle(ev.TombstonesListed(tombstones or [], node.clock.now()))
+        if not here and found is ev.Fault.MISSING and tombstones == []:
+            self._tell(Answer(session, False, {}, number))  # nobody knows it, and nothing is kept of the question
+            return
+        known = here or isinstance(found, Manifest) or found is ev.Fault.CORRUPT
+        reach("erase.before")
+        node.handle(ev.SessionErased(session, node.clock.now(), number, blind=not here and found is ev.Fault.UNAVAILABLE))
+        reach("erase.queued")
+        noted = self._noted.get(session)
+        taken = noted is None or await noted
+        reach("erase.noted")
+        if not taken:
+            self._tell(Answer(session, known, {"blob": 1}, erasure.graves.number(session), taken=False))
+        self._pursue(session, known=known, begun=begun)
+
+    async def _ask(self, session: SessionKey) -> tuple[Manifest | ev.Fault, list[Tombstone] | None]:
+        """What the blob tier says of the session; and learn which others there are, as far as that is quick."""
+        node = self._node
+        if not node.store.meter.admits(ev.Tier.BLOB_READ):
+            return ev.Fault.UNAVAILABLE, None
+        listing = asyncio.wait_for(learn_sessions(node), _LIST_S)
+        asked = (node.blob.find_manifest(session), node.blob.tombstones.find(session), listing)
+        found, tombstones, _ = await asyncio.gather(*asked, return_exceptions=True)
+        return (
+            found if not isinstance(found, BaseException) else ev.Fault.UNAVAILABLE,
+            tombstones if not isinstance(tombstones, BaseException) else None,
+        )
+
+    def hurry(self) -> None:
+        """A tier is back: erasures that wait for it need not wait out their pause."""
+        for wake in self._wake.values():
+            wake.set()
+
+    def _pursue(self, session: SessionKey, *, known: bool, begun: float | None = None) -> None:
+        """Go on until it is gone; an erasure that is told again is looked at at once, and answered again. begun: when it was asked for."""
+        self._last.pop(session, None)
+        if begun is not None:
+            wait_s = max(0.0, begun + ANSWER_S - self._node.clock.now())
+            asyncio.get_running_loop().call_later(wait_s, self._overdue, session, known)
+        if session in self._pursuits:
+            self._wake[session].set()
+            return
+        self._wake[session] = asyncio.Event()
+        self._pursuits[session] = self._tasks.start(self._pursuit(session, known), "erase")
+
+    def _overdue(self, session: SessionKey, known: bool) -> None:
+        """Say that it goes on, unless its end was told."""
+        if session in self._pursuits and session not in self._last:
+            left = self._left.get(session) or self._left_here(session) | {"blob": 1}
+            self._tell(Answer(session, known, left, self._node.store.erasure.graves.number(session)))
+            count("erasures_unfinished")
+            log.warning("an erased session is still somewhere", session=str(session), left=left)
+
+    async def _pursuit(self, session: SessionKey, known: bool) -> None:
+        node, wake = self._node, self._wake[session]
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while (grave := node.store.erasure.graves.get(session)) is not None and grave.is_open:
+                async with self._gate:
+                    left = self._left[session] = await self._step(session, again=pause_s > 1.0)
+                answer = Answer(session, known, left, grave.number)
+                if answer.verified and await self._end(session):
+                    self._tell(answer)
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await wake.wait()
+                pause_s = _FIRST_PAUSE_S * 32 if wake.is_set() else min(2 * pause_s, _LONGEST_PAUSE_S)
+                wake.clear()
+            self._tell(Answer(session, known, {}, node.store.erasure.graves.number(session)))
+        finally:
+            del self._pursuits[session], self._wake[session]
+            self._last.pop(session, None)
+            self._left.pop(session, None)
+
+    async def _end(self, session: SessionKey) -> bool:
+        """Every tier has confirmed; whether nothing has come up meanwhile and the journal says so."""
+        node = self._node
+        noted = self._noted.get(session)
+        if noted is not None and not noted.done():
+            await noted
+        reach("erase.confirmed")
+        node.handle(ev.ErasureEnded(session, node.clock.now()))
+        self._noted.pop(session, None)
+        with contextlib.suppress(OSError):  # after a restart it ends once more
+            await self._on_thread(lambda: self._journal.done(session))
+        return True
+
+    def _tell(self, answer: Answer) -> None:
+        self._last[answer.session] = answer
+        for told in self.answered:
+            told(answer)
+
+    async def _step(self, session: SessionKey, *, again: bool) -> dict[str, int]:
+        """Delete what is there (`again`: has been ordered before, and was not done) and look; how many chunks each tier has or may have."""
+        node = self._node
+        if not node.store.meter.admits(ev.Tier.BLOB_READ):
+            return self._left_here(session) | {"blob": 1}
+        found = await node.blob.find_manifest(session)
+        if isinstance(found, Manifest):
+            node.handle(ev.ManifestFetched(session, found, node.clock.now()))
+        if found is not ev.Fault.UNAVAILABLE:
+            node.handle(ev.ErasureSeen(session, node.clock.now()))
+        grave = node.store.erasure.graves.get(session)
+        if grave is None:
+            return {}
+        tombstone = Tombstone(session, grave.number, dict(grave.chunks))
+        over = not isinstance(found, Manifest) or node.store.erasure.void(found)
+        left = await self._look(tombstone)
+        if found is ev.Fault.UNAVAILABLE or (isinstance(found, Manifest) and over) or found is ev.Fault.CORRUPT:
+            left["blob"] += 1
+        if not await node.blob.tombstones.has(tombstone):
+            left["blob"] += 1
+        if left["blob"] and again:
+            keys = [key for key in tombstone.chunks if key not in node.store.index.names]
+            node.write_back.erase_again(tombstone, keys, manifest=over and session not in node.store.index.manifests)
+        return left
+
+    def _left_here(self, session: SessionKey) -> dict[str, int]:
+        erasure = self._node.store.erasure
+        grave = erasure.graves.get(session)
+        return {"hbm": erasure.graves.unheard(session)} | erasure.left(grave.chunks if grave is not None else ())
+
+    async def _look(self, tombstone: Tombstone) -> dict[str, int]:
+        """How many of its chunks each tier has or may have; chunks that a session names by now are not its any more."""
+        node, index = self._node, self._node.store.index
+        chunks = {key: fingerprint for key, fingerprint in tombstone.chunks.items() if key not in index.names}
+        left = self._left_here(tombstone.session)
+        if chunks:
+            left["ssd"] = max(left["ssd"], await asyncio.to_thread(self._remove_files, chunks))
+        if not left["blob"]:
+            left["blob"] = sum(await asyncio.gather(*(node.blob.has_chunk(key, fingerprint) for key, fingerprint in chunks.items())))
+        models: dict[bytes, list[bytes]] = {}
+        for key, fingerprint in chunks.items():
+            models.setdefault(fingerprint, []).append(key)
+        for fingerprint, keys in models.items():
+            asked = [w.hbm(fingerprint, keys) for w in node.workers.values() if fingerprint in w.fingerprints]
+            for hbm in await asyncio.gather(*asked):
+                left["hbm"] += len(keys) if hbm is None else max(hbm.layer_chunks, default=0)
+        return left
+
+    def _remove_files(self, chunks: dict[bytes, bytes]) -> int:
+        """How many of the chunks still have a file. Those that the core does not know of, as they are held back, lose it here."""
+        left = 0
+        for key, fingerprint in chunks.items():
+            path = self._node.ssd.path(key, fingerprint)
+            with contextlib.suppress(OSError):
+                if key not in self._node.store.index.chunks:
+                    path.unlink(missing_ok=True)
+            left += path.exists()
+        return left
 
 
-async def look(node: Node, tombstone: ev.Tombstone) -> dict[str, int]:
-    """How many of its chunks each tier has or may have; chunks that a session names by now are not its any more."""
-    index = node.store.index
-    keys = [key for key in tombstone.keys if key not in index.names]
-    left = {"hbm": 0} | node.store.erasure.left(keys)
-    if keys:
-        files = await asyncio.to_thread(lambda: sum(node.ssd.path(key, tombstone.fingerprint).exists() for key in keys))
-        left["ssd"] = max(left["ssd"], files)
-    if not left["blob"]:
-        left["blob"] = sum(await asyncio.gather(*(node.blob.has_chunk(key, tombstone.fingerprint) for key in keys)))
-    if tombstone.session not in index.manifests and await node.blob.has_manifest(tombstone.session):
-        left["blob"] += 1
-    asked = [w.hbm(tombstone.fingerprint, keys) for w in node.workers.values() if keys and tombstone.fingerprint in w.fingerprints]
-    for hbm in await asyncio.gather(*asked):
-        left["hbm"] += len(keys) if hbm is None else max(hbm.layer_chunks, default=0)
-    return left
+def _done(value: bool) -> asyncio.Future[bool]:
+    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    future.set_result(value)
+    return future

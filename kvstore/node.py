@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from contracts.errors import ConfigError
@@ -20,6 +20,7 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.index import Residency
 from kvstore.core.store import Store
+from kvstore.erasing import Erasing
 from kvstore.failpoints import reach
 from kvstore.metrics import count, log
 from kvstore.owners import Attached, Owner
@@ -28,13 +29,14 @@ from kvstore.reading import Reading
 from kvstore.sizes import Sizes
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import PATIENT_S, BlobTier, Listing
+from kvstore.tiers.blob import PATIENT_S, BlobTier
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
 from kvstore.tiers.objects import open_store
 from kvstore.tiers.populate import Populating
 from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_auto import AutoTransport
 from kvstore.tiers.transport_nixl import NixlTransport
@@ -48,11 +50,8 @@ from runtime.service import Tasks
 _TICK_S = 0.25
 #: A paced prefetch goes on after this time at least: fewer wake-ups, each with a little more to do.
 _RESUME_S = 0.005
-_MANIFESTS_LIMIT = 100_000
 #: How long the start may wait for the blob tier's tombstones.
 _HEED_S = 0.5
-#: For how long an erasure is remembered in the blob tier: longer than a node may be cut off and live.
-_TOMBSTONE_LIFE_S = 30 * 86_400.0
 
 
 class Node:
@@ -102,7 +101,14 @@ class Node:
         self.workers: dict[str, Attached] = {}
         self.peers: Peers
         self.transport: Transport
+        self.erasing = Erasing(self, tasks)
         self._recovered = False
+        #: What the SSD has, until it is known what was erased while this node was away: nothing of it is served before.
+        self._held_back: Sequence[ev.FoundCopy] | None = None
+        #: Who has to confirm an erasure before it is forgotten; and whether this node has confirmed some that are not.
+        self.deployment = [config.node(n).name for n in range(config.nodes.count)]
+        self.confirms = True
+        self._heeded = config.nodes.count == 1  # its own journal has all there was
         #: What is done when the blob tier can be read again (upkeep.py).
         self.blob_is_back: Callable[[], object] = lambda: None
         self._ticking = self._resuming = False
@@ -113,15 +119,19 @@ class Node:
     # ---- life
 
     async def start(self) -> None:
-        """Recover the SSD and start write-back. Peers and sessions follow in the background (`ready`)."""
+        """Learn what was erased, recover the SSD and start write-back. Peers and sessions follow in the background (`ready`)."""
         metrics.show_tiers(ev.Tier)
         if not await self._recover():
             for tier in (ev.Tier.SSD_READ, ev.Tier.SSD_WRITE):
                 self.handle(ev.TierFailed(tier, f"{self.ssd.root} cannot be used", self.clock.now()))
         with contextlib.suppress(TimeoutError):
-            # What was erased while this node was away is not served again; a blob tier that does not answer is asked later.
             async with asyncio.timeout(_HEED_S):
                 await self.heed_tombstones()
+        if self._held_back is not None:
+            log.warning(
+                "the blob tier has not said yet what was erased while this node was away; what the SSD had is not served until then",
+                chunks=len(self._held_back),
+            )
         self.write_back.start()
         self._tasks.start(self._join(), "join")
         log.info(
@@ -132,6 +142,8 @@ class Node:
         """Learn what the SSD holds; false when its directory cannot be made or read. Not beside a group commit: both run on one thread."""
         try:
             self._lock.take(0)
+            if not await self.erasing.load():
+                return False
             recovery = await self.write_back.on_thread(self.ssd.recover)
         except OSError as e:
             log.warning("the SSD cannot be recovered now", ssd=str(self.ssd.root), error=str(e))
@@ -139,16 +151,25 @@ class Node:
         if recovery.deleted:
             count("ssd_files_deleted_at_start", recovery.deleted)
         self._recovered = True
-        self.handle(ev.Recovered(recovery.copies))
-        with contextlib.suppress(OSError):
-            limit = await self.sizes.ssd_limit_bytes(self.store.index.ssd_stored_bytes)
-            self.handle(ev.TierSized("ssd", limit, self.clock.now()))
+        self._held_back = recovery.copies
+        await self._serve_recovered()
         log.info("recovered", chunks=len(recovery.copies), deleted=recovery.deleted, ssd=str(self.ssd.root))
         return True
 
+    async def _serve_recovered(self) -> None:
+        """What the SSD has is served from now on, unless it is not known yet what was erased meanwhile."""
+        copies = self._held_back
+        if copies is None or not self._heeded:
+            return
+        self._held_back = None
+        self.handle(ev.Recovered(copies))
+        with contextlib.suppress(OSError):
+            limit = await self.sizes.ssd_limit_bytes(self.store.index.ssd_stored_bytes)
+            self.handle(ev.TierSized("ssd", limit, self.clock.now()))
+
     # ---- tiers
 
-    def _may_write(self) -> bool:
+    def may_write(self) -> bool:
         """Whether the node's directory is this store's. It ends the process when it has become another's."""
         try:
             self._lock.take(0)
@@ -163,6 +184,8 @@ class Node:
         """One line and one gauge; and what was put off while the tier was left alone."""
         metrics.tier_changed(change.tier, change.up, change.reason)
         self.write_back.tier_changed(change.tier, change.up)
+        if change.up and change.tier in (ev.Tier.BLOB_READ, ev.Tier.BLOB_WRITE):
+            self.erasing.hurry()
         if change.up and change.tier is ev.Tier.BLOB_READ:
             self.blob_is_back()
 
@@ -173,12 +196,12 @@ class Node:
                 if self._recovered:
                     works = await asyncio.to_thread(self.ssd.try_read, trial.size)
                 else:
-                    works = self._may_write() and await self._recover()
+                    works = self.may_write() and await self._recover()
                 outcome = ev.Wrote.OK if works else ev.Wrote.FAILED
             case ev.Tier.SSD_WRITE:
                 if self.sizes.ssd_space.lacks(trial.size):
                     outcome = ev.Wrote.RESERVED
-                elif self._may_write():
+                elif self.may_write():
                     outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size
             case ev.Tier.BLOB_READ:
                 outcome = ev.Wrote.OK if await self.blob.answers() else ev.Wrote.FAILED
@@ -217,6 +240,7 @@ class Node:
             await self.peers.stop()
             await self.transport.stop()
         self.write_back.close()
+        self.erasing.close()
         self.ssd.close()
         self.pages.close()
         self.arena.close()
@@ -305,6 +329,8 @@ class Node:
                 self.write_back.blob(instruction)
             case do.PutManifest():
                 self.write_back.put_manifest(instruction.manifest)
+            case do.NoteErasure():
+                self.erasing.note(instruction.erasure)
             case do.PutTombstone():
                 self.write_back.put_tombstone(instruction.tombstone)
             case do.DeleteManifest():
@@ -334,17 +360,16 @@ class Node:
         self.handle(ev.Probed(probe.load, probe.keys, found, self.clock.now(), failed))
 
     def _ask_peer(self, question: do.AskPeer) -> None:
-        layers = self.store.index.shapes[question.fingerprint].layers
         if self.ready.is_set():
-            self.peers.ask(question, layers)
+            self.peers.ask(question, self.store.index.shapes[question.fingerprint].layers)
         else:
-            self._tasks.start(self._ask_when_ready(question, layers), "ask-when-ready")
+            self._tasks.start(self._ask_when_ready(question), "ask-when-ready")
 
-    async def _ask_when_ready(self, question: do.AskPeer, layers: int) -> None:
+    async def _ask_when_ready(self, question: do.AskPeer) -> None:
         """The core gives the question up by itself when this takes too long."""
         await self.ready.wait()
         if self.store.leases.is_open(question.lease):
-            self.peers.ask(question, layers)
+            self._ask_peer(question)
 
     async def _fetch_manifest(self, session: SessionKey) -> None:
         manifest = await self.blob.get_manifest(session)
@@ -352,22 +377,24 @@ class Node:
 
     # ---- sessions
 
-    async def learn_sessions(self) -> Listing:
-        """Read all manifests of the blob tier; newer ones replace what is known."""
-        listing = await self.blob.list_manifests(_MANIFESTS_LIMIT)
-        if not listing.complete and len(listing.manifests) < _MANIFESTS_LIMIT:
-            self.handle(ev.TierFailed(ev.Tier.BLOB_READ, "it cannot be listed", self.clock.now()))
-        self.handle(ev.ManifestsListed(listing.manifests, self.clock.now(), listing.complete, self.clock.wall()))
+    async def heed_tombstones(self) -> Tombstones:
+        """Learn of erasures that this node may not have been told of."""
+        listing = await self.blob.tombstones.list_all()
+        self.handle(ev.TombstonesListed(list(listing.by_path.values()), self.clock.now(), listing.complete))
+        if listing.complete:
+            self._heeded = True
+            await self._serve_recovered()
         return listing
 
-    async def heed_tombstones(self) -> None:
-        """Learn of erasures that this node may not have been told of."""
-        tombstones = await self.blob.list_tombstones(self.clock.wall() - _TOMBSTONE_LIFE_S)
-        self.handle(ev.TombstonesListed(tombstones, self.clock.now()))
+    @property
+    def knows_ssd(self) -> bool:
+        """Whether the core has been told what the SSD holds."""
+        return self._recovered and self._held_back is None
 
     async def manifest(self, session: SessionKey, *, local: bool = False) -> Manifest | None:
-        """The session's manifest from memory, else (unless `local`) from the blob tier."""
-        return self.store.index.manifests.get(session) or (None if local else await self.blob.get_manifest(session))
+        """The session's manifest from memory, else (unless `local`) from the blob tier; none of a life that an erasure ended."""
+        found = self.store.index.manifests.get(session) or (None if local else await self.blob.get_manifest(session))
+        return found if found is None or not self.store.erasure.void(found) else None
 
     async def residency(self, manifest: Manifest, *, local: bool = False) -> Iterator[tuple[str, Residency]]:
         """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know (unless `local`)."""

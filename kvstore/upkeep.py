@@ -1,7 +1,8 @@
 """What a store does about its tiers when nobody asks: learns its sessions and what was erased, pays the blob tier what it owes it,
 lets idle sessions expire, and removes chunks that nobody names.
 
-Whatever deletes for want of a name or a use does so only after a complete list of sessions. Every node does all of it: deleting
+Whatever deletes for want of a name or a use does so only after a complete list of sessions, which is read a page at a time, so that a
+round takes no more memory with a million of them. Every node does all of it: deleting
 twice does no harm, and the grace time keeps the chunks of other nodes' running turns.
 """
 
@@ -9,23 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
+from kvstore.core.named import Named
+from kvstore.learning import learn_sessions
 from kvstore.metrics import count, log
 from kvstore.node import Node
+from kvstore.tiers.manifests import object_name
 from kvstore.tiers.staged import remove_staged
+from kvstore.tiers.tombstones import Listing as Tombstones
+from kvstore.tiers.tombstones import confirmed_by_all
 from runtime.service import Tasks
 
-_CHUNKS_LIMIT = 2_000_000
 #: Nodes' wall clocks are not further apart than this, in seconds.
 _CLOCKS_DIFFER_S = 7200.0
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
 #: How often the blob tier is measured at most: not so that it does little else.
 _MEASURE_S, _MEASURE_SHARE = 600.0, 20.0
+#: Idle sessions that are watched at a time, and chunks of one event.
+_WATCHED, _CHUNKS_AT_ONCE = 100_000, 1000
 
 
 async def learn(node: Node, tasks: Tasks, directory: Path | None) -> None:
@@ -43,32 +50,60 @@ async def _remove_staged(node: Node, directory: Path | None) -> None:
 
 async def _learn(node: Node) -> None:
     await node.heed_tombstones()
-    listing = await node.learn_sessions()
-    await node.heed_tombstones()
-    log.info("sessions listed", sessions=len(listing.manifests), complete=listing.complete)
+    await learn_sessions(node)
+    await confirm(node, await node.heed_tombstones())
     for fingerprint in list(node.store.index.shapes):
-        keys = await node.blob.list_chunks(fingerprint, _CHUNKS_LIMIT)
+        keys = await node.blob.list_chunks(fingerprint, node.store.index.chunks)
         if keys is not None:
             node.handle(ev.BlobListed(fingerprint, keys, node.clock.now()))
 
 
-class Unchanged:
-    """Since when this process has seen each session's manifest as it is, by its own steady clock."""
+async def confirm(node: Node, tombstones: Tombstones) -> None:
+    """Tell the others which erasures this node has nothing left of, and delete the tombstones that every node has confirmed."""
+    tier = node.blob.tombstones
+    confirmed = await tier.list_confirmed() if tombstones.complete and (tombstones.by_path or node.confirms) else None
+    if confirmed is None:
+        return
+    gone = [path for path, t in tombstones.by_path.items() if await node.erasing.is_gone(t.session)]
+    said = confirmed.get(object_name(node.name), frozenset())
+    names = frozenset(path.rpartition("/")[2] for path in gone)
+    if names != said:
+        if not await node.erasing.note_floor() or not await tier.put_confirmed(node.name, gone):
+            return
+        confirmed[object_name(node.name)] = names
+    node.confirms = bool(names)
+    everywhere = confirmed_by_all(tombstones.by_path, confirmed, node.deployment)
+    if everywhere:
+        await asyncio.gather(*(tier.delete(path) for path in everywhere))
+        count("tombstones_removed", len(everywhere))
 
-    def __init__(self) -> None:
+
+class Unchanged:
+    """Since when this process has seen the manifests of idle sessions as they are, by its own steady clock; of `most` of them."""
+
+    def __init__(self, most: int = _WATCHED) -> None:
+        self._most = most
+        self._before: dict[SessionKey, tuple[float, float]] = {}
         self._since: dict[SessionKey, tuple[float, float]] = {}
 
-    def note(self, manifests: Iterable[Manifest], now: float) -> None:
-        """These are all that there are."""
-        before = self._since
-        self._since = {}
-        for m in manifests:
-            last_use_s, since = before.get(m.session, (m.last_use_s, now))
-            self._since[m.session] = (m.last_use_s, since if last_use_s == m.last_use_s else now)
+    def begin(self) -> None:
+        """A list begins. Sessions that it does not show are forgotten at the next one."""
+        self._before, self._since = self._since, {}
+
+    def note(self, manifest: Manifest, now: float) -> None:
+        """The list shows this one."""
+        session, used = manifest.session, manifest.last_use_s
+        before = self._before.get(session, (used, now))
+        if session in self._before or len(self._since) < self._most:
+            self._since[session] = (used, before[1] if before[0] == used else now)
 
     def seconds(self, session: SessionKey, now: float) -> float:
         """For how long."""
         return now - self._since[session][1]
+
+    def longer_than(self, seconds: float, now: float) -> list[SessionKey]:
+        """Sessions that have not changed for so long."""
+        return [session for session in self._since if self.seconds(session, now) >= seconds]
 
 
 async def measure(node: Node) -> None:
@@ -103,19 +138,37 @@ async def expire_once(node: Node, idle_s: float, unchanged: Unchanged) -> int:
     this node's clock is ahead is believed only when nothing has changed for a while as seen from here.
     """
     await node.heed_tombstones()
-    if not (await node.learn_sessions()).complete:
-        return 0
     now, limit = node.clock.now(), node.clock.wall() - idle_s
-    unchanged.note(node.store.index.manifests.values(), now)
-    watched_s = min(idle_s, _CLOCKS_DIFFER_S)
-    idle = [
-        m.session for m in node.store.index.manifests.values() if m.last_use_s < limit and unchanged.seconds(m.session, now) >= watched_s
-    ]
-    for session in idle:
-        node.handle(ev.SessionErased(session, node.clock.now(), node.clock.wall(), expired=True))
-    if idle:
-        count("sessions_expired", len(idle))
-    return len(idle)
+
+    def look(page: Iterable[Manifest]) -> None:
+        for manifest in page:
+            if manifest.last_use_s < limit:
+                unchanged.note(manifest, now)
+
+    unchanged.begin()
+    complete = await learn_sessions(node, look)
+    look(node.store.index.manifests.values())
+    expired = 0
+    for session in unchanged.longer_than(min(idle_s, _CLOCKS_DIFFER_S), now) if complete else ():
+        expired += await _expire(node, session, limit)
+    if expired:
+        count("sessions_expired", expired)
+    return expired
+
+
+async def _expire(node: Node, session: SessionKey, limit: float) -> bool:
+    """Let it go, unless it was used meanwhile. The core may not know its manifest, as there are many."""
+    manifests = node.store.index.manifests
+    if session not in manifests:
+        found = await node.blob.get_manifest(session)
+        if found is None:
+            return False
+        node.handle(ev.ManifestFetched(session, found, node.clock.now()))
+    manifest = manifests.get(session)
+    if manifest is None or manifest.last_use_s >= limit:
+        return False
+    node.handle(ev.SessionErased(session, node.clock.now(), expired=True))
+    return True
 
 
 async def sweep(node: Node, grace_s: float, directory: Path | None) -> None:
@@ -130,13 +183,21 @@ async def sweep(node: Node, grace_s: float, directory: Path | None) -> None:
 async def sweep_once(node: Node, grace_s: float) -> None:
     """One round. What was nobody's in the last round already leaves the SSD, and the blob tier where it is older than the grace time."""
     began = node.clock.wall()
-    await node.heed_tombstones()
-    if not (await node.learn_sessions()).complete:
+    named = Named()
+
+    def look(page: Sequence[Manifest]) -> None:
+        named.add([key for m in page if m.session not in node.store.index.manifests for key in m.keys])
+
+    tombstones = await node.heed_tombstones()
+    await confirm(node, tombstones)
+    if not await learn_sessions(node, look):
         log.warning("not all sessions could be listed; chunks that nobody names stay for now")
         return
     node.handle(ev.OrphansSought(node.clock.now()))
     try:
         async for fingerprint, keys in node.blob.old_chunks(began - grace_s):
-            node.handle(ev.OldChunksListed(fingerprint, keys, node.clock.now()))
+            for start in range(0, len(keys), _CHUNKS_AT_ONCE):
+                node.handle(ev.OldChunksListed(fingerprint, keys[start : start + _CHUNKS_AT_ONCE], node.clock.now(), named))
+                await asyncio.sleep(0)
     except Exception as e:
         log.warning("not all of the blob tier's chunks could be listed", error=repr(e))

@@ -15,8 +15,9 @@ from typing import TypeVar
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
-from kvstore.core.events import BlobWritten, Event, SsdWritten, Tier, Tombstone, Wrote
+from kvstore.core.events import BlobWritten, Event, SsdWritten, Tier, Wrote
 from kvstore.core.instructions import DeleteBlob, DeleteSsd, WriteBlob, WriteSsd
+from kvstore.core.tombstone import Tombstone
 from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_WRITTEN
 from kvstore.tiers.arena import Arena
@@ -224,7 +225,7 @@ class WriteBack:
 
     async def _put_tombstone(self, tombstone: Tombstone) -> None:
         for pause in (*_RETRY_S, 0.0):
-            if await self._blob.put_tombstone(tombstone):
+            if await self._blob.tombstones.put(tombstone):
                 return
             await self._clock.sleep(pause)
 
@@ -234,11 +235,13 @@ class WriteBack:
         self._owed_manifests.pop(session, None)
         self._chain(session, partial(self._blob.delete_manifest, session))
 
-    def erase_again(self, tombstone: Tombstone, keys: list[bytes]) -> None:
-        """Queue the deletion of the manifest and of these chunks once more: the blob tier may not have answered the first time."""
-        self.delete_manifest(tombstone.session)
+    def erase_again(self, tombstone: Tombstone, keys: list[bytes], *, manifest: bool) -> None:
+        """Queue the tombstone and the deletion of these chunks, and of the `manifest`, once more: the blob tier may not have answered."""
+        self.put_tombstone(tombstone)
+        if manifest:
+            self.delete_manifest(tombstone.session)
         for key in keys:
-            self.blob(DeleteBlob(key, tombstone.fingerprint))
+            self.blob(DeleteBlob(key, tombstone.chunks[key]))
 
     # ---- order
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
 from contracts.convert import session_from_wire, session_to_wire
+from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2
 from runtime import telemetry
 from runtime.clock import Clock
@@ -39,6 +40,7 @@ class Reports:
         self._unknown: set[str] = set()  #: stores that the others have not been told of
         self.erasure_heard = asyncio.Condition()
         self.joined: Callable[[], object] = lambda: None
+        self.deployment: frozenset[str] = frozenset()  #: every node that the configuration names: each has to confirm erasures
 
     @property
     def stores(self) -> list[str]:
@@ -135,8 +137,8 @@ class Reports:
                     log.info("store joined", node=hello.node, address=hello.address)
                     self.joined()
                     self._introduce(hello.node)
-                    for session in control.erasures.owed_by(hello.node):
-                        self.command(hello.node, scheduler_pb2.StoreCommand(erase=session_to_wire(session)))
+                    for session, number in control.erasures.owed_by(hello.node):
+                        self.command(hello.node, _erase_again(session, number))
                 elif stream is None or not attached.counts(stream):
                     continue
                 elif kind == "erased":
@@ -161,9 +163,11 @@ class Reports:
         self._control.fleet.node(name).store_metrics = dict(metrics.samples)
 
     async def _erased(self, name: str, e: scheduler_pb2.Erased) -> None:
-        word = Word(e.verified, e.known, {left.tier: left.chunks for left in e.left})
+        word = Word(e.verified, e.known, {left.tier: left.chunks for left in e.left}, e.number, e.taken or e.verified)
+        session = session_from_wire(e.session)
         async with self.erasure_heard:
-            self._control.erasures.heard(name, session_from_wire(e.session), word)
+            for node in self._control.erasures.heard(name, session, word, self.deployment):
+                self.command(node, _erase_again(session, e.number))
             self.erasure_heard.notify_all()
 
     def _introduce(self, joined: str) -> None:
@@ -181,6 +185,13 @@ class Reports:
         told = _peers({name: nodes[name].store_address for name in unknown if nodes[name].store_here})
         for name in self._stores:
             self.command(name, told)
+
+
+def _erase_again(session: SessionKey, number: int) -> scheduler_pb2.StoreCommand:
+    """Without a number no store has said what it ended: whatever the node has is meant."""
+    if not number:
+        return scheduler_pb2.StoreCommand(erase=session_to_wire(session))
+    return scheduler_pb2.StoreCommand(erase_again=scheduler_pb2.EraseAgain(session=session_to_wire(session), number=number))
 
 
 def _peers(addresses: dict[str, str]) -> scheduler_pb2.StoreCommand:

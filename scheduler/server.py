@@ -45,6 +45,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)
         self.reports.joined = self.gathering
+        self.reports.deployment = frozenset(config.node(n).name for n in range(config.nodes.count))
         self.views = Views(config, self.control, self.reports, self.clock, self.gathering)
         self._metrics = metrics.SchedulerMetrics(self.control)
         self.workflows = Workflows(self.control.callgraphs, config.data / "workflows", self.clock)
@@ -163,7 +164,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def ListSessions(self, request: scheduler_pb2.ListSessionsRequest, context: Any) -> scheduler_pb2.ListSessionsReply:
         """See the proto."""
-        return self.views.sessions(request)
+        return await self.views.sessions(request)
 
     async def GetSession(self, request: scheduler_pb2.GetSessionRequest, context: Any) -> scheduler_pb2.SessionInfo:
         """See the proto."""

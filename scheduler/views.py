@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -19,6 +19,7 @@ from scheduler.convert import model_to_wire
 from scheduler.core.control import Control
 from scheduler.core.erasures import Erasure
 from scheduler.core.fleet import Node
+from scheduler.core.listing import Page
 from scheduler.reports import Reports
 
 log = telemetry.logger("scheduler.views")
@@ -26,6 +27,8 @@ log = telemetry.logger("scheduler.views")
 WATCH_EVERY_S, WATCH_NODE_S = 0.1, 1e-3
 #: Nodes that are drawn at a time: turns are placed in between.
 _DRAWN_AT_A_TIME = 16
+#: Sessions that are looked at for a list, in about as much time.
+_LISTED_AT_A_TIME = 5000
 RESIDENCY_TIMEOUT_S = 1.5
 #: How long an erasure waits for every node to confirm.
 ERASE_S = 10.0
@@ -100,11 +103,18 @@ class Views:
         return scheduler_pb2.FleetMetrics(nodes=nodes)
 
     # ---- sessions ----------------------------------------------------------------------------------------------
-    def sessions(self, request: scheduler_pb2.ListSessionsRequest) -> scheduler_pb2.ListSessionsReply:
-        """The most recently used sessions of a tenant (or of all)."""
-        wanted = [s for s in self._control.directory if not request.tenant or s.key.tenant == request.tenant]
-        wanted.sort(key=lambda s: -s.last_use_s)
-        return scheduler_pb2.ListSessionsReply(sessions=[self._summary(s.key) for s in wanted[: request.limit or 100]])
+    async def sessions(self, request: scheduler_pb2.ListSessionsRequest) -> scheduler_pb2.ListSessionsReply:
+        """A page of a tenant's sessions (or of all). Of a million, turns are placed while they are looked at."""
+        limit, directory = request.limit or 100, self._control.directory
+        page = Page(request.tenant, limit + 1, request.after, by_id=request.by_id)
+        if not page.begin(directory):
+            return scheduler_pb2.ListSessionsReply(unknown_after=True)
+        everything = list(directory)
+        for start in range(0, len(everything), _LISTED_AT_A_TIME):
+            page.look(everything[start : start + _LISTED_AT_A_TIME])
+            await asyncio.sleep(0)
+        found = page.found()
+        return scheduler_pb2.ListSessionsReply(sessions=[self._summary(s.key) for s in found[:limit]], more=len(found) > limit)
 
     def _summary(self, key: SessionKey) -> scheduler_pb2.SessionSummary:
         session, pending = self._control.directory.get(key), self._control.advisories.get(key)
@@ -126,6 +136,9 @@ class Views:
         heard = [(n, r) for n, r in zip(names, replies, strict=True) if r is not None and r.known]
         nodes = [scheduler_pb2.NodeResidency(node=n, tiers=r.tiers) for n, r in heard]
         known = bool(nodes) or self._control.directory.get(key) is not None
+        erasure = self._control.erasures.get(key)
+        if erasure is not None and not known:
+            return scheduler_pb2.SessionInfo(summary=self._summary(key), known=True, erasing=True, erasures=_words(erasure))
         return scheduler_pb2.SessionInfo(summary=self._summary(key), known=known, nodes=nodes)
 
     async def _residency(self, node: str, key: SessionKey, *, local: bool) -> kvstore_pb2.ResidencyReply | None:
@@ -145,7 +158,8 @@ class Views:
     async def erase(self, request: scheduler_pb2.EraseSessionRequest) -> scheduler_pb2.EraseSessionReply:
         """Forget the session here, tell every store to erase it from every tier, and wait for their word, for a while."""
         key, control = session_from_wire(request.session), self._control
-        known = control.directory.erase(key)
+        known = control.erasures.get(key) is not None
+        known = control.directory.erase(key) or known
         control.advisories.invalidate(key, key.tenant, "")
         control.explained.forget(key)
         control.callgraphs.erase(key)
@@ -158,14 +172,22 @@ class Views:
             # A node that is away is waited for only as long as one that is here has not answered.
             async with asyncio.timeout(ERASE_S), self._reports.erasure_heard:
                 await self._reports.erasure_heard.wait_for(lambda: all(n in erasure.words for n in told if n in self._reports.stores))
+        if not erasure.taken:
+            control.erasures.give_up(key)
         return _erased(known, told, expected, erasure)
 
 
 def _erased(known: bool, told: list[str], expected: set[str], erasure: Erasure) -> scheduler_pb2.EraseSessionReply:
+    nodes = _words(erasure, {*told, *expected})
+    known = known or any(word.known for word in erasure.words.values())
+    return scheduler_pb2.EraseSessionReply(known=known, nodes=told, verified=not erasure.owing, erasures=nodes, taken=erasure.taken)
+
+
+def _words(erasure: Erasure, names: Iterable[str] = ()) -> list[scheduler_pb2.NodeErasure]:
+    """What each node has said."""
     nodes = []
-    for name in sorted({*told, *expected}):
+    for name in sorted({*names, *erasure.words, *erasure.owing}):
         word = erasure.words.get(name)
         left = [scheduler_pb2.TierLeft(tier=tier, chunks=chunks) for tier, chunks in word.left.items()] if word else []
         nodes.append(scheduler_pb2.NodeErasure(node=name, answered=word is not None, verified=bool(word and word.verified), left=left))
-    known = known or any(word.known for word in erasure.words.values())
-    return scheduler_pb2.EraseSessionReply(known=known, nodes=told, verified=not erasure.owing, erasures=nodes)
+    return nodes

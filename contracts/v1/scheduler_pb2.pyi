@@ -345,16 +345,20 @@ class StoreLoad(_message.Message):
     def __init__(self, dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ...) -> None: ...
 
 class Erased(_message.Message):
-    __slots__ = ("session", "verified", "known", "left")
+    __slots__ = ("session", "verified", "known", "left", "number", "taken")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     session: _common_pb2.Session
     verified: bool
     known: bool
     left: _containers.RepeatedCompositeFieldContainer[TierLeft]
-    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., verified: _Optional[bool] = ..., known: _Optional[bool] = ..., left: _Optional[_Iterable[_Union[TierLeft, _Mapping]]] = ...) -> None: ...
+    number: int
+    taken: bool
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., verified: _Optional[bool] = ..., known: _Optional[bool] = ..., left: _Optional[_Iterable[_Union[TierLeft, _Mapping]]] = ..., number: _Optional[int] = ..., taken: _Optional[bool] = ...) -> None: ...
 
 class TierLeft(_message.Message):
     __slots__ = ("tier", "chunks")
@@ -365,16 +369,26 @@ class TierLeft(_message.Message):
     def __init__(self, tier: _Optional[str] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class StoreCommand(_message.Message):
-    __slots__ = ("prefetch", "invalidate", "erase", "peers")
+    __slots__ = ("prefetch", "invalidate", "erase", "peers", "erase_again")
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     INVALIDATE_FIELD_NUMBER: _ClassVar[int]
     ERASE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    ERASE_AGAIN_FIELD_NUMBER: _ClassVar[int]
     prefetch: PrefetchCommand
     invalidate: _common_pb2.Session
     erase: _common_pb2.Session
     peers: FleetPeers
-    def __init__(self, prefetch: _Optional[_Union[PrefetchCommand, _Mapping]] = ..., invalidate: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., erase: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., peers: _Optional[_Union[FleetPeers, _Mapping]] = ...) -> None: ...
+    erase_again: EraseAgain
+    def __init__(self, prefetch: _Optional[_Union[PrefetchCommand, _Mapping]] = ..., invalidate: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., erase: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., peers: _Optional[_Union[FleetPeers, _Mapping]] = ..., erase_again: _Optional[_Union[EraseAgain, _Mapping]] = ...) -> None: ...
+
+class EraseAgain(_message.Message):
+    __slots__ = ("session", "number")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    number: int
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class PrefetchCommand(_message.Message):
     __slots__ = ("advisory", "source_nodes")
@@ -398,18 +412,26 @@ class FleetPeers(_message.Message):
     def __init__(self, addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
-    __slots__ = ("tenant", "limit")
+    __slots__ = ("tenant", "limit", "after", "by_id")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    BY_ID_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     limit: int
-    def __init__(self, tenant: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    after: str
+    by_id: bool
+    def __init__(self, tenant: _Optional[str] = ..., limit: _Optional[int] = ..., after: _Optional[str] = ..., by_id: _Optional[bool] = ...) -> None: ...
 
 class ListSessionsReply(_message.Message):
-    __slots__ = ("sessions",)
+    __slots__ = ("sessions", "more", "unknown_after")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_AFTER_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedCompositeFieldContainer[SessionSummary]
-    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ...) -> None: ...
+    more: bool
+    unknown_after: bool
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ..., more: _Optional[bool] = ..., unknown_after: _Optional[bool] = ...) -> None: ...
 
 class SessionSummary(_message.Message):
     __slots__ = ("session", "model", "tokens", "last_use_s", "node", "held_by")
@@ -436,14 +458,18 @@ class GetSessionRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., local: _Optional[bool] = ...) -> None: ...
 
 class SessionInfo(_message.Message):
-    __slots__ = ("summary", "known", "nodes")
+    __slots__ = ("summary", "known", "nodes", "erasing", "erasures")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    ERASING_FIELD_NUMBER: _ClassVar[int]
+    ERASURES_FIELD_NUMBER: _ClassVar[int]
     summary: SessionSummary
     known: bool
     nodes: _containers.RepeatedCompositeFieldContainer[NodeResidency]
-    def __init__(self, summary: _Optional[_Union[SessionSummary, _Mapping]] = ..., known: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeResidency, _Mapping]]] = ...) -> None: ...
+    erasing: bool
+    erasures: _containers.RepeatedCompositeFieldContainer[NodeErasure]
+    def __init__(self, summary: _Optional[_Union[SessionSummary, _Mapping]] = ..., known: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeResidency, _Mapping]]] = ..., erasing: _Optional[bool] = ..., erasures: _Optional[_Iterable[_Union[NodeErasure, _Mapping]]] = ...) -> None: ...
 
 class NodeResidency(_message.Message):
     __slots__ = ("node", "tiers")
@@ -460,16 +486,18 @@ class EraseSessionRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ...) -> None: ...
 
 class EraseSessionReply(_message.Message):
-    __slots__ = ("known", "nodes", "verified", "erasures")
+    __slots__ = ("known", "nodes", "verified", "erasures", "taken")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     ERASURES_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     known: bool
     nodes: _containers.RepeatedScalarFieldContainer[str]
     verified: bool
     erasures: _containers.RepeatedCompositeFieldContainer[NodeErasure]
-    def __init__(self, known: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ..., verified: _Optional[bool] = ..., erasures: _Optional[_Iterable[_Union[NodeErasure, _Mapping]]] = ...) -> None: ...
+    taken: bool
+    def __init__(self, known: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ..., verified: _Optional[bool] = ..., erasures: _Optional[_Iterable[_Union[NodeErasure, _Mapping]]] = ..., taken: _Optional[bool] = ...) -> None: ...
 
 class NodeErasure(_message.Message):
     __slots__ = ("node", "answered", "verified", "left")

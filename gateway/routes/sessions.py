@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from contracts.convert import session_from_wire
-from contracts.errors import InvalidRequest, NotFound
+from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.ids import check_session_id
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
@@ -16,28 +16,48 @@ from gateway.parts import PARTS
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
+#: The latest used first; or by id, which does not change while pages are read.
+ORDERS = ("last_use", "id")
 #: The scheduler waits ten seconds for the nodes.
 ERASE_TIMEOUT_S = 15.0
 
 
 async def index(request: web.Request) -> web.Response:
-    """The sessions that some node holds; `?limit=` bounds how many."""
+    """A page of the sessions that some node holds, in OpenAI's form of a list: `?limit=`, `?after=`, `?order=`."""
     caller = server_caller_of(request)
-    text = request.query.get("limit", str(DEFAULT_LIMIT))
+    text, order, after = (
+        request.query.get("limit", str(DEFAULT_LIMIT)),
+        request.query.get("order", ORDERS[0]),
+        request.query.get("after", ""),
+    )
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_LIMIT:
         raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LIMIT}", param="limit")
-    found = await request.app[PARTS].fleet.sessions(pb.ListSessionsRequest(tenant=caller.tenant, limit=int(text[:9])))
-    return web.json_response({"object": "list", "data": [_summary(s) for s in found]})
+    if order not in ORDERS:
+        raise InvalidRequest(f"order must be one of {', '.join(ORDERS)}", param="order")
+    if after:
+        check_session_id(after, "after")
+    wanted = pb.ListSessionsRequest(tenant=caller.tenant, limit=int(text[:9]), after=after, by_id=order == "id")
+    found = await request.app[PARTS].fleet.sessions(wanted)
+    if found is None:
+        remedy = "begin anew, or list with order=id, where every id has a place"
+        raise InvalidRequest(f"after: no node holds a session {after!r} any more; {remedy}", param="after")
+    data, more = [_summary(s) for s in found[0]], found[1]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return web.json_response({"object": "list", "data": data, **ends, "has_more": more})
 
 
 async def show(request: web.Request) -> web.Response:
-    """Where one session's cache is: per node and tier its tokens, layers and bytes."""
+    """Where one session's cache is: per node and tier its tokens, layers and bytes; or that it is being erased, and by whom not yet."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
     reply = await request.app[PARTS].fleet.call("GetSession", pb.GetSessionRequest(session=session), session=session_from_wire(session))
     if not reply.known:
         raise _unknown(session.session_id)
-    body = _summary(reply.summary) | {"id": session.session_id}
+    if reply.erasing:
+        return web.json_response(
+            {"id": session.session_id, "object": "session", "status": "erasing", "nodes": [_node(n) for n in reply.erasures]}
+        )
+    body = _summary(reply.summary) | {"id": session.session_id, "status": "kept"}
     return web.json_response(body | {"nodes": [{"node": n.node, "tiers": [_tier(t) for t in n.tiers]} for n in reply.nodes]})
 
 
@@ -62,9 +82,9 @@ async def erase(request: web.Request) -> web.Response:
     reply = await request.app[PARTS].fleet.call("EraseSession", wanted, ERASE_TIMEOUT_S, session_from_wire(session))
     if not reply.known:
         raise _unknown(session.session_id)
-    nodes = [
-        {"node": n.node, "answered": n.answered, "verified": n.verified, "left": {t.tier: t.chunks for t in n.left}} for n in reply.erasures
-    ]
+    if not reply.taken:
+        raise Unavailable("no node could note the erasure durably; nothing is promised: send it again")
+    nodes = [_node(n) for n in reply.erasures]
     deleted = {"id": session.session_id, "object": "session.deleted", "deleted": True}
     return web.json_response(deleted | {"verified": reply.verified, "nodes": nodes})
 
@@ -75,6 +95,10 @@ def _session(request: web.Request, tenant: str) -> Any:
 
 def _unknown(session_id: str) -> NotFound:
     return NotFound(f"no node holds a session {session_id!r}", param="session_id", code="session_not_found")
+
+
+def _node(n: Any) -> dict[str, Any]:
+    return {"node": n.node, "answered": n.answered, "verified": n.verified, "left": {t.tier: t.chunks for t in n.left}}
 
 
 def _summary(s: Any) -> dict[str, Any]:

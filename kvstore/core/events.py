@@ -6,13 +6,18 @@ the layers wanted of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.tombstone import Tombstone as Tombstone
+from kvstore.core.erasure_events import EraseHeard as EraseHeard
+from kvstore.core.erasure_events import ErasureEnded as ErasureEnded
+from kvstore.core.erasure_events import ErasureSeen as ErasureSeen
+from kvstore.core.erasure_events import ErasuresReplayed as ErasuresReplayed
+from kvstore.core.erasure_events import SessionErased as SessionErased
+from kvstore.core.erasure_events import TombstonesListed as TombstonesListed
 
 
 class LoadKind(IntEnum):
@@ -281,6 +286,7 @@ class TierSized:
 class TurnEnded:
     manifest: Manifest
     now: float
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,28 +327,6 @@ class Invalidated:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionErased:
-    """Erase a session. wall: the wall clock's time; told: what another node's tombstone says of it already.
-
-    expired: it was idle for too long, or its tenant has no room for it, which every node finds out by itself: no tombstone is left.
-    """
-
-    session: SessionKey
-    now: float
-    wall: float = 0.0
-    told: Tombstone | None = None
-    expired: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TombstonesListed:
-    """Erasures that the blob tier remembers."""
-
-    tombstones: Sequence[Tombstone]
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
 class OrphansSought:
     """Some time has passed since the last one, and a complete list of sessions has just been seen."""
 
@@ -356,6 +340,7 @@ class OldChunksListed:
     fingerprint: bytes
     keys: Sequence[bytes]
     now: float
+    named: Container[bytes] = ()  #: chunks of sessions that the index does not keep; it may hold others too
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +378,10 @@ Event = (
     | Advised
     | Invalidated
     | SessionErased
+    | EraseHeard
+    | ErasureSeen
+    | ErasureEnded
+    | ErasuresReplayed
     | TombstonesListed
     | OrphansSought
     | OldChunksListed

@@ -13,7 +13,7 @@ A node may know a million chunks: what is alike is one object (shapes, keys, the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from contracts.ids import SessionKey
@@ -26,6 +26,8 @@ __all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
 #: Copies that take room on the SSD.
 _STORED = (CopyState.PRESENT, CopyState.WAITING)
 WITH_SLOT = (PieceState.LOADING, PieceState.SAVING, PieceState.READY)
+#: Manifests are forgotten when there are so many more than shall be kept, as a share of these.
+_TRIM_SHARE = 16
 #: So many of the chunks that a session named before are remembered, the latest.
 MOST_FORMER = 512
 
@@ -195,6 +197,20 @@ class Index:
         orphans = self._unname(session, before)
         self._alone.pop(session, None)
         return orphans
+
+    def trim_manifests(self, most: int, needed: Container[SessionKey]) -> None:
+        """Forget manifests that name nothing here and that are not `needed`, the least recently used first, when there are many more than
+        `most`: the blob tier has them. Nobody is told that such a session is gone, as it is not."""
+        beyond = len(self.manifests) - most
+        if beyond <= most // _TRIM_SHARE:
+            return
+        idle = [m for s, m in self.manifests.items() if s not in self.claims and s not in needed]
+        idle = [m for m in idle if not any(key in self.chunks for key in m.keys)]
+        for manifest in sorted(idle, key=lambda m: m.last_use_s)[:beyond]:
+            told = manifest.session in self.dirty
+            self.drop_manifest(manifest.session)
+            if not told:
+                self.dirty.discard(manifest.session)
 
     def drop_claims(self, session: SessionKey) -> None:
         """The session's running turn will not end: only its manifest names chunks."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.events import LoadId, SaveId, SourceKind, Tier, Tombstone, Want
+from kvstore.core.events import LoadId, SaveId, SourceKind, Tier, Want
+from kvstore.core.tombstone import OpenErasure, Tombstone
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,13 @@ class PutTombstone:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteErasure:
+    """Write it into this node's journal, in place of what that says of the session: it goes on after a restart."""
+
+    erasure: OpenErasure
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteManifest:
     session: SessionKey
 
@@ -190,10 +198,14 @@ class TellInvalid:
 
 @dataclass(frozen=True, slots=True)
 class TellErase:
-    """Chunks leave HBM, and so does what is the cache of none but `sessions`: chunks that were never saved have no other name here."""
+    """Chunks leave HBM, and so does what is the cache of none but `sessions`: chunks that were never saved have no other name here.
+
+    telling: unless 0, a worker that has acted on it is reported by EraseHeard.
+    """
 
     keys: tuple[bytes, ...]
     sessions: tuple[SessionKey, ...] = ()
+    telling: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +250,7 @@ Instruction = (
     | DeleteSsd
     | DeleteBlob
     | PutManifest
+    | NoteErasure
     | PutTombstone
     | DeleteManifest
     | FetchManifest

@@ -75,9 +75,9 @@ class Quotas:
         """The shell has measured what the blob tier holds, and says how much it may."""
         self.total_bytes, self.held_bytes = limit_bytes, held_bytes
 
-    def named_more(self, bytes_: int) -> None:
-        """Sessions name so many bytes of chunks more than before, since a save was granted; or less, since one was erased."""
-        self.held_bytes = max(0, self.held_bytes + bytes_)
+    def follow(self, named_bytes: int) -> None:
+        """Sessions named so many bytes of chunks; a save that was granted since has added to them, or an erasure has taken from them."""
+        self.held_bytes = max(0, self.held_bytes + self.named_bytes - named_bytes)
 
     def beyond(self, event: SaveWanted) -> frozenset[int]:
         """Which chunks of the save, by index, are not allowed, after older sessions made way."""

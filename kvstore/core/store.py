@@ -24,6 +24,7 @@ from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
 from kvstore.core.loads import Loads
 from kvstore.core.meter import READ_TIER, Meter
+from kvstore.core.orphans import Orphans
 from kvstore.core.pacing import Pace
 from kvstore.core.prefetch import rank
 from kvstore.core.quotas import Quotas
@@ -47,6 +48,7 @@ class Store:
     node: this node's name. arena_bytes: size of the arena. granule_bytes: see `Ledger`.
     prefetch_bytes_per_s: see `Pace`.
     default_quota_bytes, quota_bytes: of a tenant's sessions in the slow tiers; 0 is no limit.
+    most_sessions: whose manifests are kept though nothing that they name is here.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Store:
         prefetch_bytes_per_s: float = 0.0,
         default_quota_bytes: int = 0,
         quota_bytes: Mapping[str, int] | None = None,
+        most_sessions: int = 100_000,
     ) -> None:
         self.node = node
         self._out: list[do.Instruction] = []
@@ -99,11 +102,20 @@ class Store:
             self.fetches.make_way,
         )
         self.erasure = Erasure(self.index, self.ledger, self.room, self.loads, self.sessions, self._out)
-        self.quotas = Quotas(self.index, self.sessions, self._out, self._exceeded, default_quota_bytes, quota_bytes or {})
+        self.orphans = Orphans(self.index, self.sessions, self._out, self.erasure.remove_here)
+        self.quotas = Quotas(
+            self.index,
+            self.sessions,
+            self._out,
+            lambda s, now: self._erase(ev.SessionErased(s, now, expired=True)),
+            default_quota_bytes,
+            quota_bytes or {},
+        )
         self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
         self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
         self._has_recovered = False  #: the SSD's files are known
         self._numbers = 0
+        self._most_sessions = most_sessions
 
     def handle(self, event: ev.Event) -> list[do.Instruction]:
         """Mutates the store and returns what is to be done, in order. Unknown ids in events are ignored."""
@@ -132,12 +144,13 @@ class Store:
                 self._declared(event)
             case ev.WorkerGone():
                 self.loads.cancel_owner(event.worker)
+                self.erasure.graves.detach(event.worker)
                 self.saves.cancel_owner(event.worker, event.now)
             case ev.LoadWanted():
                 if event.kind is ev.LoadKind.DEMAND and event.session is not None:
                     self.sessions.used(event.session, event.now)
                     self._moved_here(event.session, event.sources)
-                self.loads.begin(event)
+                self.loads.begin(self.erasure.allowed(event))
                 if event.kind is ev.LoadKind.DEMAND and event.session is not None:
                     self._end_advised(event.session)  # what the request does not want of its hint's nobody does
             case ev.PiecesTaken():
@@ -146,7 +159,8 @@ class Store:
                 self.loads.cancel(event.load)
             case ev.Probed():
                 self.meter.probed(len(event.keys) - event.failed, event.failed)
-                self.loads.probed(event.load, event.keys, event.found, event.now)
+                found = [copy for copy in event.found if self.erasure.serves(copy.key)]
+                self.loads.probed(event.load, event.keys, found, event.now)
             case ev.PeerHolds():
                 self.loads.peer_holds(event)
             case ev.PeerReady():
@@ -161,8 +175,8 @@ class Store:
             case ev.SaveWanted():
                 self.sessions.seen(event.session, event.now)
                 beyond, named = self.quotas.beyond(event), self.quotas.named_bytes
-                self.saves.want(event, self.erasure.buried(event.session, event.now), beyond)
-                self.quotas.named_more(self.quotas.named_bytes - named)
+                self.saves.want(event, self.erasure.graves.is_late(event.session, event.save[0]), beyond)
+                self.quotas.follow(named)
             case ev.SaveEnded():
                 self.saves.ended(event)
             case ev.Summed():
@@ -179,12 +193,14 @@ class Store:
             case ev.TierSized():
                 self.quotas.sized(event.limit_bytes, event.held_bytes)
             case ev.TurnEnded():
-                self._turn(event.manifest, event.now)
+                self._turn(event)
             case ev.ManifestsListed():
                 for manifest in event.manifests:
-                    self._learn(manifest, event.now)
-                    self.sessions.seen(manifest.session, event.now - max(0.0, event.wall - manifest.last_use_s))
+                    if self._learn(manifest):
+                        self.sessions.seen(manifest.session, event.now - max(0.0, event.wall - manifest.last_use_s))
                 self.capacity.learned = self.capacity.learned or event.complete
+                if event.complete:
+                    self.index.trim_manifests(self._most_sessions, self._hints)
             case ev.ManifestFetched():
                 self._fetched(event)
             case ev.Advised():
@@ -193,12 +209,12 @@ class Store:
                 self._invalidate(event.session)
             case ev.SessionErased():
                 self._erase(event)
-            case ev.TombstonesListed():
-                self.erasure.heed(event.tombstones)
+            case ev.EraseHeard() | ev.ErasureSeen() | ev.ErasureEnded() | ev.ErasuresReplayed() | ev.TombstonesListed():
+                self.erasure.told(event)
             case ev.OrphansSought():
-                self.erasure.sweep_orphans(event.now)
+                self.orphans.sweep(event.now)
             case ev.OldChunksListed():
-                self.erasure.sweep_blob(event.fingerprint, event.keys)
+                self.orphans.sweep_blob(event.fingerprint, event.keys, event.named)
             case ev.Tick():
                 self._tick(event.now)
             case _:
@@ -247,35 +263,35 @@ class Store:
             chunk = self.index.chunk(copy.key, copy.shape)
             if chunk is not None and chunk.ssd in (CopyState.ABSENT, CopyState.SKIPPED):
                 self.index.set_copy(chunk, "ssd", CopyState.PRESENT, copy.checksums, copy.encoded_bytes)
+        self.erasure.recovered(event.copies)
 
     # ---- sessions
 
-    def _turn(self, manifest: Manifest, now: float) -> None:
-        if self.erasure.late(manifest.session, manifest.keys, now):
+    def _turn(self, event: ev.TurnEnded) -> None:
+        manifest, now = event.manifest, event.now
+        if self.erasure.graves.is_late(manifest.session, event.worker):
             self._out.append(do.Counted("late_turns"))
             return
         self.sessions.used(manifest.session, now)
-        self.index.set_manifest(replace(manifest, last_use_s=self._use_s(manifest, now)))
+        known = self.index.manifests.get(manifest.session)
+        life = known.life if known is not None else self.erasure.graves.next_life(manifest.session)
+        self.index.set_manifest(replace(manifest, last_use_s=_use_s(manifest, known), life=life))
         self._out.append(do.PutManifest(self.index.manifests[manifest.session]))
 
-    def _use_s(self, manifest: Manifest, now: float) -> float:
-        """The time of a turn that has ended here: the wall clock's, but later than what is known to have been before it, as the nodes'
-        clocks differ (a hybrid logical clock): the manifest that it goes on from, and the session's erasure unless that has just been:
-        then the turn may have begun before."""
-        known = self.index.manifests.get(manifest.session)
-        before = known.last_use_s if known is not None else float("-inf")
-        over = float("-inf") if self.erasure.buried(manifest.session, now) else self.erasure.over_s(manifest.session)
-        return max(manifest.last_use_s, before + _LATER_S, over + _LATER_S)
-
-    def _learn(self, manifest: Manifest, now: float) -> None:
-        """Keep the manifest when it is newer than what is known and not one of an erased session."""
+    def _learn(self, manifest: Manifest, *, asked: bool = False) -> bool:
+        """Keep the manifest when it is newer than what is known and not of a life that an erasure ended. One that nobody `asked` for is
+        kept when it names something that is here, or while there are few. False: it is not kept."""
         if self.erasure.void(manifest):
-            self._out.append(do.DeleteManifest(manifest.session))
-            return
+            self.erasure.exhumed(manifest)
+            return False
+        self.erasure.graves.note(manifest.life)
         known = self.index.manifests.get(manifest.session)
-        newer = known is None or known.last_use_s < manifest.last_use_s
-        if newer and not self.erasure.late(manifest.session, manifest.keys, now):
+        few = len(self.index.manifests) < self._most_sessions
+        if not (known or asked or few or any(key in self.index.chunks for key in manifest.keys)):
+            return False
+        if known is None or known.last_use_s < manifest.last_use_s:
             self.index.set_manifest(manifest)
+        return True
 
     def _advise(self, event: ev.Advised) -> None:
         """A hint: the session rises at once; its manifest is fetched anew when the session was elsewhere."""
@@ -302,7 +318,7 @@ class Store:
     def _fetched(self, event: ev.ManifestFetched) -> None:
         self._fetching.discard(event.session)
         if event.manifest is not None:
-            self._learn(event.manifest, event.now)
+            self._learn(event.manifest, asked=True)
         hint = self._hints.get(event.session)
         if hint is not None and self.sessions.live(event.session, event.now):
             self._begin_advised(hint)
@@ -311,8 +327,7 @@ class Store:
         """A worker is here: what was advised before it came is offered to it now."""
         for shape in event.shapes:
             self.index.shapes[shape.fingerprint] = shape
-        if self.erasure.tombstones:
-            self._out.append(self.erasure.told_again())
+        self.erasure.attached(event.worker)
         for session, hint in list(self._hints.items()):
             if session not in self._fetching and self.sessions.live(session, event.now):
                 self._begin_advised(hint)
@@ -333,14 +348,14 @@ class Store:
         self.loads.begin(ev.LoadWanted(ident, kind, event.session, manifest.fingerprint, wants, sources, event.priority, event.now))
 
     def _erase(self, event: ev.SessionErased) -> None:
+        if self.erasure.is_old_news(event):
+            self.erasure.reopen(event.session)
+            return
         self._invalidate(event.session, tell=False)
         self.sessions.forget(event.session)
         named = self.quotas.named_bytes
         self.erasure.erase(event)
-        self.quotas.named_more(self.quotas.named_bytes - named)
-
-    def _exceeded(self, session: SessionKey, now: float) -> None:
-        self._erase(ev.SessionErased(session, now, expired=True))
+        self.quotas.follow(named)
 
     def _invalidate(self, session: SessionKey, *, tell: bool = True) -> None:
         self._hints.pop(session, None)
@@ -365,7 +380,6 @@ class Store:
             del self._hints[session]
         self.sessions.trim(now, self.index.manifests)
         self.room.refresh(now)
-        self.erasure.trim(now)
 
     # ---- for the shell
 
@@ -385,3 +399,8 @@ class Store:
         self.usefulness.validate(self.index)
         slots = [o for c in self.index.resident.values() for o in c.offsets if o >= 0]
         assert len(slots) == len(set(slots))
+
+
+def _use_s(manifest: Manifest, known: Manifest | None) -> float:
+    """The time of a turn that has ended here: the wall clock's, but later than the one before it (a hybrid logical clock)."""
+    return manifest.last_use_s if known is None else max(manifest.last_use_s, known.last_use_s + _LATER_S)

@@ -1,6 +1,6 @@
 """The blob tier, where every chunk and every manifest ends up: any store that obstore can reach, a local directory by default.
 
-`chunks/<first half of the fingerprint>/<key>` in the format of format.py and `manifests/...`. Every call is bounded in
+`chunks/<first half of the fingerprint>/<key>` in the format of format.py, and what manifests.py names. Every call is bounded in
 time; a failure is a value (None, False, faults), never an exception: the blob tier being away is an ordinary day.
 """
 
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.events import Fault, FoundCopy, Tombstone
+from kvstore.core.events import Fault, FoundCopy
 from kvstore.core.instructions import FetchPiece
 from kvstore.failpoints import reach
 from kvstore.metrics import count
@@ -24,20 +24,12 @@ from kvstore.tiers.arena import Arena
 from kvstore.tiers.codecs import Codecs, count_unreadable
 from kvstore.tiers.encoded import decode_pieces
 from kvstore.tiers.format import BLOCK, RAW, Header, Layout, decode_header, header_length, piece_offset, raw_layout
-from kvstore.tiers.manifests import (
-    ERASED_PREFIX,
-    PREFIX,
-    decode_manifest,
-    decode_tombstone,
-    encode_manifest,
-    encode_tombstone,
-    manifest_path,
-    tombstone_path,
-)
-from kvstore.tiers.objects import Listed, Objects
+from kvstore.tiers.manifests import PREFIX, decode_manifest, encode_manifest, manifest_path
+from kvstore.tiers.objects import Objects
 from kvstore.tiers.remembered import Remembered
 from kvstore.tiers.ssd import folder_name
 from kvstore.tiers.ssd_reads import verify
+from kvstore.tiers.tombstones import TombstoneTier
 
 #: Headers that loads wait for at once, all of them together.
 _PROBES = 64
@@ -47,6 +39,8 @@ PATIENT_S = 1.0
 _TRIAL_PATH = "trials"
 #: Objects whose layout is remembered; that of any other costs a read which fails and one of its header.
 _LAYOUTS_LIMIT = 1 << 16
+#: Manifests that are kept from one listing to the next. Others are read again each time.
+_REMEMBERED = 100_000
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
 _FOLDER_NAME = re.compile("[0-9a-f]{16}")
 
@@ -54,13 +48,6 @@ _FOLDER_NAME = re.compile("[0-9a-f]{16}")
 def chunk_path(key: bytes, fingerprint: bytes) -> str:
     """The object's name."""
     return f"chunks/{folder_name(fingerprint)}/{key.hex()}"
-
-
-class Listing(NamedTuple):
-    """Manifests; `complete`: there are no others, as far as the store says."""
-
-    manifests: list[Manifest]
-    complete: bool
 
 
 class BlobTier:
@@ -72,8 +59,8 @@ class BlobTier:
         self._arena = arena
         self._codecs = codecs or Codecs()
         self._encoded: dict[bytes, Layout] = {}  #: of objects that were last seen encoded; any other is taken for raw
-        self._manifests = Remembered(self._objects, _manifest_of)
-        self._tombstones = Remembered(self._objects, lambda _, data: decode_tombstone(data))
+        self._manifests = Remembered(self._objects, _manifest_of, _REMEMBERED)
+        self.tombstones = TombstoneTier(self._objects)
 
     # ---- chunks
 
@@ -252,14 +239,13 @@ class BlobTier:
         """Remove the object; nothing when there is none or the store does not answer."""
         await self._objects.delete(chunk_path(key, fingerprint))
 
-    async def list_chunks(self, fingerprint: bytes, limit: int) -> set[bytes] | None:
-        """Keys of the model's chunks; None when the store does not answer or has more than `limit`."""
+    async def list_chunks(self, fingerprint: bytes, known: Container[bytes]) -> set[bytes] | None:
+        """Which of the `known` keys the store has as chunks of the model; None when it does not answer."""
         keys: set[bytes] = set()
         try:
             async for names in self._objects.names(f"chunks/{folder_name(fingerprint)}/"):
-                keys |= {bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name)}
-                if len(keys) > limit:
-                    return None
+                listed = (bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name))
+                keys.update(key for key in listed if key in known)
         except Exception:
             return None
         return keys
@@ -272,42 +258,25 @@ class BlobTier:
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
         """The session's manifest; None when there is none, it is damaged, or no answer came in time."""
+        found = await self.find_manifest(session)
+        return found if isinstance(found, Manifest) else None
+
+    async def find_manifest(self, session: SessionKey) -> Manifest | Fault:
+        """As `get_manifest`, and why there is none: MISSING, CORRUPT or UNAVAILABLE."""
         path = manifest_path(session)
         try:
             manifest = _manifest_of(path, await self._objects.get(path))
+        except FileNotFoundError:
+            return Fault.MISSING
+        except PieceLost:
+            return Fault.CORRUPT
         except Exception:
-            return None
-        return manifest if manifest.session == session else None
+            return Fault.UNAVAILABLE
+        return manifest if manifest.session == session else Fault.CORRUPT
 
     async def delete_manifest(self, session: SessionKey) -> None:
         """Remove the session's manifest."""
         await self._objects.delete(manifest_path(session))
-
-    # ---- tombstones
-
-    async def put_tombstone(self, tombstone: Tombstone) -> bool:
-        """Store the tombstone in place of an older one."""
-        return await self._objects.put("manifest", tombstone_path(tombstone.session), encode_tombstone(tombstone))
-
-    async def get_tombstone(self, session: SessionKey) -> Tombstone | None:
-        """The session's tombstone; None when there is none or no answer came in time."""
-        try:
-            return decode_tombstone(await self._objects.get(tombstone_path(session)))
-        except Exception:
-            return None
-
-    async def list_tombstones(self, forget_s: float) -> list[Tombstone]:
-        """Those that can be read. Those written before `forget_s` (wall clock) are deleted instead; known ones are not read again."""
-        listed: list[Listed] = []
-        complete = True
-        try:
-            async for batch in self._objects.listed(ERASED_PREFIX + "/"):
-                listed += batch
-        except Exception:
-            complete = False
-        await asyncio.gather(*(self._objects.forget(item.path) for item in listed if item.written < forget_s))
-        live = [item for item in listed if item.written >= forget_s]
-        return [t for t in await self._tombstones.read(live, complete=complete) if isinstance(t, Tombstone)]
 
     # ---- what is there
 
@@ -338,23 +307,26 @@ class BlobTier:
             for fingerprint, keys in found.items():
                 yield fingerprint, keys
 
-    async def list_manifests(self, limit: int) -> Listing:
-        """All sessions' manifests, `limit` of them at most; those that are as they were are not read again. Damaged ones and those
-        deleted meanwhile are left out."""
-        listed: list[Listed] = []
-        complete = True
+    async def manifests(self) -> AsyncIterator[list[Manifest]]:
+        """All sessions' manifests, a page at a time; some of those that are as they were are not read again. Damaged ones and those deleted
+        meanwhile are left out. Raises OSError when one cannot be read, or the listing does not come to its end."""
+        self._manifests.begin()
         try:
-            async for batch in self._objects.listed(PREFIX + "/"):
-                listed += batch
-                if len(listed) > limit:
-                    complete = False
-                    break
-        except Exception:
-            complete = False
-        read = await self._manifests.read(listed[:limit], complete=complete)
-        gone = (FileNotFoundError, PieceLost)
-        complete = complete and not any(isinstance(m, BaseException) and not isinstance(m, gone) for m in read)
-        return Listing([m for m in read if isinstance(m, Manifest)], complete)
+            async for page in self._objects.listed(PREFIX + "/"):
+                read = await self._manifests.read(page)
+                yield [m for m in read if isinstance(m, Manifest)]
+                for failed in read:
+                    if isinstance(failed, BaseException) and not isinstance(failed, _GONE):
+                        raise OSError(f"a manifest cannot be read: {failed!r}") from failed
+        except OSError:
+            raise
+        except Exception as e:
+            raise OSError(f"the sessions cannot be listed: {e!r}") from e
+        self._manifests.complete()
+
+
+#: An object that is listed and was deleted or is damaged.
+_GONE = (FileNotFoundError, PieceLost)
 
 
 def _manifest_of(path: str, data: bytes) -> Manifest:

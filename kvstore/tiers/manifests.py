@@ -1,13 +1,15 @@
-"""A session's manifest, and an erased session's tombstone, as objects of the blob tier: where they lie and what their bytes are.
+"""Sessions' manifests, tombstones of erased ones, and which nodes have confirmed them, as objects of the blob tier: where they lie and
+what their bytes are.
 
-`manifests/<tenant>/<session>` and `erased/<tenant>/<session>`: magic, xxh3-64 of the rest, msgpack. Names are escaped so
-that no session or tenant, however it was checked before, can name a place outside its folder; the true names are inside the
-object.
+`manifests/<tenant>/<session>`, `tombstones/<tenant>/<session>/<its digest>` and `confirmed/<node>`: magic, xxh3-64 of the rest,
+msgpack. Names are escaped so that no session or tenant, however it was checked before, can name a place outside its folder; the true
+names are inside the object.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
@@ -17,14 +19,16 @@ from blake3 import blake3
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import KEY_BYTES, Manifest
-from kvstore.core.events import Tombstone
+from kvstore.core.tombstone import Tombstone
 
 _MAGIC = b"UPBEATMF\x01"
-_TOMBSTONE_MAGIC = b"UPBEATTS\x01"
+_TOMBSTONE_MAGIC = b"UPBEATTS\x02"
+_CONFIRMED_MAGIC = b"UPBEATCF\x01"
 _MAX_NAME = 180
 _UNSAFE = re.compile(r"[^A-Za-z0-9_:.-]|^\.")
 PREFIX = "manifests"
-ERASED_PREFIX = "erased"
+ERASED_PREFIX = "tombstones"
+CONFIRMED_PREFIX = "confirmed"
 
 
 def _escape(name: str) -> str:
@@ -39,9 +43,24 @@ def manifest_path(session: SessionKey) -> str:
     return f"{PREFIX}/{_escape(session.tenant)}/{_escape(session.session_id)}"
 
 
-def tombstone_path(session: SessionKey) -> str:
-    """As `manifest_path`."""
+def tombstone_folder(session: SessionKey) -> str:
+    """Where the session's tombstones lie."""
     return f"{ERASED_PREFIX}/{_escape(session.tenant)}/{_escape(session.session_id)}"
+
+
+def tombstone_path(session: SessionKey, data: bytes) -> str:
+    """A tombstone is named by its bytes: nodes that know the same write the same object, and none writes over another's."""
+    return f"{tombstone_folder(session)}/{blake3(data).hexdigest()[:32]}"
+
+
+def object_name(node: str) -> str:
+    """The node's name as the last part of a path."""
+    return _escape(node)
+
+
+def confirmed_path(node: str) -> str:
+    """Which tombstones the node has confirmed."""
+    return f"{CONFIRMED_PREFIX}/{object_name(node)}"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -56,6 +75,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             manifest.tokens,
             manifest.last_use_s,
             b"".join(manifest.former),
+            manifest.life,
         ]
     )
     return _sealed(_MAGIC, body)
@@ -83,26 +103,44 @@ def _cut(keys: object) -> list[bytes]:
 
 
 def encode_tombstone(tombstone: Tombstone) -> bytes:
-    """The object's bytes."""
+    """The object's bytes: the same for the same erasure."""
+    models: dict[bytes, list[bytes]] = {}
+    for key, fingerprint in sorted(tombstone.chunks.items()):
+        models.setdefault(fingerprint, []).append(key)
     session = tombstone.session
-    body = [session.tenant, session.session_id, tombstone.fingerprint, b"".join(tombstone.keys), tombstone.erased_s]
+    body = [session.tenant, session.session_id, tombstone.number, [[f, b"".join(keys)] for f, keys in sorted(models.items())]]
     return _sealed(_TOMBSTONE_MAGIC, msgpack.packb(body))
 
 
 def decode_tombstone(data: bytes) -> Tombstone:
     """The tombstone. Raises PieceLost when anything is odd."""
     try:
-        tenant, session_id, fingerprint, keys, erased_s = _opened(_TOMBSTONE_MAGIC, data)
+        tenant, session_id, number, models = _opened(_TOMBSTONE_MAGIC, data)
+        chunks = {key: bytes(fingerprint) for fingerprint, keys in models for key in _cut(keys)}
+        return Tombstone(SessionKey(tenant, session_id), int(number), chunks)
     except (ValueError, TypeError) as e:
         raise PieceLost("not a tombstone") from e
-    return Tombstone(SessionKey(tenant, session_id), fingerprint, tuple(_cut(keys)), float(erased_s))
+
+
+def encode_confirmed(names: Iterable[str]) -> bytes:
+    """The object's bytes. names: the last parts of tombstones' paths."""
+    return _sealed(_CONFIRMED_MAGIC, msgpack.packb(sorted(names)))
+
+
+def decode_confirmed(data: bytes) -> frozenset[str]:
+    """The names. Raises PieceLost when anything is odd."""
+    names = _opened(_CONFIRMED_MAGIC, data)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PieceLost("no list of names")
+    return frozenset(names)
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest. Raises PieceLost when anything is odd."""
     try:
-        tenant, session_id, model, fingerprint, keys, tokens, last_use_s, *former = _opened(_MAGIC, data)
+        tenant, session_id, model, fingerprint, keys, tokens, last_use_s, *more = _opened(_MAGIC, data)
     except (ValueError, TypeError) as e:
         raise PieceLost("not a manifest") from e
-    # Those written before manifests told of former chunks have no such field.
-    return Manifest(SessionKey(tenant, session_id), model, fingerprint, _cut(keys), tokens, last_use_s, _cut(former[0] if former else b""))
+    # Those written before manifests told of former chunks, or of lives, lack these fields.
+    former, life = [*more, b"", 0][:2] if len(more) < 2 else more[:2]
+    return Manifest(SessionKey(tenant, session_id), model, fingerprint, _cut(keys), tokens, last_use_s, _cut(former), int(life))

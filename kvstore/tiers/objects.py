@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from runtime.disk_shares import local_directory
 _READ_S, _WRITE_S = 5.0, 30.0
 #: A listing comes in pages; each has this long.
 _LIST_S = 10.0
+#: Objects of a page; how often a page is asked for, and how long it takes to ask again.
+_PAGE, _LIST_TRIES, _LIST_PAUSE_S = 1000, 3, 0.5
 #: Small reads at once that somebody looks around with: for a listing, an erasure, the display. A directory's take a thread each.
 _LOOKS = 32
 #: obstore's words for a server that ignores `Range`.
@@ -155,14 +158,26 @@ class Objects:
             yield [item.path for item in batch]
 
     async def listed(self, prefix: str) -> AsyncIterator[list[Listed]]:
-        """As `names`, with what the store says of each object."""
-        batches = aiter(obstore.list(self._store, prefix))
+        """As `names`, with what the store says of each object. Pages come one at a time. A store that lists in order and fails on the way
+        is asked again from where it failed, some times."""
+        last, ordered, tries = "", True, _LIST_TRIES
         while True:
-            async with asyncio.timeout(_LIST_S):
-                batch = await anext(batches, None)
-            if batch is None:
-                return
-            yield [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
+            try:
+                batches = aiter(obstore.list(self._store, prefix, offset=last or None, chunk_size=_PAGE))
+                while True:
+                    async with asyncio.timeout(_LIST_S):
+                        batch = await anext(batches, None)
+                    if batch is None:
+                        return
+                    page = [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
+                    ordered = ordered and all(a < b for a, b in pairwise([last, *(item.path for item in page)]))
+                    last, tries = page[-1].path if page else last, _LIST_TRIES
+                    yield page
+            except Exception:
+                tries -= 1
+                if not last or not ordered or not tries:
+                    raise
+                await asyncio.sleep(_LIST_PAUSE_S)
 
     async def stored_bytes(self) -> int:
         """Of all objects. Raises when the store fails, or is silent for too long."""

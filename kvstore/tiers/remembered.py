@@ -12,23 +12,37 @@ T = TypeVar("T")
 
 
 class Remembered(Generic[T]):
-    """What was decoded of the objects that were listed last. `decode` gets an object's path and bytes; what it raises is not kept."""
+    """What was decoded of the objects that were listed last, `most` of them. `decode` gets an object's path and bytes; what it raises is
+    not kept."""
 
-    def __init__(self, objects: Objects, decode: Callable[[str, bytes], T]) -> None:
+    def __init__(self, objects: Objects, decode: Callable[[str, bytes], T], most: int) -> None:
         self._objects = objects
         self._decode = decode
+        self._most = most
         self._known: dict[str, tuple[str, T]] = {}
+        self._seen: dict[str, tuple[str, T]] = {}
 
-    async def read(self, listed: Sequence[Listed], *, complete: bool) -> list[T | BaseException]:
-        """Each of `listed`, or what kept it from being read. Others are forgotten when the listing was `complete`."""
+    def begin(self) -> None:
+        """A listing begins."""
+        self._seen = {}
+
+    def complete(self) -> None:
+        """The listing that began last has shown all objects: those that were not in it are forgotten."""
+        self._known = self._seen
+
+    async def read(self, listed: Sequence[Listed]) -> list[T | BaseException]:
+        """Each of these, in their order, or what kept it from being read: a part of a listing."""
         kept = {i.path: known[1] for i in listed if i.version and (known := self._known.get(i.path)) and known[0] == i.version}
         new = [item for item in listed if item.path not in kept]
-        found = dict(kept) | dict(
+        found: dict[str, T | BaseException] = dict(kept)
+        found |= dict(
             zip((i.path for i in new), await asyncio.gather(*(self._one(i.path) for i in new), return_exceptions=True), strict=True)
         )
-        seen = {i.path: (i.version, o) for i in listed if not isinstance(o := found[i.path], BaseException)}
-        self._known = seen if complete else self._known | seen
-        return list(found.values())
+        for item in listed:
+            value = found[item.path]
+            if len(self._seen) < self._most and not isinstance(value, BaseException):
+                self._seen[item.path] = item.version, value
+        return [found[item.path] for item in listed]
 
     async def _one(self, path: str) -> T:
         async with self._objects.looks:

@@ -116,6 +116,8 @@ class CoreStore:
                 self._tell(i.save[0], i)
             case do.Offer() | do.TellInvalid():
                 self._tell("worker", i)
+            case do.TellErase() if i.telling:
+                self._inbox.extend(ev.EraseHeard(owner, i.telling, self.now) for owner in self.owners)
             case do.Fetch():
                 self._fetch(i)
             case do.CancelFetch():

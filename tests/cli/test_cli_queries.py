@@ -46,6 +46,16 @@ PLACEMENT = {
 }
 
 
+LEAVING = {
+    "id": "leaving",
+    "status": "erasing",
+    "nodes": [
+        {"node": "node-0", "answered": True, "verified": False, "left": {"blob": 3}},
+        {"node": "node-1", "answered": False, "verified": False, "left": {}},
+    ],
+}
+
+
 class GatewayStandIn(ThreadingHTTPServer):
     """Answers the routes that the command line asks for, and remembers what it was asked. `ready`: the status of /ready."""
 
@@ -87,6 +97,10 @@ class _Answers(BaseHTTPRequestHandler):
             "/v1/fleet": (200, FLEET),
             "/v1/fleet?metrics=true": (200, FLEET | {"nodes": [FLEET["nodes"][0] | {"metrics": self._samples()}, FLEET["nodes"][1]]}),
             "/v1/sessions": (200, {"data": [SESSION]}),
+            "/v1/sessions?order=id&limit=1000&after=": (200, {"data": [SESSION], "has_more": True, "last_id": "chat/1"}),
+            "/v1/sessions?order=id&limit=1000&after=chat%2F1": (200, {"data": [SESSION | {"id": "chat-2"}], "has_more": False}),
+            "/v1/sessions?limit=1": (200, {"data": [SESSION], "has_more": True}),
+            "/v1/sessions/leaving": (200, LEAVING),
             "/v1/sessions?limit=10": (200, {"data": [SESSION]}),
             "/v1/sessions/chat-1/placement": (200, PLACEMENT),
             "/v1/sessions/chat-1": (200, SESSION | {"nodes": [{"node": "node-0", "tiers": TIERS}]}),
@@ -151,6 +165,14 @@ def test_status_fails_while_the_stack_is_not_ready_and_says_why(gateway: Gateway
     as_json = upbeat("status", "--json", UPBEAT_URL=gateway.url)
     assert as_json.returncode == 1
     assert json.loads(as_json.stdout)["ready"] is False and json.loads(as_json.stdout)["nodes"] == FLEET["nodes"]
+
+
+def test_all_sessions_are_listed_page_by_page_and_one_that_is_being_erased_says_so(gateway: GatewayStandIn) -> None:
+    everything = upbeat("sessions", "--all", "--json", "--url", gateway.url).stdout.splitlines()
+    assert [s["id"] for line in everything for s in json.loads(line)["data"]] == ["chat-1", "chat-2"]
+    assert "--all" in upbeat("sessions", "--limit", "1", "--url", gateway.url).stdout
+    shown = upbeat("sessions", "leaving", "--url", gateway.url).stdout
+    assert "being erased" in shown and "blob 3" in shown and "node-1" in shown
 
 
 def test_sessions_are_listed_and_one_is_shown_tier_by_tier(gateway: GatewayStandIn) -> None:

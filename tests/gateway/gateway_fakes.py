@@ -200,6 +200,10 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.advised: list[Any] = []
         self.invalidated: list[pb.InvalidateRequest] = []
         self.erased: list[Any] = []
+        #: What lists were asked for; whether each says that there is more; whether a node can note erasures.
+        self.listed: list[Any] = []
+        self.more_sessions = False
+        self.takes_erasures = True
         self.workflows: dict[tuple[str, str], pb.Workflow] = {}
         #: Where sessions are, by id; and what was asked of them.
         self.residencies = {"chat-1": _residency("chat-1")}
@@ -300,7 +304,10 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return pb.FleetMetrics(nodes={"node-0": pb.ProcessMetrics(samples={"reads_total": 2.0})})
 
     async def ListSessions(self, request: Any, context: Any) -> Any:
-        return pb.ListSessionsReply(sessions=[_summary(request.tenant, "chat-1")])
+        self.listed.append(request)
+        if request.after and not request.by_id:
+            return pb.ListSessionsReply(unknown_after=request.after != "chat-1")
+        return pb.ListSessionsReply(sessions=[_summary(request.tenant, "chat-1")], more=self.more_sessions)
 
     async def GetSession(self, request: Any, context: Any) -> Any:
         self.looks.append(request)
@@ -336,7 +343,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
-        return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"])
+        return pb.EraseSessionReply(known=request.session.session_id == "chat-1", nodes=["node-0"], taken=self.takes_erasures)
 
 
 def _residency(session_id: str) -> pb.SessionInfo:

@@ -49,7 +49,7 @@ class TwoTenants(ToyScheduler):
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)
-        return pb.EraseSessionReply(known=self._session("EraseSession", request.session), nodes=["node-0"])
+        return pb.EraseSessionReply(known=self._session("EraseSession", request.session), nodes=["node-0"], taken=True)
 
 
 @dataclass

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from gateway_fakes import MODEL, Stack, stack, until
 
+from contracts.v1 import scheduler_pb2 as pb
+
 KEYS = [{"key": "key-of-acme", "tenant": "acme", "max_priority": 0}, {"key": "key-of-blue", "tenant": "blue"}]
 ACME = {"Authorization": "Bearer key-of-acme"}
 
@@ -170,6 +172,35 @@ async def test_sessions_are_listed_shown_by_tier_and_erased(s: Stack) -> None:
             assert r.status == 404 and (await r.json())["error"]["param"] == "session_id"
     status, body = await s.get("/v1/sessions?limit=zero")
     assert (status, body["error"]["param"]) == (400, "limit")
+
+
+async def test_lists_of_sessions_come_in_pages_in_openais_form(s: Stack) -> None:
+    s.scheduler.more_sessions = True
+    status, page = await s.get("/v1/sessions?limit=1&order=id&after=chat-0")
+    assert (status, page["object"], page["first_id"], page["last_id"], page["has_more"]) == (200, "list", "chat-1", "chat-1", True)
+    asked = s.scheduler.listed[-1]
+    assert (asked.limit, asked.after, asked.by_id) == (1, "chat-0", True)
+    status, page = await s.get("/v1/sessions?after=chat-1")
+    assert (status, page["data"], page["first_id"], page["last_id"], page["has_more"]) == (200, [], None, None, False)
+    status, body = await s.get("/v1/sessions?after=gone")
+    assert (status, body["error"]["param"]) == (400, "after") and "order=id" in body["error"]["message"]
+    for wrong in ("order=size", "after=%2F..", "limit=0"):
+        status, body = await s.get(f"/v1/sessions?{wrong}")
+        assert (status, body["error"]["param"]) == (400, wrong.partition("=")[0])
+
+
+async def test_a_session_that_is_being_erased_is_shown_as_such_and_an_erasure_that_nobody_could_note_is_not_promised(s: Stack) -> None:
+    erasures = [pb.NodeErasure(node="node-0", answered=True, left=[pb.TierLeft(tier="blob", chunks=3)]), pb.NodeErasure(node="node-1")]
+    s.scheduler.residencies["chat-1"] = pb.SessionInfo(known=True, erasing=True, erasures=erasures)
+    status, shown = await s.get("/v1/sessions/chat-1")
+    assert (status, shown["status"]) == (200, "erasing")
+    assert shown["nodes"] == [
+        {"node": "node-0", "answered": True, "verified": False, "left": {"blob": 3}},
+        {"node": "node-1", "answered": False, "verified": False, "left": {}},
+    ]
+    s.scheduler.takes_erasures = False
+    async with s.http.delete(f"{s.url}/v1/sessions/chat-1") as r:
+        assert r.status == 503 and "send it again" in (await r.json())["error"]["message"]
 
 
 async def test_sessions_are_unavailable_while_no_scheduler_answers(s: Stack) -> None:

@@ -50,6 +50,8 @@ class FakeWorker:
         self.offers: asyncio.Queue[pb.PrefetchOffer] = asyncio.Queue()
         self.invalidated: asyncio.Queue[SessionKey] = asyncio.Queue()
         self.erased: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self.is_slow = False  #: it answers only when it is told to
+        self._queries: list[int] = []
         self.hbm_answer = common_pb2.TierResidency(tier="hbm", tokens=0)
 
     async def __aenter__(self) -> FakeWorker:
@@ -111,7 +113,15 @@ class FakeWorker:
         elif kind == "erase":
             self.erased.put_nowait(list(m.erase.keys))
         elif kind == "hbm_query":
-            self.send(hbm=pb.HbmResidency(query_id=m.hbm_query.query_id, hbm=self.hbm_answer))
+            self._queries.append(m.hbm_query.query_id)
+            if not self.is_slow:
+                self.answer()
+
+    def answer(self) -> None:
+        """Say what is in HBM to whatever was asked; what is sent later is later for the store, too."""
+        queries, self._queries = self._queries, []
+        for query in queries:
+            self.send(hbm=pb.HbmResidency(query_id=query, hbm=self.hbm_answer))
 
     def send(self, **kind: object) -> None:
         """Any message, for tests that misbehave."""

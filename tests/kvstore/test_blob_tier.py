@@ -18,11 +18,13 @@ from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core.events import Fault
 from kvstore.core.instructions import WriteSsd
+from kvstore.core.tombstone import Tombstone
 from kvstore.tiers.blob import BlobTier, chunk_path
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.manifests import manifest_path
 from kvstore.tiers.objects import open_store
 from kvstore.tiers.staged import remove_staged
+from kvstore.tiers.tombstones import confirmed_by_all
 from tests.blob_servers import BlobServer, azurite, azurite_command, gcs, moto_s3, rclone_s3
 from tests.kvstore.tier_house import BIG, KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, big_arena, object_of, wanted, written
 
@@ -169,7 +171,7 @@ async def test_a_header_of_another_chunk_or_of_none_deletes_the_object(blob, are
     for nonsense in (other, b"\0" * len(other), os.urandom(len(other))):
         await blob.write(KEY, SHAPE.fingerprint, nonsense)
         assert await blob.probe(KEY, SHAPE.fingerprint) is None
-        assert await blob.list_chunks(SHAPE.fingerprint, 10) == set()
+        assert await blob.list_chunks(SHAPE.fingerprint, ()) == set()
 
 
 async def test_calls_at_the_same_time_do_not_mix(blob, arena):
@@ -208,30 +210,30 @@ async def test_chunks_are_listed_by_model_completely_or_not_at_all(blob, arena):
     data = object_of(arena, written(arena))
     await asyncio.gather(*(blob.write(key, SHAPE.fingerprint, data) for key in keys))
     await blob.write(KEY, b"another model".ljust(32), data)
-    assert await blob.list_chunks(SHAPE.fingerprint, 30) == keys
-    assert await blob.list_chunks(SHAPE.fingerprint, 29) is None
-    assert await blob.list_chunks(b"no model".ljust(32), 30) == set()
+    assert await blob.list_chunks(SHAPE.fingerprint, keys) == keys
+    assert await blob.list_chunks(SHAPE.fingerprint, {*list(keys)[:3], b"x" * 32}) == set(list(keys)[:3])
+    assert await blob.list_chunks(b"no model".ljust(32), keys) == set()
 
 
 # ---- manifests
+
+
+async def all_manifests(tier: BlobTier) -> list[Manifest]:
+    return [m async for page in tier.manifests() for m in page]
 
 
 async def test_manifests_are_stored_listed_replaced_and_deleted(blob):
     manifests = [Manifest(s, "m", b"f" * 32, [KEY], 16, 1.0) for s in SESSIONS]
     for m in manifests:
         assert await blob.put_manifest(m)
-    listing = await blob.list_manifests(100)
-    assert listing.complete and sorted(listing.manifests, key=str) == sorted(manifests, key=str)
+    assert sorted(await all_manifests(blob), key=str) == sorted(manifests, key=str)
     newer = Manifest(SESSIONS[0], "m", b"f" * 32, [KEY, OTHER_KEY], 32, 2.0)
     await blob.put_manifest(newer)
     assert await blob.get_manifest(SESSIONS[0]) == newer
     for _ in range(2):
         await blob.delete_manifest(SESSIONS[0])
         assert await blob.get_manifest(SESSIONS[0]) is None
-    short = await blob.list_manifests(1)
-    assert len(short.manifests) == 1 and not short.complete
-    exact = await blob.list_manifests(2)
-    assert len(exact.manifests) == 2 and exact.complete
+    assert len(await all_manifests(blob)) == 2
 
 
 async def test_a_listing_reads_only_what_has_changed_since_the_last_one(blob, monkeypatch):
@@ -246,8 +248,7 @@ async def test_a_listing_reads_only_what_has_changed_since_the_last_one(blob, mo
 
     async def listed() -> list[str]:
         asked.clear()
-        listing = await blob.list_manifests(100)
-        assert listing.complete and {m.session: m for m in listing.manifests} == known
+        assert {m.session: m for m in await all_manifests(blob)} == known
         return sorted(asked)
 
     for m in known.values():
@@ -271,8 +272,30 @@ async def test_a_damaged_manifest_is_none_and_hides_no_other(blob, store):
         await blob.put_manifest(m)
     await obstore.put_async(store, manifest_path(SESSIONS[1]), b"nonsense")
     assert await blob.get_manifest(SESSIONS[1]) is None
-    listing = await blob.list_manifests(100)
-    assert listing.complete and {m.session for m in listing.manifests} == {SESSIONS[0], SESSIONS[2]}
+    assert {m.session for m in await all_manifests(blob)} == {SESSIONS[0], SESSIONS[2]}
+
+
+# ---- tombstones
+
+
+async def test_tombstones_stand_beside_each_other_and_go_when_every_node_has_confirmed_them(blob, store):
+    tier, session = blob.tombstones, SESSIONS[0]
+    first, second = Tombstone(session, 1, {KEY: b"f" * 32}), Tombstone(session, 1, {OTHER_KEY: b"f" * 32})
+    for tombstone in (first, second, first):
+        assert not await tier.has(tombstone) or tombstone is first
+        assert await tier.put(tombstone) and await tier.has(tombstone)
+    listing = await tier.list_all()
+    assert listing.complete and sorted(map(str, listing.by_path.values())) == sorted(map(str, (first, second)))
+    assert sorted(map(str, await tier.find(session))) == sorted(map(str, (first, second))) and await tier.find(SESSIONS[1]) == []
+    paths = list(listing.by_path)
+    assert await tier.put_confirmed("node-0", paths) and await tier.put_confirmed("node-1", paths[:1])
+    confirmed = await tier.list_confirmed()
+    assert confirmed_by_all(paths, confirmed, ["node-0", "node-1"]) == paths[:1]
+    assert confirmed_by_all(paths, confirmed, ["node-0"]) == paths[:1], "a node that has ever confirmed anything may come back"
+    assert confirmed_by_all(paths, confirmed, ["node-0", "node-2"]) == [], "one that has not been here yet may have something"
+    await tier.delete(paths[0])
+    await obstore.put_async(store, paths[1], b"nonsense")
+    assert await tier.list_all() == ({}, True)
 
 
 # ---- a store that is not there
@@ -286,9 +309,10 @@ async def test_a_store_that_is_not_there_is_a_miss_in_bounded_time(arena, tmp_pa
         assert await away.get_manifest(SESSIONS[0]) is None
         assert set((await away.read(SHAPE, wanted(written(arena), range(5)))).values()) == {Fault.UNAVAILABLE}
         assert not await away.write(KEY, SHAPE.fingerprint, b"x")
-        assert await away.list_chunks(SHAPE.fingerprint, 10) is None
-        listing = await away.list_manifests(10)
-        assert listing == ([], False)
+        assert await away.list_chunks(SHAPE.fingerprint, ()) is None
+        with pytest.raises(OSError, match="cannot be listed"):
+            await all_manifests(away)
+        assert not (await away.tombstones.list_all()).complete and await away.tombstones.list_confirmed() is None
         await away.delete_chunk(KEY, SHAPE.fingerprint)
 
 
@@ -298,7 +322,8 @@ async def test_a_directory_that_cannot_be_made_at_start_is_used_when_it_can(aren
     tier = BlobTier(open_store("", {}, path), arena)
     assert await tier.locate(KEY, SHAPE.fingerprint) is Fault.UNAVAILABLE
     assert not await tier.answers() and not await tier.try_write("node-0")
-    assert not (await tier.list_manifests(10)).complete
+    with pytest.raises(OSError):  # noqa: PT011 - in the words of the file system
+        await all_manifests(tier)
     path.unlink()
     assert await tier.answers() and await tier.try_write("node-0")
     assert await tier.locate(KEY, SHAPE.fingerprint) is Fault.MISSING

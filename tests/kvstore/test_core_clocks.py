@@ -8,14 +8,14 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
-from kvstore.core.erasure import TOMBSTONE_S
 from kvstore.core.store import Store
+from kvstore.core.tombstone import Tombstone
 from kvstore.upkeep import Unchanged
 
 SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
 SESSION = SessionKey("t", "s")
 KEYS = [bytes([i]) * 32 for i in range(8)]
-NOON, HOUR_S = 1.76e9, 3600.0
+NOON, HOUR_S, DAY_S = 1.76e9, 3600.0, 86_400.0
 
 
 def manifest(chunks: int, wall: float, first: int = 0) -> Manifest:
@@ -33,7 +33,7 @@ def put(out: list) -> Manifest:
     return found
 
 
-def told(out: list) -> ev.Tombstone:
+def told(out: list) -> Tombstone:
     (found,) = [i.tombstone for i in out if isinstance(i, do.PutTombstone)]
     return found
 
@@ -75,7 +75,7 @@ def test_a_session_whose_node_was_an_hour_ahead_stays_erased_on_a_node_that_was_
     eraser, away = store("node-0"), store("node-1")
     for s in (eraser, away):
         s.handle(ev.ManifestsListed([ahead], 0.0, True, NOON))
-    tombstone = told(eraser.handle(ev.SessionErased(SESSION, 10.0, NOON + 10)))
+    tombstone = told(eraser.handle(ev.SessionErased(SESSION, 10.0)))
     away.handle(ev.TombstonesListed([tombstone], 20.0))
     assert SESSION not in away.index.manifests
     late = store("node-2")
@@ -84,37 +84,35 @@ def test_a_session_whose_node_was_an_hour_ahead_stays_erased_on_a_node_that_was_
     assert SESSION not in late.index.manifests, "and is not learned again from what the blob tier still lists"
 
 
-def test_a_second_eraser_whose_clock_is_behind_does_not_make_the_erasure_older() -> None:
-    s = store()
-    earlier = ev.Tombstone(SESSION, SHAPE.fingerprint, tuple(KEYS[:1]), NOON + HOUR_S)
-    s.handle(ev.ManifestsListed([manifest(1, NOON - HOUR_S)], 0.0, True, NOON))
-    assert told(s.handle(ev.SessionErased(SESSION, 10.0, NOON, earlier))).erased_s == NOON + HOUR_S
-
-
-@pytest.mark.parametrize("ahead_s", [0.0, HOUR_S])
-def test_a_session_that_is_used_again_a_minute_after_its_erasure_is_not_taken_for_the_erased_one(ahead_s: float) -> None:
+@pytest.mark.parametrize("jump_s", [-30 * DAY_S, -HOUR_S, 0.0, HOUR_S, 30 * DAY_S])
+def test_a_session_that_is_used_again_after_its_erasure_lives_and_the_erased_one_does_not_wherever_a_clock_jumps(
+    jump_s: float,
+) -> None:
     s, other = store("node-0"), store("node-1")
-    s.handle(ev.ManifestsListed([manifest(2, NOON + ahead_s)], 0.0, True, NOON))
-    tombstone = told(s.handle(ev.SessionErased(SESSION, 10.0, NOON + 10)))
-    soon = put(s.handle(ev.TurnEnded(manifest(2, NOON + 20, first=4), 20.0)))
-    assert soon.last_use_s <= tombstone.erased_s + TOMBSTONE_S, "it may have begun before"
-    s.handle(ev.Tick(10.0 + TOMBSTONE_S))
-    again = put(s.handle(ev.TurnEnded(manifest(2, NOON + 20, first=4), 11.0 + TOMBSTONE_S)))
-    assert again.last_use_s > tombstone.erased_s + TOMBSTONE_S
+    s.handle(ev.ManifestsListed([manifest(2, NOON)], 0.0, True, NOON))
+    tombstone = told(s.handle(ev.SessionErased(SESSION, 10.0)))
+    again = put(s.handle(ev.TurnEnded(manifest(2, NOON + jump_s, first=4), 11.0)))
     for each in (s, other):
         each.handle(ev.TombstonesListed([tombstone], 30.0))
-        each.handle(ev.ManifestsListed([again], 31.0, True, NOON + 31))
+        each.handle(ev.ManifestsListed([again, manifest(3, NOON + 2 * abs(jump_s) + 1)], 31.0, True, NOON + jump_s))
         assert each.index.manifests[SESSION].keys == KEYS[4:6]
         each.validate()
 
 
 def test_idle_is_what_has_not_changed_for_as_long_as_seen_from_here() -> None:
-    watch = Unchanged()
-    watch.note([manifest(1, NOON)], 100.0)
-    watch.note([manifest(1, NOON)], 150.0)
+    watch = Unchanged(most=1)
+
+    def listed(now: float, *manifests: Manifest) -> None:
+        watch.begin()
+        for m in manifests:
+            watch.note(m, now)
+
+    listed(100.0, manifest(1, NOON))
+    listed(150.0, manifest(1, NOON), Manifest(SessionKey("t", "other"), "m", b"f" * 32))
     assert watch.seconds(SESSION, 160.0) == 60.0
-    watch.note([manifest(2, NOON - HOUR_S)], 200.0)
+    assert watch.longer_than(50.0, 160.0) == [SESSION], "no more are watched at a time"
+    listed(200.0, manifest(2, NOON - HOUR_S))
     assert watch.seconds(SESSION, 210.0) == 10.0, "another time is a use, even one that seems earlier"
-    watch.note([], 300.0)
-    watch.note([manifest(2, NOON - HOUR_S)], 400.0)
+    listed(300.0)
+    listed(400.0, manifest(2, NOON - HOUR_S))
     assert watch.seconds(SESSION, 400.0) == 0.0

@@ -294,10 +294,13 @@ def test_a_listing_that_was_under_way_does_not_bring_an_erased_session_back():
 
 def test_a_first_turn_that_ends_after_its_session_was_erased_does_not_bring_it_back():
     store = make()
-    store.handle(ev.SessionErased(SESSION, 1.0))
-    out = store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 2.0), 2.0))
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    (told,) = of(do.TellErase, store.handle(ev.SessionErased(SESSION, 1.0)))
+    turn = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 2.0)
+    out = store.handle(ev.TurnEnded(turn, 2.0, "w"))
     assert SESSION not in store.index.manifests and not of(do.PutManifest, out)
-    assert of(do.PutManifest, store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 70.0), 70.0)))
+    store.handle(ev.EraseHeard("w", told.telling, 3.0))
+    assert of(do.PutManifest, store.handle(ev.TurnEnded(turn, 70.0, "w")))
 
 
 def test_the_offer_goes_out_when_layer_0_is_there_and_not_before():

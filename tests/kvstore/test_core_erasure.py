@@ -9,6 +9,7 @@ from kvstore.core import instructions as do
 from kvstore.core.index import MOST_FORMER
 from kvstore.core.state import CopyState
 from kvstore.core.store import Store
+from kvstore.core.tombstone import OpenErasure, Tombstone
 
 SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
 SESSION, OTHER = SessionKey("t", "s"), SessionKey("t", "o")
@@ -29,31 +30,27 @@ def of(kind: type, instructions: list) -> list:
     return [i for i in instructions if isinstance(i, kind)]
 
 
-def tombstone(keys: list[bytes], erased_s: float) -> ev.Tombstone:
-    return ev.Tombstone(SESSION, SHAPE.fingerprint, tuple(keys), erased_s)
+def tombstone(keys: list[bytes], number: int = 1) -> Tombstone:
+    return Tombstone(SESSION, number, dict.fromkeys(keys, SHAPE.fingerprint))
+
+
+def listed(*tombstones: Tombstone, complete: bool = False) -> ev.TombstonesListed:
+    return ev.TombstonesListed(tombstones, 2.0, complete)
 
 
 def test_an_erasure_leaves_a_tombstone_of_what_only_it_named_before_the_manifest_goes():
     store = make({SESSION: KEYS[:3], OTHER: KEYS[:1]}, KEYS[:3])
-    out = store.handle(ev.SessionErased(SESSION, 2.0, DAY + 5))
+    out = store.handle(ev.SessionErased(SESSION, 2.0))
     assert [type(i) for i in out if isinstance(i, do.PutTombstone | do.DeleteManifest)] == [do.PutTombstone, do.DeleteManifest]
-    assert of(do.PutTombstone, out)[0].tombstone == tombstone(KEYS[1:3], DAY + 5)
+    assert of(do.PutTombstone, out)[0].tombstone == tombstone(KEYS[1:3])
     assert [d.key for d in of(do.DeleteSsd, out)] == KEYS[1:3]
     assert store.erasure.left(KEYS[:3]) == {"dram": 0, "ssd": 0, "blob": 0}
     store.validate()
 
 
-def test_a_node_that_knows_nothing_of_the_session_does_not_write_over_the_tombstone_of_one_that_does():
-    store = make({}, [])
-    told = tombstone(KEYS[:2], DAY)
-    out = store.handle(ev.SessionErased(SESSION, 2.0, DAY + 1, told))
-    assert of(do.PutTombstone, out)[0].tombstone.keys == tuple(KEYS[:2])
-    assert not of(do.PutTombstone, store.handle(ev.SessionErased(SESSION, 3.0, DAY + 2, tombstone([], DAY))))
-
-
 def test_a_node_that_was_cut_off_forgets_the_session_when_it_reads_the_tombstone():
     store = make({SESSION: KEYS[:3], OTHER: KEYS[:1]}, KEYS[:3])
-    out = store.handle(ev.TombstonesListed([tombstone(KEYS[1:3], DAY + 100)], 2.0))
+    out = store.handle(listed(tombstone(KEYS[1:3])))
     assert SESSION not in store.index.manifests and OTHER in store.index.manifests
     assert [d.key for d in of(do.DeleteSsd, out)] == KEYS[1:3]
     assert sorted(of(do.TellErase, out)[0].keys) == KEYS[1:3]
@@ -64,36 +61,41 @@ def test_a_node_that_was_cut_off_forgets_the_session_when_it_reads_the_tombstone
 
 def test_a_node_that_was_down_removes_the_erased_chunks_that_its_ssd_still_has():
     store = make({OTHER: KEYS[:1]}, KEYS[:3])
-    out = store.handle(ev.TombstonesListed([tombstone(KEYS[:3], DAY)], 2.0))
+    out = store.handle(listed(tombstone(KEYS[:3])))
     assert [d.key for d in of(do.DeleteSsd, out)] == KEYS[1:3]
     assert store.index.chunks[KEYS[0]].ssd is CopyState.PRESENT
 
 
 def test_a_session_that_was_used_after_its_erasure_lives():
-    store = make({SESSION: KEYS[:2]}, KEYS[:2], used=2 * DAY)
-    assert not of(do.DeleteSsd, store.handle(ev.TombstonesListed([tombstone(KEYS[:2], DAY)], 2.0)))
+    store = make({}, KEYS[:2])
+    store.handle(listed(tombstone(KEYS[:2], 7)))
+    again = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 1.0, life=7)
+    store.handle(ev.ManifestsListed([again], 3.0, True, DAY))
+    assert not of(do.DeleteSsd, store.handle(listed(tombstone(KEYS[:2], 7))))
     assert SESSION in store.index.manifests
+    store.validate()
 
 
-def test_a_manifest_from_before_the_erasure_is_refused_and_deleted_wherever_it_turns_up():
+def test_a_manifest_from_before_the_erasure_is_refused_and_deleted_wherever_it_turns_up_and_whenever_it_says_it_is_from():
     store = make({}, [])
-    store.handle(ev.TombstonesListed([tombstone(KEYS[:2], DAY)], 2.0))
-    old = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, DAY - 1)
-    assert of(do.DeleteManifest, store.handle(ev.ManifestsListed([old], 3.0, True, DAY + 10)))
-    assert of(do.DeleteManifest, store.handle(ev.ManifestFetched(SESSION, old, 4.0)))
+    store.handle(listed(tombstone(KEYS[:2])))
+    for used in (DAY - 1, 1000 * DAY):
+        old = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, used)
+        assert of(do.DeleteManifest, store.handle(ev.ManifestsListed([old], 3.0, True, DAY + 10)))
+        assert of(do.DeleteManifest, store.handle(ev.ManifestFetched(SESSION, old, 4.0)))
     assert SESSION not in store.index.manifests
 
 
 def test_a_worker_that_attaches_later_is_told_what_was_erased():
     store = make({SESSION: KEYS[:2]}, [])
-    store.handle(ev.SessionErased(SESSION, 2.0, DAY + 5))
+    store.handle(ev.SessionErased(SESSION, 2.0))
     (told,) = of(do.TellErase, store.handle(ev.ShapesDeclared("w2", [SHAPE], 3.0)))
     assert sorted(told.keys) == KEYS[:2]
 
 
 def test_an_expired_session_leaves_no_tombstone():
     store = make({SESSION: KEYS[:2]}, KEYS[:2])
-    out = store.handle(ev.SessionErased(SESSION, 2.0, DAY + 5, expired=True))
+    out = store.handle(ev.SessionErased(SESSION, 2.0, expired=True))
     assert not of(do.PutTombstone, out) and len(of(do.DeleteSsd, out)) == 2
 
 
@@ -129,9 +131,9 @@ def test_what_earlier_turns_said_and_the_last_one_does_not_is_erased_with_the_se
     turn = store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, [KEYS[0], KEYS[4]], 32, DAY + 1), 2.0))
     assert of(do.PutManifest, turn)[0].manifest.former == KEYS[1:4], "other nodes and later lives know of it from the manifest"
     assert not of(do.DeleteSsd, turn), "a history that was cut may come back, and until then its cache stays"
-    out = store.handle(ev.SessionErased(SESSION, 3.0, DAY + 5))
+    out = store.handle(ev.SessionErased(SESSION, 3.0))
     assert sorted(d.key for d in of(do.DeleteSsd, out)) == [KEYS[0], KEYS[1], KEYS[3]]
-    assert set(KEYS[:5]) - {KEYS[2]} == set(of(do.PutTombstone, out)[0].tombstone.keys)
+    assert set(KEYS[:5]) - {KEYS[2]} == set(of(do.PutTombstone, out)[0].tombstone.chunks)
     assert store.index.chunks[KEYS[2]].ssd is CopyState.PRESENT
     store.validate()
 
@@ -143,7 +145,7 @@ def test_a_node_that_learns_a_manifest_knows_what_it_said_on_either_node():
     assert set(store.index.manifests[SESSION].former) == {KEYS[1], KEYS[2], KEYS[3]}
     store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, DAY + 2), 3.0))
     assert set(store.index.manifests[SESSION].former) == {KEYS[2], KEYS[3]}, "what is said again is not former"
-    out = store.handle(ev.TombstonesListed([tombstone([], DAY + 100)], 4.0))
+    out = store.handle(listed(tombstone([])))
     assert sorted(d.key for d in of(do.DeleteSsd, out)) == KEYS[:4]
 
 
@@ -155,7 +157,7 @@ def test_chunks_behind_one_that_was_refused_are_erased_too():
         store.handle(ev.SsdWritten(s.key, ev.Wrote.OK, 5.0))
         store.handle(ev.BlobWritten(s.key, ev.Wrote.OK, 5.0))
     store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:1], 16, DAY), 6.0))
-    out = store.handle(ev.SessionErased(SESSION, 7.0, DAY + 5))
+    out = store.handle(ev.SessionErased(SESSION, 7.0))
     assert sorted(d.key for d in of(do.DeleteSsd, out)) == [KEYS[0], KEYS[2]]
     assert not any(store.erasure.left(KEYS[:3]).values())
     store.validate()
@@ -172,7 +174,7 @@ def test_a_session_remembers_the_latest_of_what_it_named_before():
 def test_workers_are_told_whose_session_was_erased_and_those_that_attach_later_unless_it_lives_again():
     store = make({SESSION: KEYS[:1], OTHER: KEYS[1:2]}, [])
     for session in (SESSION, OTHER):
-        (told,) = of(do.TellErase, store.handle(ev.SessionErased(session, 2.0, DAY + 5)))
+        (told,) = of(do.TellErase, store.handle(ev.SessionErased(session, 2.0)))
         assert told.sessions == (session,)
     store.handle(ev.TurnEnded(Manifest(OTHER, "m", SHAPE.fingerprint, KEYS[3:4], 16, DAY + 200), 100.0))
     (told,) = of(do.TellErase, store.handle(ev.ShapesDeclared("w2", [SHAPE], 101.0)))
@@ -202,3 +204,100 @@ def test_what_nobody_names_leaves_the_blob_tier_and_what_somebody_names_is_known
     out = store.handle(ev.OldChunksListed(SHAPE.fingerprint[:8], KEYS[:3], 21.0))
     assert [d.key for d in of(do.DeleteBlob, out)] == KEYS[1:3]
     assert store.index.chunks[KEYS[0]].backed
+
+
+# ---- what goes on after a restart
+
+
+def replayed(store: Store, keys: list[bytes], *, blind: bool = False) -> None:
+    store.handle(ev.ErasuresReplayed([OpenErasure(tombstone(keys, 3), blind)], 3, 0.0))
+
+
+def load(store: Store, keys: list[bytes], session: SessionKey = SESSION) -> int:
+    """How many chunks the store says that it has."""
+    out = store.handle(ev.LoadWanted(("w", "1"), ev.LoadKind.DEMAND, session, SHAPE.fingerprint, [(k, ()) for k in keys], (), 0, 9.0))
+    probes = of(do.Probe, out)
+    for probe in probes:
+        out += store.handle(ev.Probed(probe.load, probe.keys, [ev.FoundCopy(k, SHAPE, (1, 2)) for k in probe.keys], 9.0))
+    store.handle(ev.LoadCancelled(("w", "1"), 9.0))
+    store.validate()
+    return max((f.chunks for f in of(do.Found, out)), default=0)
+
+
+def test_an_erasure_is_noted_before_anything_of_it_is_deleted():
+    store = make({SESSION: KEYS[:2]}, KEYS[:2])
+    out = store.handle(ev.SessionErased(SESSION, 2.0))
+    kinds = [type(i) for i in out]
+    assert of(do.NoteErasure, out) == [do.NoteErasure(OpenErasure(tombstone(KEYS[:2])))]
+    assert kinds.index(do.NoteErasure) < min(kinds.index(k) for k in (do.PutTombstone, do.DeleteManifest, do.DeleteSsd))
+    assert not of(do.NoteErasure, store.handle(ev.SessionErased(OTHER, 3.0, expired=True))), "every node finds that out by itself"
+
+
+def test_what_the_journal_says_is_served_from_no_tier_though_the_ssd_and_the_blob_tier_have_it():
+    store = Store("node-0", 64 * 4096, write_back_limit_bytes=1 << 20)
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    replayed(store, KEYS[:2])
+    out = store.handle(ev.Recovered([ev.FoundCopy(k, SHAPE, (1, 2)) for k in KEYS[:4]]))
+    assert sorted(d.key for d in of(do.DeleteSsd, out)) == KEYS[:2]
+    assert load(store, KEYS[:4]) == 0 and load(store, KEYS[2:4]) == 2
+    out = store.handle(ev.ManifestFetched(SESSION, Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:3], 48, 9 * DAY), 1.0))
+    assert of(do.NoteErasure, out)[0].erasure.tombstone.chunks.keys() == set(KEYS[:3]), "more of it is known now"
+    assert KEYS[2] in {d.key for d in of(do.DeleteBlob, out)}
+    assert load(store, KEYS[2:4]) == 0
+
+
+def test_what_another_session_names_too_is_served_while_it_is_erased():
+    store = make({OTHER: KEYS[:1]}, KEYS[:3])
+    replayed(store, KEYS[:3])
+    assert load(store, KEYS[:3], OTHER) == 1
+
+
+def test_while_nobody_knows_what_the_session_held_its_tenant_is_served_only_what_living_sessions_name():
+    store = make({OTHER: KEYS[:1]}, KEYS[:4])
+    store.handle(ev.SessionErased(SESSION, 2.0, blind=True))
+    assert load(store, KEYS[:4]) == 1
+    assert load(store, KEYS[:4], SessionKey("another tenant", "s")) == 4
+    store.handle(ev.ErasureSeen(SESSION, 3.0))
+    assert load(store, KEYS[:4]) == 4
+
+
+def test_an_erasure_that_is_told_again_ends_no_life_that_has_begun_since():
+    store = make({SESSION: KEYS[:2]}, KEYS[:2])
+    number = of(do.NoteErasure, store.handle(ev.SessionErased(SESSION, 2.0)))[0].erasure.tombstone.number
+    store.handle(ev.TurnEnded(Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[3:5], 32, 0.0), 3.0))
+    store.handle(ev.SessionErased(SESSION, 4.0, number))
+    assert store.index.manifests[SESSION].keys == KEYS[3:5]
+    store.handle(ev.SessionErased(SESSION, 5.0))
+    assert SESSION not in store.index.manifests, "what is erased now is all that there is now"
+    store.validate()
+
+
+def test_a_worker_that_has_not_heard_of_the_erasure_saves_nothing_of_the_session_however_long_it_takes():
+    store = make({SESSION: KEYS[:1]}, [])
+    (told,) = of(do.TellErase, store.handle(ev.SessionErased(SESSION, 2.0)))
+    late = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 9 * DAY)
+    assert of(do.Grant, store.handle(ev.SaveWanted(("w", 1), SESSION, SHAPE.fingerprint, KEYS[:2], 1e6)))[0].refused
+    assert not of(do.PutManifest, store.handle(ev.TurnEnded(late, 1e6, "w")))
+    store.handle(ev.EraseHeard("w", told.telling, 1e6))
+    assert of(do.Grant, store.handle(ev.SaveWanted(("w", 2), SESSION, SHAPE.fingerprint, KEYS[3:5], 1e6)))[0].indices
+    assert of(do.PutManifest, store.handle(ev.TurnEnded(late, 1e6, "w"))), "a second later it is a new conversation"
+    assert not store.erasure.void(store.index.manifests[SESSION])
+    store.validate()
+
+
+def test_an_erasure_is_forgotten_when_complete_lists_do_not_show_it_and_its_number_still_counts():
+    store = make({SESSION: KEYS[:2]}, [])
+    (note,) = of(do.NoteErasure, store.handle(ev.SessionErased(SESSION, 2.0)))
+    for _ in range(4):
+        store.handle(listed(complete=True))
+    assert store.erasure.is_erasing(SESSION), "an open one is not forgotten, whatever a list says"
+    store.handle(ev.ErasureEnded(SESSION, 3.0))
+    for _ in range(2):
+        store.handle(listed(complete=True))
+    assert store.erasure.graves.get(SESSION) is None
+    old = Manifest(SESSION, "m", SHAPE.fingerprint, KEYS[:2], 32, 9 * DAY)
+    store.handle(ev.ManifestsListed([old], 3.0, True, DAY))
+    assert SESSION not in store.index.manifests, "a late answer"
+    fresh = of(do.PutManifest, store.handle(ev.TurnEnded(old, 4.0)))[0].manifest
+    assert fresh.life >= note.erasure.tombstone.number
+    store.validate()

@@ -13,6 +13,7 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.chunk import stored_bytes
 from kvstore.core.store import Store
+from kvstore.core.tombstone import Tombstone
 
 SHAPES = [KvShape(bytes([i]) * 32, layers, 1, 8 << i, 16, "float32") for i, layers in enumerate((3, 4))]
 SESSIONS = [SessionKey("t", name) for name in "abc"]
@@ -271,9 +272,9 @@ class StoreMachine(RuleBasedStateMachine):
     def a_hint_is_taken_back(self, session: SessionKey) -> None:
         self.send(ev.Invalidated(session, self.later(0.01)))
 
-    @rule(session=st.sampled_from(SESSIONS))
-    def a_session_is_erased(self, session: SessionKey) -> None:
-        self.send(ev.SessionErased(session, self.later(0.01), self.now))
+    @rule(session=st.sampled_from(SESSIONS), blind=st.booleans())
+    def a_session_is_erased(self, session: SessionKey, blind: bool) -> None:
+        self.send(ev.SessionErased(session, self.later(0.01), blind=blind))
 
     @rule(sessions=st.sets(st.sampled_from(SESSIONS)), complete=st.booleans())
     def sessions_are_listed(self, sessions: set[SessionKey], complete: bool) -> None:
@@ -285,10 +286,23 @@ class StoreMachine(RuleBasedStateMachine):
         listed = {CHAINS[session][i] for i in there}
         self.send(ev.BlobListed(shape_of(session).fingerprint, listed, self.later(0.01)))
 
-    @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)))
-    def a_tombstone_is_read(self, session: SessionKey, there: set[int]) -> None:
-        keys = tuple(CHAINS[session][i] for i in sorted(there))
-        self.send(ev.TombstonesListed([ev.Tombstone(session, shape_of(session).fingerprint, keys, self.now)], self.later(0.01)))
+    @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)), number=st.integers(0, 4), complete=st.booleans())
+    def a_tombstone_is_read(self, session: SessionKey, there: set[int], number: int, complete: bool) -> None:
+        chunks = {CHAINS[session][i]: shape_of(session).fingerprint for i in sorted(there)}
+        self.send(ev.TombstonesListed([Tombstone(session, number, chunks)], self.later(0.01), complete))
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def an_erasure_ends(self, session: SessionKey) -> None:
+        self.send(ev.ErasureSeen(session, self.later(0.01)))
+        self.send(ev.ErasureEnded(session, self.later(0.01)))
+
+    @rule(session=st.sampled_from(SESSIONS), number=st.integers(1, 4))
+    def an_erasure_is_told_again(self, session: SessionKey, number: int) -> None:
+        self.send(ev.SessionErased(session, self.later(0.01), number))
+
+    @rule(worker=st.sampled_from(WORKERS), telling=st.integers(0, 40))
+    def a_worker_has_heard(self, worker: str, telling: int) -> None:
+        self.send(ev.EraseHeard(worker, telling, self.later(0.01)))
 
     @rule(session=st.sampled_from(SESSIONS), there=st.sets(st.integers(0, 5)))
     def orphans_are_sought(self, session: SessionKey, there: set[int]) -> None:
@@ -343,7 +357,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.store.saves.waiting_bytes
         assert self.store.ledger.idle
         for session in SESSIONS:
-            self.send(ev.SessionErased(session, self.now, self.now))
+            self.send(ev.SessionErased(session, self.now))
         self.store.validate()
         for _ in range(2):
             self.send(ev.OrphansSought(self.now))

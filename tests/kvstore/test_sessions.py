@@ -136,10 +136,13 @@ async def test_late_saves_of_an_erased_session_do_not_bring_it_back(make_stack):
         async with FakeWorker(stack.address(0), [SHAPE]) as worker:
             save_id, grant = await worker.grant(session("s"), SHAPE, list(chunks))
             assert list(grant.indices) == [0, 1, 2]
+            worker.is_slow = True
             await scheduler.tell("node-0", erase=wire_session("s"))
             await asyncio.wait_for(worker.erased.get(), LIMIT_S)
             worker.send(saved=pb.SaveDone(save_id=save_id, ok=[0, 1, 2]))
             worker.turn(make_manifest(session("s"), SHAPE, list(chunks)))
+            worker.is_slow = False
+            worker.answer()
             assert (await worker.flush()).complete
             assert (await worker.load(SHAPE, list(chunks))).usable == 0
             assert not chunk_files(stack.config.node(0).ssd)

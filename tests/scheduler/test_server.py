@@ -65,7 +65,7 @@ class FakeNode:
         self.store.put_nowait(scheduler_pb2.StoreReport(held=scheduler_pb2.HeldSessions(sessions=[held])))
 
     def erased(self, session: str, **left: int) -> None:
-        word = scheduler_pb2.Erased(session=key(session), verified=not left, known=True)
+        word = scheduler_pb2.Erased(taken=True, session=key(session), verified=not left, known=True)
         word.left.extend(scheduler_pb2.TierLeft(tier=tier, chunks=chunks) for tier, chunks in left.items())
         self.store.put_nowait(scheduler_pb2.StoreReport(erased=word))
 

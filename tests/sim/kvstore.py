@@ -114,7 +114,7 @@ class Scenario:
         manifests = [node.store.index.manifests.get(session.key) for node in self.nodes]
         session.named = tuple(key for key in session.keys if all(m is not None and key in m.keys for m in manifests))
         for node in self.nodes:
-            node.handle(ev.SessionErased(session.key, self.world.now, wall=self.world.now))
+            node.handle(ev.SessionErased(session.key, self.world.now))
 
     def _fault(self) -> None:
         r = self.world.random

@@ -7,8 +7,10 @@ of a tier follows the one before it, slots of a fetch are written until FetchDon
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
+from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
@@ -22,6 +24,8 @@ class Owner(Protocol):
     """A worker, or a peer's lease."""
 
     def answer(self, instruction: do.Instruction) -> None: ...
+
+    def erased(self, sessions: Sequence[SessionKey]) -> None: ...
 
 
 class SimNode:
@@ -68,7 +72,7 @@ class SimNode:
         """What a node does at its start and now and then: it lists sessions, and erasures that it may have missed."""
         self.list_manifests()
         if not self.world.blob.away:
-            self.handle(ev.TombstonesListed(list(self.world.blob.tombstones.values()), self.now))
+            self.handle(ev.TombstonesListed(list(self.world.blob.tombstones.values()), self.now, complete=True))
 
     def list_manifests(self) -> None:
         if not self.world.blob.away:
@@ -157,6 +161,9 @@ class SimNode:
                 self._in_order(i.manifest.session, lambda: self._put_manifest(i.manifest))
             case do.DeleteManifest():
                 self._in_order(i.session, lambda: self.world.blob.manifests.pop(i.session, None) and None)
+            case do.TellErase() if i.telling:
+                for name in self.workers:
+                    self._in_order(("told", name), partial(self._hear, name, i))
             case do.PutTombstone():
                 self._in_order(i.tombstone.session, lambda: self._put_tombstone(i.tombstone))
             case do.FetchManifest():
@@ -266,9 +273,15 @@ class SimNode:
         if not self.world.blob.away:
             self.world.blob.manifests[manifest.session] = manifest
 
+    def _hear(self, name: str, told: do.TellErase) -> None:
+        worker = self.workers.get(name)
+        if worker is not None:
+            worker.erased(told.sessions)
+            self.handle(ev.EraseHeard(name, told.telling, self.now))
+
     def _put_tombstone(self, tombstone: ev.Tombstone) -> None:
         if not self.world.blob.away:
-            self.world.blob.tombstones[tombstone.session, tombstone.fingerprint] = tombstone
+            self.world.blob.tombstones[tombstone.session, tombstone.number, tuple(sorted(tombstone.chunks))] = tombstone
 
     def _fetch_manifest(self, fetch: do.FetchManifest) -> None:
         manifest = None if self.world.blob.away else self.world.blob.manifests.get(fetch.session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
@@ -29,7 +30,7 @@ class Session:
 
 @dataclass
 class Turn:
-    """One load and what follows it. `got`: the pieces that came."""
+    """One load and what follows it. erased: its session was, as its worker has heard; nothing of it is kept. `got`: pieces that came."""
 
     session: Session
     keys: list[bytes]
@@ -37,6 +38,7 @@ class Turn:
     found: int | None = None
     ended: int | None = None
     cancelled: bool = False
+    erased: bool = False
     got: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -140,8 +142,13 @@ class SimWorker:
 
     # ---- the rest of a turn
 
+    def erased(self, sessions: Sequence[SessionKey]) -> None:
+        """The store has told it."""
+        for turn in self.turns.values():
+            turn.erased = turn.erased or turn.session.key in sessions
+
     def _save(self, turn: Turn) -> None:
-        if not self.alive:
+        if not self.alive or turn.erased:
             return
         self._numbers += 1
         self._saves[self._numbers] = turn
@@ -169,9 +176,9 @@ class SimWorker:
 
     def _turn_ended(self, turn: Turn):  # type: ignore[no-untyped-def]
         def end() -> None:
-            if self.alive:
+            if self.alive and not turn.erased:
                 s = turn.session
                 manifest = Manifest(s.key, "m", s.shape.fingerprint, list(turn.keys), 16 * len(turn.keys), self.world.now)
-                self.node.handle(ev.TurnEnded(manifest, self.world.now))
+                self.node.handle(ev.TurnEnded(manifest, self.world.now, self.name))
 
         return end

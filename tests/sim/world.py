@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.events import Tombstone
+from kvstore.core.tombstone import Tombstone
 
 PAGE = 4096
 #: (key, layer, writer); the writer of a spoiled piece is negative.
@@ -39,7 +39,7 @@ class Blob:
 
     chunks: dict[bytes, Copy] = field(default_factory=dict)
     manifests: dict[SessionKey, Manifest] = field(default_factory=dict)
-    tombstones: dict[tuple[SessionKey, bytes], Tombstone] = field(default_factory=dict)
+    tombstones: dict[tuple[SessionKey, int, tuple[bytes, ...]], Tombstone] = field(default_factory=dict)
     away: bool = False
 
 

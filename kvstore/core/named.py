@@ -1,0 +1,37 @@
+"""Which chunks sessions name that are too many to be kept in memory: a Bloom filter (Bloom 1970), as chunk keys are hashes already.
+
+It never forgets a chunk that was added, and takes a few others for such: an orphan then stays for a sweep more. A million sessions
+of 30 chunks fill it to a third; with many times that it says yes to everything, and nothing is taken from anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+#: 64 MiB of bits, and how many of them a key sets: its 32-bit words, one each.
+_BITS, _WORDS = 1 << 29, 6
+
+
+class Named:
+    """See the module. Takes no memory before a chunk is added."""
+
+    def __init__(self) -> None:
+        self._bits = np.zeros(0, np.uint8)
+
+    def add(self, keys: Sequence[bytes]) -> None:
+        """These are named."""
+        if not keys:
+            return
+        if not len(self._bits):
+            self._bits = np.zeros(_BITS // 8, np.uint8)
+        words = np.frombuffer(b"".join(keys), np.uint32).reshape(len(keys), -1)[:, :_WORDS].ravel() % np.uint32(_BITS)
+        np.bitwise_or.at(self._bits, words >> 3, np.left_shift(np.uint8(1), (words & 7).astype(np.uint8)))
+
+    def __contains__(self, key: object) -> bool:
+        if not isinstance(key, bytes) or not len(self._bits):
+            return False
+        bits = self._bits
+        words = (int.from_bytes(key[4 * n : 4 * n + 4], "little") % _BITS for n in range(_WORDS))
+        return all(bits[word >> 3] >> (word & 7) & 1 for word in words)

@@ -1,0 +1,138 @@
+"""Listings and sweeps of more sessions than a node keeps in memory: complete, in pages, with bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import obstore
+import pytest
+from blake3 import blake3
+from obstore.store import MemoryStore
+
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest
+from kvstore import upkeep
+from kvstore.core import events as ev
+from kvstore.core import instructions as do
+from kvstore.core.named import Named
+from kvstore.core.store import Store
+from kvstore.tiers.blob import BlobTier, chunk_path
+from kvstore.tiers.manifests import encode_manifest, manifest_path
+from kvstore.tiers.tombstones import Listing
+from runtime.clock import RealClock
+
+SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+CHUNKS = 4
+
+
+def key(session: int, chunk: int) -> bytes:
+    return blake3(b"%d %d" % (session, chunk)).digest()
+
+
+class Sweeper:
+    """What upkeep needs of a node: a core that keeps few manifests, and a blob tier. Deletions are carried out at once."""
+
+    def __init__(self, store: object, most_sessions: int) -> None:
+        self.clock = RealClock()
+        self.name, self.confirms, self.deployment = "node-0", False, ["node-0"]
+        self.store = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20, most_sessions=most_sessions)
+        self.blob = BlobTier(store, SimpleNamespace())  # type: ignore[arg-type]
+        self.deleted: list[bytes] = []
+        self.most_kept = 0
+        self.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+
+    def handle(self, event: ev.Event) -> None:
+        out = self.store.handle(event)
+        self.deleted += [i.key for i in out if isinstance(i, do.DeleteBlob)]
+        self.most_kept = max(self.most_kept, len(self.store.index.manifests))
+
+    async def heed_tombstones(self) -> Listing:
+        return Listing({}, complete=True)
+
+
+async def fill(store: object, sessions: int) -> list[bytes]:
+    """So many sessions, and a chunk of nobody's for every hundredth. Returns those."""
+    orphans, objects = [], []
+    for n in range(sessions):
+        session = SessionKey(f"t{n % 7}", f"s{n}")
+        keys = [key(n, c) for c in range(CHUNKS)]
+        manifest = Manifest(session, "m", SHAPE.fingerprint, keys, 64, 1e9 + n)
+        objects.append((manifest_path(session), encode_manifest(manifest)))
+        if n % 100 == 0:
+            orphans.append(key(n, CHUNKS))
+            objects += [(chunk_path(k, SHAPE.fingerprint), b"x") for k in (*keys, orphans[-1])]
+        if len(objects) > 1000 or n + 1 == sessions:
+            await asyncio.gather(*(obstore.put_async(store, path, data) for path, data in objects))
+            objects.clear()
+    return orphans
+
+
+@pytest.fixture(params=["directory", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> object:
+    return obstore.store.LocalStore(tmp_path / "blob", mkdir=True) if request.param == "directory" else MemoryStore()
+
+
+async def test_a_sweep_of_more_sessions_than_are_kept_takes_every_orphan_and_nothing_that_a_session_names(store) -> None:
+    orphans = await fill(store, 2500)
+    node = Sweeper(store, most_sessions=1000)
+    for _ in range(3):
+        await upkeep.sweep_once(node, -60.0)
+    assert sorted(node.deleted) == sorted(orphans)
+    assert node.most_kept == 1000
+    node.store.validate()
+
+
+async def test_sessions_expire_though_there_are_more_than_are_kept(store, monkeypatch) -> None:
+    monkeypatch.setattr(upkeep, "_CLOCKS_DIFFER_S", 0.0)
+    await fill(store, 300)
+    node = Sweeper(store, most_sessions=100)
+    unchanged = upkeep.Unchanged()
+    wall = node.clock.wall
+    limit = wall() - (1e9 + 250)
+    assert await upkeep.expire_once(node, limit, unchanged) in (250, 251)
+
+
+def test_a_manifest_that_names_something_here_is_kept_however_many_there_are() -> None:
+    core = Store("node-0", 1 << 20, write_back_limit_bytes=1 << 20, most_sessions=2)
+    core.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    core.handle(ev.Recovered([ev.FoundCopy(key(9, 0), SHAPE, (1, 2))]))
+    page = [Manifest(SessionKey("t", f"s{n}"), "m", SHAPE.fingerprint, [key(n, 0)], 16, float(n)) for n in range(12)]
+    core.handle(ev.ManifestsListed(page, 1.0, True, 20.0))
+    assert {s.session_id for s in core.index.manifests} == {"s1", "s9"}
+    core.handle(ev.ManifestFetched(SessionKey("t", "s5"), page[5], 2.0))
+    assert SessionKey("t", "s5") in core.index.manifests, "somebody asked for it"
+    core.handle(ev.ManifestsListed([], 3.0, True, 20.0))
+    assert len(core.index.manifests) == 2 and SessionKey("t", "s9") in core.index.manifests
+    core.validate()
+
+
+def test_what_was_named_is_never_taken_for_nobodys() -> None:
+    named, keys = Named(), [key(n, 0) for n in range(5000)]
+    assert keys[0] not in named
+    named.add(keys)
+    assert all(k in named for k in keys)
+    assert sum(key(n, 1) in named for n in range(5000)) < 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+async def test_a_sweep_of_a_million_sessions(capsys) -> None:
+    memory = MemoryStore()
+    sessions = 1_000_000
+    orphans = await fill(memory, sessions)
+    node = Sweeper(memory, most_sessions=100_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        await upkeep.sweep_once(node, -60.0)
+        seconds.append(time.monotonic() - began)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    with capsys.disabled():
+        print(f"\na sweep of {sessions} sessions: {', '.join(f'{s:.0f}' for s in seconds)} s, {grown} MiB more memory", flush=True)
+    assert set(node.deleted) == set(orphans)
+    assert grown < 1500
