@@ -18,6 +18,7 @@ from gateway.core.bodies import MOST_DECODED
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
+from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
 from gateway.core.retry import Patience
 from gateway.decoding import Decoding
@@ -138,6 +139,7 @@ class Gateway:
             decoding=Decoding(section.decoders, MOST_DECODED * section.max_body_bytes),
             siblings=siblings,
             callers=Callers(k.key for k in section.api_keys),
+            hosts=Hosts(section.host, section.hosts, section.cors_origins, has_keys=not keys.open),
             max_active=-(-section.max_requests // section.processes),
             browser_tokens=BrowserTokens(_token_secrets(config)),
             browser_limits=BrowserLimits(),

@@ -16,6 +16,7 @@ from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, NotFound
 from gateway import metrics
 from gateway.allowance import Limited, rate_headers
 from gateway.cors import cors_headers, preflight
+from gateway.pages import check_sender
 from gateway.parts import PARTS
 from runtime import telemetry
 
@@ -41,6 +42,7 @@ def error_response(error: RequestError) -> web.Response:
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every error into the envelope."""
     try:
+        check_sender(request)
         response = preflight(request, request.app[PARTS].config.gateway.cors_origins) or await handler(request)
     except RequestError as e:
         response = error_response(e)

@@ -12,6 +12,7 @@ from gateway.core.admission import Keys
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
+from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
 from gateway.core.routing import missing
 from gateway.core.usage import Usage
@@ -46,6 +47,7 @@ class Parts:
     decoding: Decoding
     siblings: Siblings
     callers: Callers
+    hosts: Hosts
     browser_tokens: BrowserTokens
     browser_limits: BrowserLimits
     watches: Watches

@@ -14,6 +14,7 @@ STRICT = ConfigDict(extra="forbid", validate_default=True)
 Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]{2,45}\]")
 _ORIGIN = re.compile(r"\*|https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
@@ -56,6 +57,9 @@ class GatewaySection(BaseModel):
     model_config = STRICT
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=1, le=65535)
+    #: More names under which clients may call it (the Host header), without a port, such as chat.example.org, *.example.org, 10.0.0.7 or
+    #: [fd00::7]. Loopback's names and `host` are always there. Without keys no other is served; with keys, none listed: every name is.
+    hosts: list[str] = []
     #: Processes that share the port (SO_REUSEPORT). Each has its share of every limit below that is not a request's own.
     processes: int = Field(default=1, ge=1, le=64)
     api_keys: list[ApiKey] = []
@@ -87,6 +91,14 @@ class GatewaySection(BaseModel):
     first_token_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
     #: How long running requests may take to end when the gateway is stopped, in seconds.
     drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("hosts")
+    @classmethod
+    def _names(cls, value: list[str]) -> list[str]:
+        for host in value:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"{host!r} is no host; give a name or an address without a port, such as chat.example.org or [fd00::7]")
+        return value
 
     @field_validator("cors_origins")
     @classmethod
