@@ -18,6 +18,7 @@ from gateway.core.bodies import MOST_DECODED
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
+from gateway.core.deadlines import Limits
 from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
 from gateway.core.retry import Patience
@@ -153,24 +154,24 @@ class Gateway:
             parts.decoding.start()
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
-        self._runner = web.AppRunner(
-            build(parts),
-            handler_cancellation=True,
-            access_log=None,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
+        options = {
+            "access_log": None,
+            "max_line_size": MAX_LINE_BYTES,
+            "max_field_size": MAX_LINE_BYTES,
             # Compressed bodies are refused (`gateway.bodies`), so that no small body can become a large one.
-            auto_decompress=False,
+            "auto_decompress": False,
             # A client that was told 413 may finish sending, for this long.
-            lingering_time=5.0,
-            keepalive_timeout=section.idle_s,
-            tcp_keepalive=True,
-            shutdown_timeout=0.5,
-        )
+            "lingering_time": 5.0,
+            "keepalive_timeout": section.idle_s,
+            "tcp_keepalive": True,
+        }
+        self._runner = web.AppRunner(build(parts), handler_cancellation=True, shutdown_timeout=0.5)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._door = Door(self._runner.server, -(-section.max_connections // section.processes))
+        limits = Limits(section.header_s, section.write_s)
+        self._door = Door(self._runner.server, -(-section.max_connections // section.processes), section.tenant_share, limits, options)
         await self._door.open(section.host, section.port, shared=section.processes > 1)
+        self._tasks.start(self._door.watch(), "watch connections")
         self._warn_of_plain_keys()
         log.info("serving", url=f"http://{section.host}:{section.port}", keys=not keys.open)
 

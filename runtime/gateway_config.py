@@ -83,6 +83,12 @@ class GatewaySection(BaseModel):
     max_requests: int = Field(default=4096, ge=1)
     #: Connections at a time; one more is answered with 503 and closed.
     max_connections: int = Field(default=10_000, ge=8)
+    #: The part of what the gateway holds at a time (bodies, requests, connections) that one tenant, or one address, may take.
+    tenant_share: float = Field(default=0.5, gt=0, le=1)
+    #: A request's headers must be there so long after its first byte, or after its connection was opened, in seconds.
+    header_s: float = Field(default=20.0, ge=0.5, allow_inf_nan=False)
+    #: A client that for so long takes less than 32 KiB of what waits for it is cut off, and its request is cancelled, in seconds.
+    write_s: float = Field(default=30.0, ge=0.5, allow_inf_nan=False)
     #: A connection on which no request is completed for so long is closed, in seconds; longer than a load balancer keeps one idle (60 s).
     idle_s: float = Field(default=75.0, ge=1, allow_inf_nan=False)
     #: How long a request waits for a worker to accept it (its prompt is checked and made into tokens), and from then on for its first token
