@@ -22,6 +22,7 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
+from gateway.slots import Turnstile
 from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime.clock import Clock
@@ -51,8 +52,7 @@ class Parts:
     browser_tokens: BrowserTokens
     browser_limits: BrowserLimits
     watches: Watches
-    #: Requests for text at a time, of this process.
-    max_active: int
+    turnstile: Turnstile
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
