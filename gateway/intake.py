@@ -11,6 +11,7 @@ from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest, WrongMedia
 from gateway.core.admission import Caller, bearer, parse_json
 from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, most_useful_bytes
 from gateway.core.browser_tokens import Grant, is_browser_token
+from gateway.core.callers import network_of
 from gateway.core.spellings import FINAL, PRIORITY, session_of
 from gateway.openai.asked import Asked, Kind, Told
 from gateway.openai.requests import MAX_PROMPTS
@@ -77,7 +78,7 @@ async def read_hint(request: web.Request) -> tuple[Any, Hinter]:
         data = await read_json(request, hinter.caller.tenant)
     else:
         hinter = None
-        data = await read_json(request, request.remote or "", STRANGERS_BODY_BYTES, stranger=True)
+        data = await read_json(request, network_of(request.remote), STRANGERS_BODY_BYTES, stranger=True)
     token = data.get("token") if isinstance(data, dict) else None
     if token is not None and not isinstance(token, str):
         raise InvalidRequest("token must be a string", param="token", code="invalid_type")
@@ -94,7 +95,7 @@ def check_json_type(request: web.Request) -> None:
 
 async def read_json(request: web.Request, owner: str, limit_bytes: int = SMALL_BODY_BYTES, stranger: bool = False) -> Any:
     """The decoded body of what is no request for text, of at most `limit_bytes` and of few values. owner: whose share holds it: a tenant,
-    or a stranger's address. Raises what `Bodies.read` raises, and InvalidRequest for anything but JSON."""
+    or a stranger's network. Raises what `Bodies.read` raises, and InvalidRequest for anything but JSON."""
     bodies = request.app[PARTS].bodies
     body, tally = await bodies.read(request, owner, limit_bytes, stranger=stranger)
     if tally.values > SMALL_VALUES:
