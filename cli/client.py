@@ -119,7 +119,7 @@ def _remedy(status: int, key: str | None, path: str) -> str:
     """What to do about a refusal."""
     if status == 401:
         what = (
-            "give a server key with --key or UPBEAT_API_KEY"
+            "give a server key with --key or UPBEAT_API_KEY (`upbeat up` prints the one that it made)"
             if key is None
             else "the given key is not known there; give another with --key or UPBEAT_API_KEY"
         )

@@ -16,8 +16,9 @@ from runtime.config import Config
 class Display:
     """Lines on stdout. A reader that went away (a closed pipe) never stops the stack."""
 
-    def __init__(self, console: Console | None = None, *, as_json: bool = False) -> None:
-        self._as_json = as_json
+    def __init__(self, console: Console | None = None, *, as_json: bool = False, own_key: str = "") -> None:
+        """own_key: the key that this stack made for itself, which its user cannot know otherwise."""
+        self._as_json, self._own_key = as_json, own_key
         self._console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._status: Status | None = None
         self._last_wait = ""
@@ -53,9 +54,9 @@ class Display:
     def serving(self, config: Config, took_s: float) -> None:
         """The stack serves for the first time."""
         if not self._as_json:
-            self.line(welcome(config, took_s), "green")
+            self.line(welcome(config, took_s, self._own_key), "green")
             return
-        places = {"url": base_url(config), "logs": str(config.run_dir / "logs")}
+        places = {"url": base_url(config), "logs": str(config.run_dir / "logs")} | ({"api_key": self._own_key} if self._own_key else {})
         self._event("serving", **places, model=config.served_model, nodes=config.nodes.count, took_s=round(took_s, 3))
 
     def _event(self, event: str, **fields: Any) -> None:
@@ -63,17 +64,19 @@ class Display:
             print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def welcome(config: Config, took_s: float) -> str:
-    """What to open and a command to paste, once the stack serves."""
+def welcome(config: Config, took_s: float, own_key: str = "") -> str:
+    """What to open and a command to paste, once the stack serves; with its own key, if it has one."""
     url = base_url(config)
     question = {"role": "user", "content": "My name is Ada. What is my name?"}
     body = json.dumps({"model": config.served_model, "messages": [question]})
-    key = ' -H "authorization: Bearer $UPBEAT_API_KEY"' if config.gateway.api_keys else ""
+    key = f' -H "authorization: Bearer {own_key or "$UPBEAT_API_KEY"}"' if config.gateway.api_keys else ""
+    own = f"  key    export UPBEAT_API_KEY={own_key}   (this stack's own, kept in {config.data}/api_key)\n" if own_key else ""
     nodes = f"{config.nodes.count} node" + ("s" if config.nodes.count > 1 else "")
     return (
         f"\nUpbeat serves {config.served_model} on {url} ({nodes}, ready in {took_s:.1f} s)\n\n"
         f"  open   {url}/   (the API: {url}/docs)\n"
         f"  logs   {config.run_dir}/logs\n"
+        f"{own}"
         f"  try    curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}\n"
         f"  stop   Ctrl-C\n"
     )

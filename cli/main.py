@@ -104,6 +104,7 @@ def up(
     from cli import machine
     from cli.core.plan import stack_plan
     from cli.display import Display, base_url
+    from cli.own_key import own_key_of
     from cli.supervisor import Supervisor
 
     resolved = resolve(Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir))
@@ -111,7 +112,7 @@ def up(
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
             raise ConfigError(f"{programs / program} is not there; install with `make up`, or pip install -c constraints.txt -e .")
-    display = Display(as_json=as_json)
+    display = Display(as_json=as_json, own_key=own_key_of(resolved))
     # The services inherit both locks: whoever starts a stack here next waits for them, should this launcher be killed.
     locks = [
         machine.take_lock(resolved.data / "lock", "--data", base_url(resolved), display.line),

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from cli.own_key import fresh_key, kept_key
 from contracts.errors import ConfigError
-from runtime.config import Config, load_config
+from runtime.config import Config, load_config, said_config
+from runtime.config_checks import needs_keys
 
 DEFAULT_PORT = 8080
 #: Where the nodes' ports begin, counted from the gateway's.
@@ -43,17 +46,20 @@ class Flags:
 
 def resolve(flags: Flags) -> Config:
     """The configuration of a stack that can start: its model is there, and its directories, which are made. Raises ConfigError."""
-    config = layout(flags)
+    config = layout(flags, kept_key)
     _check_model(config, "--model" if flags.model is not None else "model =")
     _check_directory("--data" if flags.data else "data =", config.data)
     _check_directory("--run-dir" if flags.run_dir else "run_dir =", config.run_dir)
     return config
 
 
-def layout(flags: Flags) -> Config:
-    """The configuration that the flags ask for; touches nothing. Raises ConfigError naming the flag or key that is wrong."""
+def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config:
+    """The configuration that the flags ask for; touches nothing. Raises ConfigError naming the flag or key that is wrong.
+
+    own_key: gives a stack that would listen beyond loopback without keys its own, by its data directory; None: one that nobody knows.
+    """
     _check_values(flags)
-    said = load_config(flags.config)
+    said = said_config(flags.config)
     port = flags.port or said.gateway.port
     nodes = flags.nodes or said.nodes.count
     over: dict[str, Any] = {"gateway": {"port": port}, "nodes": {"count": nodes}, "scheduler": {}, "kv": {}}
@@ -75,6 +81,9 @@ def layout(flags: Flags) -> Config:
         over["model"] = BUNDLED_MODEL
     if flags.data is not None:
         over["data"] = flags.data
+    if needs_keys(said):
+        key = own_key(flags.data or said.data) if own_key is not None else fresh_key()
+        over["gateway"]["api_keys"] = [{"key": key}]
     if flags.cache is not None:
         over["kv"]["cache"] = flags.cache == "on"
     if flags.hbm_gib is not None:

@@ -9,6 +9,8 @@ UpbeatError
 │   ├── NotFound           404
 │   ├── BodyTooSlow        408
 │   ├── BodyTooLarge       413
+│   ├── WrongMediaType     415
+│   ├── Misdirected        421: the request names a host that is not this server's
 │   ├── RateLimited        429
 │   └── Unavailable        503: nobody can serve this at the moment; trying again helps
 ├── IllegalTransition      the programmer: an event that its state does not allow
@@ -96,6 +98,20 @@ class BodyTooLarge(RequestError):
     code = "body_too_large"
 
 
+class WrongMediaType(RequestError):
+    """415: the body is of a kind that this route does not read."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class Misdirected(RequestError):
+    """421: the request's Host is not one of this server's names."""
+
+    status = 421
+    code = "host_not_allowed"
+
+
 class RateLimited(RequestError):
     """429: over a limit; `Retry-After` says when to come back."""
 
@@ -113,7 +129,19 @@ class Unavailable(RequestError):
 
 
 BY_STATUS: dict[int, type[RequestError]] = {
-    c.status: c for c in (InvalidRequest, Unauthorized, Forbidden, NotFound, BodyTooSlow, BodyTooLarge, RateLimited, Unavailable)
+    c.status: c
+    for c in (
+        InvalidRequest,
+        Unauthorized,
+        Forbidden,
+        NotFound,
+        BodyTooSlow,
+        BodyTooLarge,
+        WrongMediaType,
+        Misdirected,
+        RateLimited,
+        Unavailable,
+    )
 }
 
 

@@ -3,6 +3,8 @@ says what is left, in the headers that OpenAI's clients know."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from aiohttp import web
 
 from contracts.errors import RateLimited
@@ -32,15 +34,9 @@ def usage_of(section: GatewaySection) -> Usage:
 
 
 def _allowance(limits: TenantLimits, section: GatewaySection) -> Allowance:
-    said = section.limits.model_dump(exclude_none=True, exclude={"weight"}) | limits.model_dump(exclude_none=True, exclude={"weight"})
+    named = {field.name for field in fields(Allowance)}
+    said = section.limits.model_dump(include=named, exclude_none=True) | limits.model_dump(include=named, exclude_none=True)
     return Allowance(**said).share(section.processes)
-
-
-def weight_of(section: GatewaySection, tenant: str) -> float:
-    """The tenant's weight among the tenants that want the same node."""
-    named = section.tenant_limits.get(tenant)
-    said = (named.weight if named is not None else None, section.limits.weight)
-    return next((weight for weight in said if weight is not None), 1.0)
 
 
 def admit(request: web.Request, tenant: str, jobs: list[Job]) -> Ticket:
@@ -58,6 +54,12 @@ def settle(request: web.Request, ticket: Ticket, used_tokens: int) -> None:
     """The request has ended and took so many tokens."""
     parts = request.app[PARTS]
     parts.usage.finish(ticket, used_tokens, parts.clock.now(), parts.clock.wall())
+
+
+def withdraw(request: web.Request, ticket: Ticket) -> None:
+    """The request never began, for no fault of its own: it counts for nothing."""
+    parts = request.app[PARTS]
+    parts.usage.withdraw(ticket, parts.clock.now(), parts.clock.wall())
 
 
 def rate_headers(request: web.Request) -> dict[str, str]:

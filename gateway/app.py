@@ -18,8 +18,11 @@ from gateway.core.bodies import MOST_DECODED
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
+from gateway.core.deadlines import Limits
+from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
 from gateway.core.retry import Patience
+from gateway.core.slots import Slots
 from gateway.decoding import Decoding
 from gateway.door import Door
 from gateway.envelope import dress, envelope
@@ -31,17 +34,21 @@ from gateway.parts import PARTS, Parts
 from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, playground, sessions, web_sdk, workflows
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
+from gateway.slots import Turnstile
 from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from runtime.config import Config, cluster_secret
 from runtime.config_checks import LOOPBACK
+from runtime.gateway_config import GatewaySection
 from runtime.service import Tasks
 
 log = telemetry.logger("gateway")
 #: Header lines and the request line, each.
 MAX_LINE_BYTES = 16 << 10
+#: So many requests may wait for one of the slots, and as many as there are slots.
+MIN_QUEUE = 64
 #: For what answers say when they are cut off.
 LAST_WORDS_S = 1.0
 
@@ -94,6 +101,11 @@ def _token_secrets(config: Config) -> list[str]:
     return [secrets.token_hex(32)]
 
 
+def _turnstile(section: GatewaySection, share: float) -> Turnstile:
+    slots = -(-section.max_requests // section.processes)
+    return Turnstile(Slots(slots, max(slots, MIN_QUEUE), share, section.weight), section.queue_s)
+
+
 class Gateway:
     """One gateway process; `number`: which of the configuration's. warm: what reads large bodies is started with it."""
 
@@ -120,7 +132,7 @@ class Gateway:
         await siblings.open()
         workers = Workers(self._tasks, clock, self._patience)
         fleet = Fleet(config, workers, clock, self._patience)
-        keys = Keys(((k.key, Caller(k.tenant, k.max_priority)) for k in section.api_keys), secrets.token_bytes(32))
+        keys = Keys(((k.key, Caller(k.tenant, section.max_priority(k))) for k in section.api_keys), secrets.token_bytes(32))
         # Where there is one tenant, its share protects nobody.
         share = section.tenant_share if len({key.tenant for key in section.api_keys}) > 1 else 1.0
         self.parts = parts = Parts(
@@ -138,7 +150,8 @@ class Gateway:
             decoding=Decoding(section.decoders, MOST_DECODED * section.max_body_bytes),
             siblings=siblings,
             callers=Callers(k.key for k in section.api_keys),
-            max_active=-(-section.max_requests // section.processes),
+            hosts=Hosts(section.host, section.hosts, section.cors_origins, has_keys=not keys.open),
+            turnstile=_turnstile(section, share),
             browser_tokens=BrowserTokens(_token_secrets(config)),
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),
@@ -151,24 +164,24 @@ class Gateway:
             parts.decoding.start()
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
-        self._runner = web.AppRunner(
-            build(parts),
-            handler_cancellation=True,
-            access_log=None,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
+        options = {
+            "access_log": None,
+            "max_line_size": MAX_LINE_BYTES,
+            "max_field_size": MAX_LINE_BYTES,
             # Compressed bodies are refused (`gateway.bodies`), so that no small body can become a large one.
-            auto_decompress=False,
+            "auto_decompress": False,
             # A client that was told 413 may finish sending, for this long.
-            lingering_time=5.0,
-            keepalive_timeout=section.idle_s,
-            tcp_keepalive=True,
-            shutdown_timeout=0.5,
-        )
+            "lingering_time": 5.0,
+            "keepalive_timeout": section.idle_s,
+            "tcp_keepalive": True,
+        }
+        self._runner = web.AppRunner(build(parts), handler_cancellation=True, shutdown_timeout=0.5)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._door = Door(self._runner.server, -(-section.max_connections // section.processes))
+        limits = Limits(section.header_s, section.write_s)
+        self._door = Door(self._runner.server, -(-section.max_connections // section.processes), section.tenant_share, limits, options)
         await self._door.open(section.host, section.port, shared=section.processes > 1)
+        self._tasks.start(self._door.watch(), "watch connections")
         self._warn_of_plain_keys()
         log.info("serving", url=f"http://{section.host}:{section.port}", keys=not keys.open)
 
@@ -182,6 +195,7 @@ class Gateway:
         """Refuse new requests for text and let the running ones end."""
         assert self.parts is not None
         self.parts.draining = True
+        self.parts.turnstile.close()
         await self.parts.idle.wait()
 
     async def stop(self) -> None:

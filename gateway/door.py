@@ -1,7 +1,8 @@
-"""The listening socket. At most so many connections are let in; one more is told 503 and closed, before anything is kept for it.
+"""The listening socket: who is let in, and who has been there too long.
 
-A connection on which no request is completed for `gateway.idle_s` is closed by aiohttp, whether it never says anything, sends its headers a
-byte at a time, or rests between two requests.
+At most so many connections are let in, and of them at most a share from one address; one more is told 503 and closed, before anything is
+kept for it. Every connection is looked at now and then (`Connection.look`). One on which no request is completed for `gateway.idle_s`
+is closed by aiohttp.
 """
 
 from __future__ import annotations
@@ -9,14 +10,22 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+from typing import Any, NoReturn, cast
 
 from aiohttp import web
 
 from contracts.errors import Unavailable
 from gateway import metrics
+from gateway.connection import Connection
+from gateway.core.callers import network_of
+from gateway.core.deadlines import Limits
+from gateway.core.shares import Shares
 
-#: Files that are no connections of clients: streams to workers, schedulers, logs.
+#: Files that are no connections of clients: streams to workers, schedulers, logs, and who is being refused.
 _OTHER_FILES = 256
+#: Who is refused may still be sending, and a close with unread bytes would take the answer from him: his end is awaited for so long,
+#: for so many at a time.
+_REFUSING_S, _REFUSING = 1.0, 64
 _BODY = json.dumps(Unavailable("too many connections at the moment; try again", code="overloaded").envelope()).encode()
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -24,36 +33,77 @@ _FULL = (
 ) + _BODY
 
 
-class _Full(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        metrics.SHED.labels("connections").inc()
-        transport.write(_FULL)
-        transport.close()
-
-
 class Door:
     """Listens for one process."""
 
-    def __init__(self, server: web.Server, max_connections: int) -> None:
-        self._server = server
-        self._limit = max(8, min(max_connections, raised_file_limit() - _OTHER_FILES))
+    def __init__(self, server: web.Server, max_connections: int, share: float, limits: Limits, options: dict[str, Any]) -> None:
+        """share: of the connections, for one address. options: aiohttp's for connections, as `web.AppRunner` takes them."""
+        self._server, self._limits, self._options = server, limits, options
+        self.shares = Shares(max(8, min(max_connections, raised_file_limit() - _OTHER_FILES)), share)
+        self._owners: dict[Connection, str] = {}
+        self._refusing = 0
         self._listening: asyncio.Server | None = None
 
     async def open(self, host: str, port: int, *, shared: bool) -> None:
         """Listen; shared: other processes listen there too. Raises OSError naming the address when the port is taken."""
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._answer, host, port, backlog=1024, reuse_port=shared or None)
+        self._listening = await loop.create_server(lambda: _Guest(self), host, port, backlog=1024, reuse_port=shared or None)
 
-    def _answer(self) -> asyncio.Protocol:
-        protocol: asyncio.Protocol = _Full() if len(self._server.connections) >= self._limit else self._server()
-        return protocol
+    async def watch(self) -> NoReturn:
+        """Look at every connection, for ever."""
+        loop = asyncio.get_running_loop()
+        pause_s = min(2.0, self._limits.header_s / 4, self._limits.write_s / 4)
+        while True:
+            await asyncio.sleep(pause_s)
+            now_s = loop.time()
+            for connection in tuple(self._owners):
+                connection.look(now_s)
 
     def close(self) -> None:
         """Let nobody in any more."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+
+    def admit(self, transport: asyncio.Transport) -> None:
+        """Let this one in: aiohttp serves it from now on. Or refuse it."""
+        peer = transport.get_extra_info("peername")
+        owner = network_of(peer[0] if peer else None)
+        if not self.shares.take(owner):
+            self._refuse(transport)
+            return
+        connection = Connection(self._server, self._limits, self._left, **self._options)
+        self._owners[connection] = owner
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+
+    def _left(self, connection: Connection) -> None:
+        self.shares.give(self._owners.pop(connection))
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        metrics.SHED.labels("connections").inc()
+        transport.write(_FULL)
+        if self._refusing >= _REFUSING:
+            transport.close()
+            return
+        self._refusing += 1
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(_REFUSING_S, self._refused, transport)
+
+    def _refused(self, transport: asyncio.Transport) -> None:
+        self._refusing -= 1
+        transport.abort()
+
+
+class _Guest(asyncio.Protocol):
+    """Whoever has just connected. One that is refused stays this: what it says is thrown away."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        self._door.admit(cast(asyncio.Transport, transport))
 
 
 def raised_file_limit() -> int:

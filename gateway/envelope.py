@@ -15,7 +15,9 @@ from aiohttp import hdrs, web
 from contracts.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, NotFound, RequestError, Unavailable
 from gateway import metrics
 from gateway.allowance import Limited, rate_headers
+from gateway.connection import Connection
 from gateway.cors import cors_headers, preflight
+from gateway.pages import check_sender
 from gateway.parts import PARTS
 from runtime import telemetry
 
@@ -40,7 +42,11 @@ def error_response(error: RequestError) -> web.Response:
 @web.middleware
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every error into the envelope."""
+    connection = request.protocol
+    assert isinstance(connection, Connection)
+    connection.deadlines.began()
     try:
+        check_sender(request)
         response = preflight(request, request.app[PARTS].config.gateway.cors_origins) or await handler(request)
     except RequestError as e:
         response = error_response(e)
@@ -57,6 +63,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         body = {"error": {"message": f"internal error {incident}", "type": "server_error", "param": None, "code": "internal_error"}}
         response = web.json_response(body, status=500)
     finally:
+        connection.deadlines.ended()
         request.app[PARTS].bodies.release(request)
     if request.app[PARTS].draining and not response.prepared:
         response.force_close()

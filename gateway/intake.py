@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from aiohttp import hdrs, web
 
-from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest
+from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest, WrongMediaType
 from gateway.core.admission import Caller, bearer, parse_json
 from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, most_useful_bytes
 from gateway.core.browser_tokens import Grant, is_browser_token
+from gateway.core.callers import network_of
 from gateway.core.spellings import FINAL, PRIORITY, session_of
 from gateway.openai.asked import Asked, Kind, Told
 from gateway.openai.requests import MAX_PROMPTS
@@ -19,6 +21,8 @@ from gateway.parts import PARTS, Parts
 NODE_HEADER = "X-Upbeat-Node"
 #: A body that is no request for text, with a credential in a header, and a hint's without: that one is read before its sender is known.
 SMALL_BODY_BYTES, STRANGERS_BODY_BYTES = 1 << 20, 64 << 10
+#: What a browser sends across sites only after it has asked (a preflight), unlike text/plain, forms, and a body of no type.
+_JSON_TYPE = re.compile(r"application/(json|[a-z0-9!#$&^_.-]+\+json)")
 
 
 class Hinter(NamedTuple):
@@ -74,16 +78,24 @@ async def read_hint(request: web.Request) -> tuple[Any, Hinter]:
         data = await read_json(request, hinter.caller.tenant)
     else:
         hinter = None
-        data = await read_json(request, request.remote or "", STRANGERS_BODY_BYTES, stranger=True)
+        data = await read_json(request, network_of(request.remote), STRANGERS_BODY_BYTES, stranger=True)
     token = data.get("token") if isinstance(data, dict) else None
     if token is not None and not isinstance(token, str):
         raise InvalidRequest("token must be a string", param="token", code="invalid_type")
     return data, hinter if hinter is not None and token is None else hinter_of(request, token)
 
 
+def check_json_type(request: web.Request) -> None:
+    """Raises WrongMediaType unless the body is said to be JSON. Hints are asked for no type: pages send them as text/plain."""
+    said = request.headers.getall(hdrs.CONTENT_TYPE, ())
+    essence = said[0].partition(";")[0].strip().lower() if len(said) == 1 else ""
+    if not _JSON_TYPE.fullmatch(essence):
+        raise WrongMediaType("send the body as JSON, with the header `Content-Type: application/json`", param=hdrs.CONTENT_TYPE)
+
+
 async def read_json(request: web.Request, owner: str, limit_bytes: int = SMALL_BODY_BYTES, stranger: bool = False) -> Any:
     """The decoded body of what is no request for text, of at most `limit_bytes` and of few values. owner: whose share holds it: a tenant,
-    or a stranger's address. Raises what `Bodies.read` raises, and InvalidRequest for anything but JSON."""
+    or a stranger's network. Raises what `Bodies.read` raises, and InvalidRequest for anything but JSON."""
     bodies = request.app[PARTS].bodies
     body, tally = await bodies.read(request, owner, limit_bytes, stranger=stranger)
     if tally.values > SMALL_VALUES:
@@ -94,7 +106,9 @@ async def read_json(request: web.Request, owner: str, limit_bytes: int = SMALL_B
 
 async def read_asked(request: web.Request, kind: Kind, caller: Caller) -> Asked:
     """What a request for text asks for. A large body is read in another process, and holds afterwards what is left of it. Raises what
-    `Bodies.read` raises, InvalidRequest for what is wrong with it, and BodyTooLarge where decoding it would take too much memory."""
+    `check_json_type` and `Bodies.read` raise, InvalidRequest for what is wrong with it, and BodyTooLarge where decoding it would take too
+    much memory."""
+    check_json_type(request)
     parts = request.app[PARTS]
     most, bounds = parts.config.gateway.max_body_bytes, parts.fleet.bounds
     useful = most_useful_bytes(bounds.values(), 1 if kind == "chat" else MAX_PROMPTS)

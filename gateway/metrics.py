@@ -25,6 +25,7 @@ STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", re
 LIMITED = Counter("upbeat_gateway_limited", "Requests for text refused with 429, by which limit", ["what"], registry=REGISTRY)
 SHED = Counter("upbeat_gateway_shed", "Refused with 503 before memory grows, by what there was too much of", ["what"], registry=REGISTRY)
 HEAVY = Counter("upbeat_gateway_heavy_bodies", "Bodies that were read in a process of their own", registry=REGISTRY)
+CUT = Counter("upbeat_gateway_cut", "Connections closed for taking too long, by what for", ["why"], registry=REGISTRY)
 BODY_BYTES = Gauge("upbeat_gateway_body_bytes", "Bytes of request bodies that are held", registry=REGISTRY)
 
 

@@ -12,6 +12,7 @@ from gateway.core.admission import Keys
 from gateway.core.browser_limits import BrowserLimits
 from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
+from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
 from gateway.core.routing import missing
 from gateway.core.usage import Usage
@@ -21,6 +22,7 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
+from gateway.slots import Turnstile
 from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime.clock import Clock
@@ -46,11 +48,11 @@ class Parts:
     decoding: Decoding
     siblings: Siblings
     callers: Callers
+    hosts: Hosts
     browser_tokens: BrowserTokens
     browser_limits: BrowserLimits
     watches: Watches
-    #: Requests for text at a time, of this process.
-    max_active: int
+    turnstile: Turnstile
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False

@@ -23,6 +23,7 @@ from contracts.errors import ConfigError
 from runtime.arena_file import HugePages
 from runtime.config_checks import check
 from runtime.gateway_config import STRICT, GatewaySection, Tenant
+from runtime.kept import kept
 
 GIB = 1 << 30
 
@@ -261,6 +262,11 @@ def load_config(file: Path | None = None, overrides: dict[str, Any] | None = Non
 
     Raises ConfigError naming key, value and remedy; the service then does not start.
     """
+    return changed(said_config(file), overrides or {})
+
+
+def said_config(file: Path | None = None) -> Config:
+    """What `file` and `UPBEAT__*` say, each value checked and nothing as a whole. Raises ConfigError."""
     data: Any = {}
     if file is not None:
         try:
@@ -272,10 +278,9 @@ def load_config(file: Path | None = None, overrides: dict[str, Any] | None = Non
         if not isinstance(data, dict):
             raise ConfigError(f"--config {file} must hold a mapping of sections, such as `kv: {{hbm_gib: 1}}`")
     try:
-        config = Config(**data)
+        return Config(**data)
     except ValidationError as e:
         raise ConfigError(_explain(e)) from e
-    return changed(config, overrides or {})
 
 
 def changed(config: Config, overrides: dict[str, Any]) -> Config:
@@ -309,17 +314,8 @@ def dump_config(config: Config) -> str:
 def cluster_secret(data: Path) -> bytes:
     """The cluster secret, 32 bytes, from DATA/secret; made on first use, readable by its owner only."""
     path = data / "secret"
-    data.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        # Written under another name and linked, so that no other process ever reads half of it.
-        fresh = data / f"secret.{os.getpid()}.{os.urandom(4).hex()}"
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
-            f.write(os.urandom(32).hex() + "\n")
-        with contextlib.suppress(FileExistsError):
-            os.link(fresh, path)
-        fresh.unlink()
     try:
-        secret = bytes.fromhex(path.read_text().strip())
+        secret = bytes.fromhex(kept(path, lambda: os.urandom(32).hex()))
     except ValueError:
         secret = b""
     if len(secret) != 32:

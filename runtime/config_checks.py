@@ -12,9 +12,14 @@ if TYPE_CHECKING:
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
+def needs_keys(config: Config) -> bool:
+    """Whether it would let others than this machine's programs call without a key."""
+    return not config.gateway.api_keys and config.gateway.host not in LOOPBACK
+
+
 def check(config: Config) -> None:
     """Raise ConfigError for the first wrong thing."""
-    if not config.gateway.api_keys and config.gateway.host not in LOOPBACK:
+    if needs_keys(config):
         raise ConfigError(
             f"gateway.host = {config.gateway.host!r} listens beyond loopback without API keys; "
             "set gateway.api_keys, or gateway.host: 127.0.0.1"

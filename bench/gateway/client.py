@@ -84,7 +84,7 @@ def post(path: str, body: Any, **headers: str) -> bytes:
     text = json.dumps(body).encode()
     named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     return (
-        f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n{named}Content-Length: {len(text)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{named}Content-Length: {len(text)}\r\n\r\n"
     ).encode() + text
 
 

@@ -113,7 +113,7 @@ async def rates(processes: Processes, subjects: list[Subject], seconds: float, r
                 def request(n: int, subject: Subject = subject, plain: bytes = plain, offset: int = offset) -> bytes:
                     if not subject.named:
                         return plain
-                    return plain.replace(b"Host: bench", f"Host: bench\r\nX-Session-Id: {subject.session(offset + n)}".encode(), 1)
+                    return plain.replace(b"Host: 127.0.0.1", f"Host: 127.0.0.1\r\nX-Session-Id: {subject.session(offset + n)}".encode(), 1)
 
                 with measured(processes, subject.process) as taken:
                     rate = await as_fast_as_answered(subject.port, 32, seconds, request)

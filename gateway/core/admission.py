@@ -36,7 +36,7 @@ class Caller:
     routes and headers of a server key."""
 
     tenant: str
-    max_priority: int = -1000
+    max_priority: int = 0
     server: bool = True
 
     def priority(self, wanted: int) -> int:
@@ -45,7 +45,7 @@ class Caller:
 
 
 #: Everyone, on a server without keys (which listens on loopback only).
-OPEN_CALLER = Caller(DEFAULT_TENANT)
+OPEN_CALLER = Caller(DEFAULT_TENANT, max_priority=-1000)
 
 
 class Keys:

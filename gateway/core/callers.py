@@ -20,6 +20,22 @@ _DIGEST_BYTES = 8
 _REMEMBERED = 4096
 
 
+def network_of(address: str | None) -> str:
+    """Whom an address belongs to, in one spelling: itself, or its IPv6 network of 64 bits, whose clients take addresses from it as they
+    like. Empty when it is not known."""
+    if not address:
+        return ""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(parsed, ipaddress.IPv6Address):
+        known = parsed.ipv4_mapped.packed if parsed.ipv4_mapped is not None else parsed.packed[:8]
+    else:
+        known = parsed.packed
+    return known.hex()
+
+
 class Callers:
     """Immutable."""
 
@@ -31,16 +47,6 @@ class Callers:
         self.digest = lru_cache(_REMEMBERED)(self._digest)
 
     def _digest(self, address: str | None) -> str:
-        """16 hexadecimal digits for a peer's address; empty when it is not known. One IPv6 network of 64 bits is one caller: its clients
-        take addresses from it as they like."""
-        if not address:
-            return ""
-        try:
-            parsed = ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            return ""
-        if isinstance(parsed, ipaddress.IPv6Address):
-            known = parsed.ipv4_mapped.packed if parsed.ipv4_mapped is not None else parsed.packed[:8]
-        else:
-            known = parsed.packed
-        return blake3(known, key=self._key).hexdigest(length=_DIGEST_BYTES)
+        """16 hexadecimal digits for a peer's network; empty when it is not known."""
+        network = network_of(address)
+        return blake3(bytes.fromhex(network), key=self._key).hexdigest(length=_DIGEST_BYTES) if network else ""

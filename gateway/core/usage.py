@@ -164,6 +164,13 @@ class Usage:
             window.at(wall_s)
             window.used += used_tokens
 
+    def withdraw(self, ticket: Ticket, now_s: float, wall_s: float) -> None:
+        """It never began: as if it had not been asked for. Raises IllegalTransition as `finish` does."""
+        self.finish(ticket, 0, now_s, wall_s)
+        requests = self._tenants[ticket.tenant].requests
+        if requests is not None:
+            requests.take(-1)
+
     def standing(self, tenant: str, now_s: float) -> dict[str, Standing]:
         """What is left of the tenant's limits a minute, by `requests` and `tokens`; of those only that it has."""
         state = self._of(tenant, now_s)

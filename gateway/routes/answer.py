@@ -18,10 +18,11 @@ from aiohttp import web
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
 from gateway import metrics, sse
-from gateway.allowance import admit, settle, weight_of
+from gateway.allowance import admit, settle, withdraw
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.seeds import SEED_MASK, choice_seed
+from gateway.core.usage import Ticket
 from gateway.envelope import route_name
 from gateway.generate import Generation, Job, Turn, unknown_model
 from gateway.intake import NODE_HEADER, pinned_node
@@ -70,7 +71,7 @@ def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, 
         prompt_estimate=prompt.estimate,
         priority=caller.priority(asked.priority if asked.priority is not None else asked.said.priority or 0),
         expected_tokens=asked.said.expected_tokens,
-        weight=weight_of(parts.config.gateway, session.key.tenant),
+        weight=parts.config.gateway.weight(session.key.tenant),
         json_schema=asked.json_schema,
         tool_use=asked.tool_use,
         pin=pinned_node(request, caller, parts),
@@ -84,21 +85,30 @@ async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: li
     parts = request.app[PARTS]
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
-    if parts.active >= parts.max_active:
-        metrics.SHED.labels("requests").inc()
-        raise Unavailable("this gateway answers as many requests as it can; try again", code="overloaded")
-    job = prompts[0].job
-    telling = Telling(request, caller, asked.said, job.session.session_id, job.model, job.priority)
-    run = _Run(request, parts, caller, asked, prompts, shape, telling)
+    job, arrived_s = prompts[0].job, parts.clock.now()
     ticket = admit(request, job.session.tenant, [prompt.job for prompt in prompts])
-    parts.enter()
+    try:
+        place = await parts.turnstile.enter(job.session.tenant, job.priority)
+    except BaseException:
+        withdraw(request, ticket)
+        raise
+    try:
+        telling = Telling(request, caller, asked.said, job.session.session_id, job.model, job.priority)
+        run = _Run(request, parts, caller, asked, prompts, shape, telling, arrived_s)
+        return await _ticketed(run, ticket)
+    finally:
+        parts.turnstile.leave(place)
+
+
+async def _ticketed(run: _Run, ticket: Ticket) -> web.StreamResponse:
+    run.parts.enter()
     try:
         await run.begin()
-        return await (run.stream() if asked.stream else run.collect())
+        return await (run.stream() if run.asked.stream else run.collect())
     finally:
-        settle(request, ticket, run.used_tokens())
+        settle(run.request, ticket, run.used_tokens())
         run.end()
-        parts.leave()
+        run.parts.leave()
 
 
 class _Run:
@@ -113,11 +123,12 @@ class _Run:
         prompts: list[Part],
         shape: Shape,
         telling: Telling,
+        arrived_s: float,
     ) -> None:
         self.request, self.parts, self.caller, self.asked, self.prompts, self.shape = request, parts, caller, asked, prompts, shape
         self.telling = telling
         self.route = route_name(request)
-        self.arrived_s = parts.clock.now()
+        self.arrived_s = arrived_s
         self.n = asked.n
         #: By choice index, once accepted.
         self.generations: dict[int, Generation] = {}

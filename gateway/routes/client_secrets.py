@@ -13,7 +13,7 @@ from aiohttp import web
 from contracts.errors import InvalidRequest
 from contracts.ids import check_session_id
 from gateway.core.browser_tokens import DEFAULT_LIFE_S, MAX_LIFE_S, MIN_LIFE_S, Grant
-from gateway.intake import read_json, server_caller_of
+from gateway.intake import check_json_type, read_json, server_caller_of
 from gateway.parts import PARTS
 
 _FIELDS = {"session_id", "session_prefix", "expires_after", "origin"}
@@ -27,6 +27,7 @@ async def create(request: web.Request) -> web.Response:
     """Sign one; nothing is kept."""
     caller = server_caller_of(request)
     parts = request.app[PARTS]
+    check_json_type(request)
     data = await read_json(request, caller.tenant)
     if not isinstance(data, dict):
         raise InvalidRequest("the body must be an object with session_id or session_prefix")

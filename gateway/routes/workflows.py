@@ -10,7 +10,7 @@ from contracts.errors import NotFound
 from contracts.ids import check_name
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.workflow import Edge, Graph, edge_to_json, parse_graph
-from gateway.intake import read_json, server_caller_of
+from gateway.intake import check_json_type, read_json, server_caller_of
 from gateway.parts import PARTS
 from gateway.schedulers import workflow_key
 
@@ -18,6 +18,7 @@ from gateway.schedulers import workflow_key
 async def declare(request: web.Request) -> web.Response:
     """This workflow is called so; what was learned of it stays."""
     name = _name(request)
+    check_json_type(request)
     graph = parse_graph(await read_json(request, name.tenant))
     wanted = pb.DeclareWorkflowRequest(name=name, graph=_graph_to_wire(graph))
     # Every scheduler hears of it: each may have to stand in for the one that the workflow belongs to.

@@ -105,9 +105,12 @@ def test_a_wrong_key_in_the_environment(refused: Callable[..., str], monkeypatch
     assert "kv.chunk_tokens" in refused()
 
 
-def test_listening_beyond_loopback_without_keys(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UPBEAT__GATEWAY__HOST", "0.0.0.0")
-    assert "gateway.api_keys" in refused()
+def test_a_kept_key_that_is_none(up: UpbeatUp, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPBEAT__GATEWAY__HOST", "127.0.0.2")
+    (up.directory / "data").mkdir(parents=True)
+    (up.directory / "data" / "api_key").write_text("\n")
+    said = refused()
+    assert "api_key" in said and "gateway.api_keys" in said
 
 
 @pytest.mark.parametrize(("offset", "purpose"), [(0, "gateway"), (1, "scheduler"), (20, "store of node-0"), (21, "worker of node-0")])

@@ -109,7 +109,8 @@ class House:
     async def ask(self, method: str, path: str, body: Any = None, key: str | None = KEY_A, headers: dict[str, str] | None = None) -> Answer:
         """One request; `path` goes out as it is, `body` as JSON unless it is bytes."""
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        said = {"Host": "x", "Connection": "close", "Content-Length": str(len(content)), "Content-Type": "application/json"}
+        said = {"Host": f"127.0.0.1:{self.port}", "Connection": "close"}
+        said |= {"Content-Length": str(len(content)), "Content-Type": "application/json"}
         said |= {"Authorization": f"Bearer {key}"} if key is not None else {}
         head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in (said | (headers or {})).items()) + "\r\n"
         return await self.raw(head.encode("utf-8", "surrogateescape") + content)

@@ -19,6 +19,9 @@ from gateway.openai.parameters import validate
 from gateway.openai.requests import ChatRequest
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+#: Of requests that are written by hand.
+HEAD = "Host: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture
@@ -208,7 +211,7 @@ async def test_unknown_routes_and_methods_answer_in_the_envelope(s: Stack) -> No
 
 async def test_a_hundred_megabytes_are_refused_by_their_length_before_they_are_sent(s: Stack) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", s.config.gateway.port)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {100 << 20}\r\n\r\n".encode())
+    writer.write(f"POST {CHAT} HTTP/1.1\r\n{HEAD}Content-Length: {100 << 20}\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 ")
     writer.close()
@@ -216,7 +219,7 @@ async def test_a_hundred_megabytes_are_refused_by_their_length_before_they_are_s
 
 async def test_a_client_that_asks_first_is_told_413_instead_of_continue(s: Stack) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", s.config.gateway.port)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {100 << 20}\r\n\r\n".encode())
+    writer.write(f"POST {CHAT} HTTP/1.1\r\n{HEAD}Expect: 100-continue\r\nContent-Length: {100 << 20}\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 ")
     writer.close()
@@ -224,7 +227,7 @@ async def test_a_client_that_asks_first_is_told_413_instead_of_continue(s: Stack
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/advisory"])
 async def test_a_hundred_megabytes_sent_all_the_same_are_a_413(s: Stack, path: str) -> None:
-    async with s.http.post(s.url + path, data=b"x" * (100 << 20)) as r:
+    async with s.http.post(s.url + path, data=b"x" * (100 << 20), headers=JSON) as r:
         assert r.status == 413
         assert envelope(await r.json())["code"] == "body_too_large"
 
@@ -239,7 +242,7 @@ async def test_a_chunked_body_is_cut_off_at_the_limit(s: Stack) -> None:
             yield b" " * (1 << 20)
 
     try:
-        async with s.http.post(s.url + CHAT, data=endless()) as r:
+        async with s.http.post(s.url + CHAT, data=endless(), headers=JSON) as r:
             assert r.status == 413
             assert envelope(await r.json())["code"] == "body_too_large"
     except aiohttp.ClientError:

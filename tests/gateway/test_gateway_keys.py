@@ -134,14 +134,15 @@ async def test_a_page_of_a_configured_origin_may_call_and_read_streams_and_error
         assert r.status == 400 and r.headers["Access-Control-Allow-Origin"] == PAGE["Origin"]
 
 
-async def test_any_other_page_may_only_send_hints(s: Stack) -> None:
+async def test_any_other_page_may_only_send_hints() -> None:
     other = {"Origin": "https://evil.example"}
-    async with s.http.options(f"{s.url}/v1/chat/completions", headers=other) as r:
-        assert r.status == 405 and "Access-Control-Allow-Origin" not in r.headers
-    async with s.http.get(f"{s.url}/v1/models", headers=other) as r:
-        assert "Access-Control-Allow-Origin" not in r.headers and r.headers["Vary"] == "Origin"
-    async with s.http.post(f"{s.url}/v1/advisory", headers=other, json={"session_id": "a"}) as r:
-        assert (r.status, r.headers["Access-Control-Allow-Origin"]) == (202, "*")
+    async with stack(1, wait=False, cors_origins=[PAGE["Origin"]], api_keys=[{"key": "key-of-acme"}]) as s:
+        async with s.http.options(f"{s.url}/v1/chat/completions", headers=other) as r:
+            assert r.status == 405 and "Access-Control-Allow-Origin" not in r.headers
+        async with s.http.get(f"{s.url}/v1/models", headers=other) as r:
+            assert "Access-Control-Allow-Origin" not in r.headers and r.headers["Vary"] == "Origin"
+        async with s.http.post(f"{s.url}/v1/advisory", headers=other, json={"session_id": "a", "token": "key-of-acme"}) as r:
+            assert (r.status, r.headers["Access-Control-Allow-Origin"]) == (202, "*")
 
 
 # ---- several processes ---------------------------------------------------------------------------------------------

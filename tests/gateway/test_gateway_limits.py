@@ -257,7 +257,7 @@ async def test_a_request_that_was_refused_by_the_worker_costs_no_tokens() -> Non
 
 
 async def test_more_requests_than_the_gateway_answers_at_a_time_are_told_503() -> None:
-    async with stack(1, max_requests=1) as s:
+    async with stack(1, max_requests=1, queue_s=0.1) as s:
         s.workers[0].token_s = 0.05
         going = asyncio.create_task(s.chat(max_tokens=500))
         await until(lambda: len(s.workers[0].submitted) == 1)

@@ -15,7 +15,7 @@ from security_house import CHAT, KEY_A, SESSION, Answer, House, house, read_answ
 
 MIB = 1 << 20
 GIB = 1 << 30
-HEAD = f"Host: x\r\nAuthorization: Bearer {KEY_A}\r\nConnection: close\r\n"
+HEAD = f"Host: x\r\nAuthorization: Bearer {KEY_A}\r\nConnection: close\r\nContent-Type: application/json\r\n"
 BODIES = ("/v1/chat/completions", "/v1/completions", "/v1/advisory", "/v1/invalidate", "/v1/client_secrets", "/v1/workflows/w")
 
 
@@ -238,7 +238,7 @@ SMUGGLED = {
 async def test_a_request_whose_end_is_unclear_is_refused_and_its_connection_closed(h: House, how: str) -> None:
     h.worker.submitted.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Type: application/json\r\n"
     writer.write((head + SMUGGLED[how]).encode("latin-1"))
     writer.write_eof()
     async with asyncio.timeout(20):

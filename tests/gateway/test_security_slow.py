@@ -20,6 +20,7 @@ from tests.signed_rank import standing_out
 
 MIB = 1 << 20
 MANY = 2_000
+JSON = "Host: x\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,7 +95,7 @@ async def test_two_thousand_connections_that_never_finish_their_headers_harm_nob
 async def test_two_thousand_bodies_that_never_come_harm_nobody(tmp_path: Path) -> None:
     async with house(tmp_path, idle_s=8) as h:
         before = h.rss_bytes
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\nContent-Length: {16 * MIB}\r\n\r\n{{"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{JSON}Authorization: Bearer {KEY_A}\r\nContent-Length: {16 * MIB}\r\n\r\n{{"
         async with crowd(h, head.encode()) as found, trickle([w for _, w in found], b" " * 100):
             for _ in range(20):
                 assert (await h.ask("POST", "/v1/chat/completions", CHAT)).status == 200

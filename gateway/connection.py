@@ -1,0 +1,55 @@
+"""One connection: aiohttp's protocol, and the deadlines that it lacks (`core.deadlines`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from aiohttp import web
+
+from gateway import metrics
+from gateway.core.deadlines import Deadlines, Limits
+
+
+class Connection(web.RequestHandler):
+    """Handed a transport by `connection_made`; `left` is called once when that is gone."""
+
+    __slots__ = ("_left", "_line", "deadlines")
+
+    def __init__(self, server: web.Server, limits: Limits, left: Callable[[Connection], None], **options: Any) -> None:
+        """options: aiohttp's, as `web.AppRunner` takes them."""
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, **options)
+        self.deadlines = Deadlines(limits, loop.time())
+        self._left = left
+        #: The transport, for as long as it is there; aiohttp forgets its own when it begins to close.
+        self._line: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        self._line = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._line = None
+        super().connection_lost(exc)
+        self._left(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if data:
+            self.deadlines.heard(self._loop.time())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.deadlines.took()
+
+    def look(self, now_s: float) -> None:
+        """Close it when it is late. What it was being answered is cancelled, as when the client goes away."""
+        if self._line is None:
+            return
+        late = self.deadlines.late(now_s, self._line.get_write_buffer_size())
+        if late is not None:
+            metrics.CUT.labels(late).inc()
+            self._line.abort()  # a close would wait until all is sent

@@ -1,0 +1,65 @@
+"""Requests for text at a time: each takes a slot, waits a moment for one, or is told 503 (`core.slots` decides who is next)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from contracts.errors import Unavailable
+from gateway import metrics
+from gateway.core.slots import Place, Slots
+
+
+class Turnstile:
+    """What `enter` returns goes to `leave`, whatever became of the request."""
+
+    def __init__(self, slots: Slots, wait_s: float) -> None:
+        """wait_s: the longest that a request waits; 0: it does not."""
+        self._slots, self._wait_s = slots, wait_s
+        self._turns: dict[int, asyncio.Future[None]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._turns)
+
+    async def enter(self, tenant: str, priority: int) -> Place:
+        """A slot. Raises Unavailable when none becomes free in time, when too many wait, and when it is closed meanwhile."""
+        place = self._slots.ask(tenant, priority)
+        if place is None:
+            raise _full()
+        if place.state == "held":
+            return place
+        if not self._wait_s:
+            self.leave(place)
+            raise _full()
+        turn = self._turns[place.number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turn
+        except BaseException as e:
+            # A slot that came in this very moment goes back, too.
+            self.leave(place)
+            if isinstance(e, TimeoutError):
+                raise _full() from None
+            raise
+        finally:
+            del self._turns[place.number]
+        return place
+
+    def leave(self, place: Place) -> None:
+        """The request has ended."""
+        for let_in in self._slots.leave(place):
+            turn = self._turns[let_in.number]
+            if not turn.done():
+                turn.set_result(None)
+
+    def close(self) -> None:
+        """Nobody waits any longer: the gateway stops."""
+        for turn in self._turns.values():
+            if not turn.done():
+                turn.set_exception(Unavailable("this gateway is stopping; try again"))
+
+
+def _full() -> Unavailable:
+    metrics.SHED.labels("requests").inc()
+    return Unavailable("this gateway answers as many requests as it can; try again", code="overloaded")
