@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from contracts.errors import InvalidRequest
 from gateway import metrics
 from gateway.core.deadlines import Deadlines, Limits
 
@@ -45,6 +46,17 @@ class Connection(web.RequestHandler):
         super().resume_writing()
         self.deadlines.took()
 
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What is no HTTP: answered like every other error, and the connection ends, as nobody knows where the next request begins."""
+        response = super().handle_error(request, status, exc, message)  # raises when an answer has begun
+        if status < 500:
+            error = InvalidRequest(f"this is no HTTP request: {_first_line(message)}", code="http_error")
+            response = web.json_response(error.envelope(), status=status)
+            response.force_close()
+        return response
+
     def look(self, now_s: float) -> None:
         """Close it when it is late. What it was being answered is cancelled, as when the client goes away."""
         if self._line is None:
@@ -53,3 +65,7 @@ class Connection(web.RequestHandler):
         if late is not None:
             metrics.CUT.labels(late).inc()
             self._line.abort()  # a close would wait until all is sent
+
+
+def _first_line(message: str | None) -> str:
+    return (message or "").split("\n")[0].strip(" :") or "it could not be read"

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
-from contracts.kv import Manifest
 from kvstore import gauges, metrics
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
-from kvstore.core.index import Residency
 from kvstore.core.store import Store
 from kvstore.erasing import Erasing
 from kvstore.failpoints import reach
@@ -29,7 +27,7 @@ from kvstore.reading import Reading
 from kvstore.sizes import Sizes
 from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.blob import PATIENT_S, BlobTier
+from kvstore.tiers.blob import BlobTier
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.encoded_files import EncodedFiles
 from kvstore.tiers.file_io import make_file_io
@@ -390,18 +388,3 @@ class Node:
     def knows_ssd(self) -> bool:
         """Whether the core has been told what the SSD holds."""
         return self._recovered and self._held_back is None
-
-    async def manifest(self, session: SessionKey, *, local: bool = False) -> Manifest | None:
-        """The session's manifest from memory, else (unless `local`) from the blob tier; none of a life that an erasure ended."""
-        found = self.store.index.manifests.get(session) or (None if local else await self.blob.get_manifest(session))
-        return found if found is None or not self.store.erasure.void(found) else None
-
-    async def residency(self, manifest: Manifest, *, local: bool = False) -> Iterator[tuple[str, Residency]]:
-        """What DRAM, SSD and blob hold of the session, the blob tier asked where this node does not know (unless `local`)."""
-        index = self.store.index
-        if not local:
-            unknown = tuple(k for k in manifest.keys if (c := index.chunks.get(k)) is None or c.blob.name == "ABSENT")
-            asked = unknown if self.store.meter.admits(ev.Tier.BLOB_READ) else ()
-            found, failed = await self.blob.locate_many(asked, manifest.fingerprint, PATIENT_S, waited_for=False)
-            self.handle(ev.Probed(("", ""), asked, found, self.clock.now(), failed))
-        return ((tier, index.residency(manifest.keys, tier)) for tier in ("dram", "ssd", "blob"))

@@ -13,6 +13,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreServicer
 from kvstore.attachment import Attachment
+from kvstore.finding import manifest_of, residency
 from kvstore.lending import Lending
 from kvstore.node import Node
 from kvstore.peers import card_to_wire
@@ -62,7 +63,7 @@ class Server(KvStoreServicer):
 
     async def Residency(self, request: pb.ResidencyRequest, context: Any) -> pb.ResidencyReply:
         """How much of a session each tier of this node holds."""
-        manifest = await self._node.manifest(session_from_wire(request.session), local=request.local)
+        manifest = await manifest_of(self._node, session_from_wire(request.session), local=request.local)
         if manifest is None:
             return pb.ResidencyReply(known=False)
         tiers = []
@@ -70,7 +71,7 @@ class Server(KvStoreServicer):
         answers = [hbm for hbm in await asyncio.gather(*asked) if hbm is not None]
         if answers:
             tiers.append(_together(answers))
-        for tier, held in await self._node.residency(manifest, local=request.local):
+        for tier, held in await residency(self._node, manifest, local=request.local):
             tiers.append(common_pb2.TierResidency(tier=tier, layer_chunks=held.layer_chunks, tokens=held.tokens, bytes=held.bytes))
         return pb.ResidencyReply(known=True, manifest=manifest_to_wire(manifest), tiers=tiers)
 

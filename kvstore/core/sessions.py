@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from contracts.ids import SessionKey
+from contracts.kv import Manifest
+
+#: Between two uses of a session whose order is known and whose times do not tell it, in seconds.
+_LATER_S = 1e-3
 
 
 class Rank(IntEnum):
@@ -121,3 +125,8 @@ class Sessions:
 def strongest(standings: Sequence[Standing]) -> Standing:
     """The standing of a chunk: that of the session that protects it most."""
     return max(standings, default=NOBODY)
+
+
+def use_s(manifest: Manifest, known: Manifest | None) -> float:
+    """The time of a turn that has ended here: the wall clock's, but later than the one before it (a hybrid logical clock)."""
+    return manifest.last_use_s if known is None else max(manifest.last_use_s, known.last_use_s + _LATER_S)

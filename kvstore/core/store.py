@@ -30,14 +30,12 @@ from kvstore.core.prefetch import rank
 from kvstore.core.quotas import Quotas
 from kvstore.core.room import Room
 from kvstore.core.saves import Saves
-from kvstore.core.sessions import Advice, Sessions
+from kvstore.core.sessions import Advice, Sessions, use_s
 from kvstore.core.state import CopyState, PieceState
 from kvstore.core.usefulness import Usefulness
 
 #: Among so many pieces the one is chosen by which a disk is tried.
 _TRIAL_CHOICES = 64
-#: Between two uses of a session whose order is known and whose times do not tell it, in seconds.
-_LATER_S = 1e-3
 #: Owner of the loads that advisories make.
 ADVISORY = "advisory"
 
@@ -275,7 +273,7 @@ class Store:
         self.sessions.used(manifest.session, now)
         known = self.index.manifests.get(manifest.session)
         life = known.life if known is not None else self.erasure.graves.next_life(manifest.session)
-        self.index.set_manifest(replace(manifest, last_use_s=_use_s(manifest, known), life=life))
+        self.index.set_manifest(replace(manifest, last_use_s=use_s(manifest, known), life=life))
         self._out.append(do.PutManifest(self.index.manifests[manifest.session]))
 
     def _learn(self, manifest: Manifest, *, asked: bool = False) -> bool:
@@ -399,8 +397,3 @@ class Store:
         self.usefulness.validate(self.index)
         slots = [o for c in self.index.resident.values() for o in c.offsets if o >= 0]
         assert len(slots) == len(set(slots))
-
-
-def _use_s(manifest: Manifest, known: Manifest | None) -> float:
-    """The time of a turn that has ended here: the wall clock's, but later than the one before it (a hybrid logical clock)."""
-    return manifest.last_use_s if known is None else max(manifest.last_use_s, known.last_use_s + _LATER_S)

@@ -25,8 +25,8 @@ from kvstore.core.tombstone import OpenErasure, Tombstone
 from kvstore.failpoints import reach
 from kvstore.tiers.durability import sync_folder
 
-#: How many erasures may be open, how many of one tenant, and how many bytes of their chunks' names are kept. One more is refused; names beyond that are left
-#: out: what they name is swept as orphans.
+#: How many erasures may be open, how many of one tenant, and how many bytes of their chunks' names are kept. One more is refused; names
+#: beyond that are left out: what they name is swept as orphans.
 MOST_OPEN, MOST_OF_A_TENANT, MOST_BYTES = 10_000, 5_000, 64 << 20
 #: The file is written anew when it has this many times the bytes that count, and at least so many.
 _HISTORY_TIMES, _HISTORY_BYTES = 2, 1 << 20

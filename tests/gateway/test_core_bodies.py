@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contracts.context import ContextBound
 from contracts.errors import RequestError
-from contracts.frames import decode_to_worker, encode_submit
+from contracts.frames import Commands, encode_submit, together
 from contracts.request import GenerateRequest, Sampling
 from gateway.core.admission import parse_json
 from gateway.core.bodies import LIGHT_BYTES, LIGHT_TEXT_BYTES, Arrivals, Tally, most_useful_bytes
@@ -169,7 +169,9 @@ def test_a_question_and_its_answer_survive_the_way() -> None:
         expected.said,
     )
     frame = encode_submit(GenerateRequest("r", "t", "s", "m", Sampling(seed=3), packed=prompt.packed, priority=2))
-    assert decode_to_worker(frame) == [GenerateRequest("r", "t", "s", "m", Sampling(seed=3), messages=wanted.messages, priority=2)]
+    assert Commands().take(together([frame])) == [
+        GenerateRequest("r", "t", "s", "m", Sampling(seed=3), messages=wanted.messages, priority=2)
+    ]
 
 
 @pytest.mark.parametrize(

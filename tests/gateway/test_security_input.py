@@ -271,6 +271,23 @@ async def test_a_flood_of_headers_is_cut_off(h: House, how: str) -> None:
     assert h.rss_bytes - before < 40 * MIB
 
 
+@pytest.mark.parametrize(
+    "sent", [b"BREW /v1/models HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+)
+async def test_what_is_no_http_is_told_so_as_every_error_is(h: House, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
+    writer.write(sent)
+    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.") and b" 400 " in head.split(b"\r\n")[0]
+    error = json.loads(body)["error"]
+    assert (
+        error["type"] == "invalid_request_error"
+        and error["code"] == "http_error"
+        and error["message"].startswith("this is no HTTP request")
+    )
+    writer.close()
+
+
 async def test_requests_that_are_pipelined_without_reading_are_not_hoarded(h: House) -> None:
     before = h.rss_bytes
     reader, writer = await asyncio.open_connection("127.0.0.1", h.port)
