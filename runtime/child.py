@@ -74,7 +74,9 @@ def _end_with_parent() -> None:
 
 def _limit(memory_bytes: int, nice: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # not on every system
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        with open("/proc/self/statm") as f:
+            most = int(f.read().split()[0]) * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what strangers sent is not written to disks
     os.nice(nice)
     if sys.platform == "linux":

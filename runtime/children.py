@@ -39,7 +39,16 @@ class ChildTimeout(ChildError):
 
 
 class ChildDied(ChildError):
-    """The process ended by itself: its memory limit, a crash, or it cannot start. The next call finds a new one."""
+    """The process ended by itself: its memory limit, or a crash. status: its exit status, below 0 a signal's number; the next call
+    finds a new one."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ChildCannotStart(ChildDied):
+    """There is no process for the work, which nobody has seen."""
 
 
 class ChildrenBusy(ChildError):
@@ -134,9 +143,9 @@ class Children:
         setup: bytes = b"",
         nice: int = 0,
     ) -> None:
-        """argv: a program whose main calls `serve`. memory_bytes: address space of each, what it imports included. per_owner: calls of
-        one owner that may wait. running_each: children that one owner may have at a time; None: all but one, at least one.
-        setup: what each is told once, at its start. nice: how far it steps back when processors are short."""
+        """argv: a program whose main calls `serve`. memory_bytes: address space of each beyond what it has after its setup.
+        per_owner: calls of one owner that may wait. running_each: children that one owner may have at a time; None: all but one, at
+        least one. setup: what each is told once, at its start. nice: how far it steps back when processors are short."""
         self._argv, self._memory_bytes, self._setup, self._nice = list(argv), memory_bytes, setup, nice
         self._turns: Turns[_Call] = Turns(count, running_each or max(count - 1, 1), per_owner)
         self._idle: list[_Child] = []
@@ -162,7 +171,7 @@ class Children:
         it goes on there, on its owner's account, and its result is dropped: cancelling costs nobody a new process.
         """
         if self._closed:
-            raise ChildDied("it is shut down")
+            raise ChildCannotStart("it is shut down")
         call = _Call(payload, deadline_s, asyncio.get_running_loop().create_future())
         if not self._turns.ask(owner, call):
             self._counts.refused += 1
@@ -204,7 +213,7 @@ class Children:
         except ChildError as error:
             _fail(call, error)
         except asyncio.CancelledError:
-            _fail(call, ChildDied("it is shut down"))
+            _fail(call, ChildCannotStart("it is shut down"))
             raise
         finally:
             self._turns.finish(owner)
@@ -226,7 +235,7 @@ class Children:
             status = await self._lose(child, _GRACE_S)
             self._counts.deaths += 1
             log.warning("a helper process died", program=self._argv[-1], status=status)
-            raise ChildDied(f"it ended with status {status}") from e
+            raise ChildDied(f"it ended with status {status}", status) from e
 
     async def _child(self) -> _Child:
         """One that waits for work. Raises ChildDied when none can be started."""
@@ -240,7 +249,7 @@ class Children:
             pipe = asyncio.subprocess.PIPE
             process = await asyncio.create_subprocess_exec(*self._argv, stdin=pipe, stdout=pipe, env=env, start_new_session=True)
         except OSError as e:
-            raise ChildDied(f"{self._argv[0]} cannot be started: {e.strerror}") from e
+            raise ChildCannotStart(f"{self._argv[0]} cannot be started: {e.strerror}") from e
         child = _Child(process)
         self._all.add(child)
         try:
@@ -251,7 +260,7 @@ class Children:
             status = await self._lose(child, _GRACE_S)
             self._counts.deaths += 1
             log.error("a helper process does not start", program=self._argv[-1], status=status)
-            raise ChildDied(f"it does not start; its status is {status}") from e
+            raise ChildCannotStart(f"it does not start; its status is {status}", status) from e
         return child
 
     async def _lose(self, child: _Child, grace_s: float = 0.0) -> int:
@@ -262,7 +271,7 @@ class Children:
         """End all processes. What waits or runs raises ChildDied."""
         self._closed = True
         for call in self._turns.drain():
-            _fail(call, ChildDied("it is shut down"))
+            _fail(call, ChildCannotStart("it is shut down"))
         for task in list(self._work):
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)

@@ -138,6 +138,10 @@ class WorkerSection(BaseModel):
     #: What computes on the CPU: kernels compiled for this machine, or torch; auto: torch where they cannot be built or do not suit.
     #: portable: compiled, without bfloat16 instructions, so that unlike processors answer with the same bits.
     kernels: Literal["auto", "native", "portable", "torch"] = "auto"
+    #: Processor time that one grammar (of response_format, or tools) may take to compile, in seconds; one that takes longer is refused.
+    grammar_s: float = Field(default=1.0, ge=0.05, le=2)
+    #: Processes that compile them; of more than one, a tenant may use all but one at a time. They start with the first grammar.
+    grammar_processes: int = Field(default=2, ge=1, le=16)
     #: What `upbeat profile` measured. auto: what it kept for this model and machine, if that; off: nothing; else a file that must fit.
     profile: str = Field(default="auto", min_length=1)
     #: Requests that kill or hang the engine, for tests: kill:WORD or hang:WORD by the name of a point (worker/failpoints.py).

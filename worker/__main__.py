@@ -92,7 +92,7 @@ class WorkerProcess:
         self.loader.start()
         self.engine.start()
         self._serve_metrics()
-        self.handler = WorkerServer(self.engine, codec, max_tokens, model.config.vocab_size)
+        self.handler = WorkerServer(self.engine, codec, max_tokens, model.config.vocab_size, w)
         self.server, health = rpc.server(places.worker_listen, ["upbeat.v1.Worker"])
         worker_pb2_grpc.add_WorkerServicer_to_server(self.handler, self.server)  # type: ignore[no-untyped-call]
         await self.server.start()
@@ -156,7 +156,7 @@ class WorkerProcess:
         """Stop listening and end the threads."""
         await self.tasks.cancel()
         await self.server.stop(0.2)
-        self.handler.stop()
+        await self.handler.stop()
         self.engine.stop()
         self.loader.stop()
 

@@ -1,43 +1,75 @@
-"""Grammars that an answer must keep to: compiled once each, off the engine's thread, by llguidance.
+"""Grammars that an answer must keep to: who may have one, and what it costs the engine's thread.
+
+A grammar is compiled twice: first in a helper process (`worker.grammar_child`) that is killed when it takes too long, too much memory or
+crashes; only what passed there is compiled here, on a thread beside the engine, with the first mask. Verdicts are kept
+(`worker.core.grammar_cache`). Each later mask is bounded by the library's limits, and an answer's masks together by a budget.
 
 A compiled grammar knows the bytes of every token as the detokeniser does, so that what it allows is what the client reads. A
-request without one costs nothing here; the tables of the vocabulary are made when the first grammar comes.
+request without one costs nothing here; tables and processes are made when the first grammar comes.
 """
 
 from __future__ import annotations
 
-import json
-import re
+import asyncio
+import contextlib
+import os
+import signal
+import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from blake3 import blake3
+from llguidance import LLMatcher, LLTokenizer
+from prometheus_client import Counter
 
-from contracts.errors import InvalidRequest
-from contracts.request import GenerateRequest, ToolUse
-from worker.core.tool_calls import CallReader, call_grammar, json_grammar, json_rule, parameters_of
-from worker.output import Guide
+from contracts.errors import RateLimited, Unavailable
+from contracts.request import GenerateRequest
+from runtime import telemetry
+from runtime.children import ChildCannotStart, ChildDied, Children, ChildrenBusy, ChildTimeout
+from runtime.config import WorkerSection
+from worker.core.grammar_cache import GrammarCache
+from worker.core.grammar_wish import Wish, read_answer, unsupported, wish_of
+from worker.core.tool_calls import CallReader
+from worker.grammar_child import SECONDS, too_long
+from worker.output import Guide, not_kept
 from worker.text import TextCodec
+from worker.vocabulary import Spellings, compiled, reason, tables
 
-#: Compiled grammars that are kept; one takes up to a few MiB.
-KEPT = 64
-_MAX_REASON_CHARS = 300
-_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+#: Of all compiled grammars that are kept, and the part of it that one tenant may hold.
+_KEPT_BYTES, _TENANT_SHARE = 256 << 20, 0.5
+#: What an entry takes beside its grammar.
+_ENTRY_BYTES = 64 << 10
+_REFUSAL_BYTES = 1 << 10
+#: How long the refusal of a grammar that ended its process counts: another machine's hour may be better.
+_REFUSED_S = 600.0
+_DIED_S = 60.0
+#: A helper process: memory beyond its tables, and how far it steps back for the engine.
+_CHILD_BYTES = 256 << 20
+_NICE = 10
+#: Grammars of one tenant that may wait for a process, how long for, and how long on a busy machine one may be worked on.
+_WAITING, _WAIT_S, _BUSY_S = 16, 10.0, 4.0
+#: Processor time of an answer's masks on the engine's thread: so much, and so much more for each.
+_MASKS_S, _MASK_S = 0.25, 0.001
+_OUTCOMES = Counter(
+    "upbeat_worker_grammars", "Grammars asked for: known, compiled, refused, killed, busy", ["outcome"], registry=telemetry.REGISTRY
+)
 
 
 class GrammarConstraint:
-    """One answer's way through its grammar. The engine's thread only, once made.
+    """One answer's way through its grammar. One thread at a time.
 
     error: why it cannot go on; empty as long as it can. What it allows after an error means nothing.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
-        self._words = np.zeros(vocab_size // 32 + 1, np.int32)  # with the stand-in's bit (`_tables`)
+        self._words = np.zeros(vocab_size // 32 + 1, np.int32)  # with the stand-in's bit (`GrammarCompiler.spellings`)
         self._allowed: npt.NDArray[np.bool_] | None = None
+        self._left_s = _MASKS_S
         self.error = ""
 
     @property
@@ -48,126 +80,194 @@ class GrammarConstraint:
     def allowed(self) -> npt.NDArray[np.bool_]:
         """See `worker.sampler.Constraint`."""
         if self._allowed is None:
-            self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+            began = time.thread_time()
+            if not self.error:
+                self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
             bits = np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little")
             self._allowed = bits.view(np.bool_)
-            if self._matcher.is_error() or not bits.any():
+            if self.error or self._matcher.is_error() or not bits.any():
                 self._failed()
                 self._allowed = np.ones(self._vocab_size, np.bool_)
+            self._spent(time.thread_time() - began - _MASK_S)
         return self._allowed
 
     def took(self, token: int) -> None:
         """See `worker.sampler.Constraint`."""
         self._allowed = None
-        if not self.error and not self._matcher.consume_token(token):
-            self._failed()
+        if not self.error:
+            began = time.thread_time()
+            if not self._matcher.consume_token(token):
+                self._failed()
+            self._spent(time.thread_time() - began)
+
+    def begin(self, resumed: list[int]) -> None:
+        """Take the tokens that were generated elsewhere, and compute the first mask; off the engine's thread, where it is free."""
+        for token in resumed:
+            self.took(token)
+            self._left_s = _MASKS_S
+        self.allowed()
+        self._left_s = _MASKS_S
 
     def _failed(self) -> None:
-        self.error = _reason(self._matcher.get_error()) or "nothing can follow"
+        self.error = self.error or reason(self._matcher) or "nothing can follow"
+
+    def _spent(self, seconds: float) -> None:
+        """Counts against the budget, which a mask that is cheaper than usual refills."""
+        self._left_s = min(self._left_s - seconds, _MASKS_S)
+        if self._left_s < 0:
+            self.error = self.error or "its grammar takes too long at each token; use simpler patterns"
 
 
-class Grammars:
-    """Compiles grammars for one model. Any thread; compiling takes milliseconds, up to seconds for a large schema."""
+class GrammarCompiler:
+    """Compiles grammars for one model, in this process. Any thread."""
 
     def __init__(self, codec: TextCodec, vocab_size: int, eos_ids: set[int]) -> None:
         """vocab_size: the model's, which may be larger than the tokenizer's."""
         self._codec, self._vocab_size, self._eos_ids = codec, vocab_size, sorted(eos_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def guide(self, request: GenerateRequest) -> Guide | None:
-        """What limits this request's tokens, after its resumed ones, and reads its calls. None: nothing does. Raises
-        InvalidRequest naming the field whose schema the library cannot do, with its reason."""
+    def spellings(self) -> Spellings:
+        """The vocabulary as the library wants it. It must have an end-of-text token: one beyond the model's stands in, if need be."""
+        codec, vocab_size = self._codec, self._vocab_size
+        tokens = [*(codec.spelling(token) for token in range(vocab_size)), b"<end>"]
+        ends = [token for token in self._eos_ids if 0 <= token < vocab_size] or [vocab_size]
+        special = sorted({vocab_size, *ends, *(token for token in codec.special_ids if token < vocab_size)})
+        return Spellings(tokens, special, ends)
+
+    def matcher(self, grammar: str, param: str) -> LLMatcher:
+        """The grammar at its beginning: use copies. Raises InvalidRequest with the library's reason."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = tables(self.spellings(), self._codec.plain_tokens)
+        matcher = compiled(self._tokenizer, grammar)
+        if matcher.is_error():
+            raise unsupported(param, reason(matcher))
+        return matcher
+
+    def wish(self, request: GenerateRequest) -> Wish | None:
+        """What its grammar depends on; None: it has none. Raises InvalidRequest for what is refused at sight."""
+        return wish_of(request, self._codec.dialect)
+
+    def guide(self, request: GenerateRequest, matcher: LLMatcher) -> Guide:
+        """What limits this request's tokens, after its resumed ones, and reads its calls. Its first mask is computed."""
+        constraint = GrammarConstraint(matcher.deep_copy(), self._vocab_size)
+        constraint.begin(request.resume_tokens)
         use = request.tool_use
-        if use is None and request.json_schema is None:
-            return None
-        dialect = self._codec.dialect
-        if use is None:
-            assert request.json_schema is not None
-            matcher = self._matcher(json_grammar(request.json_schema), "response_format")
-        elif use.choice == "auto" and request.json_schema is not None and not dialect.begin:
-            raise InvalidRequest(
-                "response_format cannot be combined with tool_choice 'auto' on this model, whose calls are JSON too; "
-                "require a call, or leave one of both out",
-                param="response_format",
-            )
-        else:
-            self._check(use, request.json_schema)
-            matcher = self._matcher(call_grammar(dialect, use, request.json_schema), "tools")
-        constraint = GrammarConstraint(matcher, self._vocab_size)
-        for token in request.resume_tokens:
-            constraint.took(token)
         if use is None or use.choice == "none":
             return Guide(constraint, None)
         answer = f"{request.group or request.request_id} {request.choice}"
-        return Guide(constraint, CallReader(dialect, answer, forced=use.choice == "required"))
-
-    def _check(self, use: ToolUse, schema: str | None) -> None:
-        """Name the one of several schemas that cannot be done."""
-        if schema is not None:
-            self._matcher(json_grammar(schema), "response_format")
-        if use.choice == "none":
-            return
-        for i, tool in enumerate(json.loads(use.tools)):
-            self._matcher(f"start: {json_rule(parameters_of(tool))}\n", f"tools[{i}].function.parameters")
-
-    def _matcher(self, grammar: str, param: str) -> LLMatcher:
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = _tables(self._codec, self._vocab_size, self._eos_ids)
-            tokenizer, known = self._tokenizer, self._compiled.get(grammar)
-            if known is not None:
-                self._compiled.move_to_end(grammar)
-                return known.deep_copy()
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise InvalidRequest(f"{param} cannot be enforced: {_reason(matcher.get_error())}", param=param, code="unsupported_schema")
-        with self._lock:
-            self._compiled[grammar] = matcher
-            while len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-            return matcher.deep_copy()
+        return Guide(constraint, CallReader(self._codec.dialect, answer, forced=use.choice == "required"))
 
 
-def _reason(error: str) -> str:
-    """The library's words without its state and its place in our grammar."""
-    return _PLACE.sub("", error.split("<state>")[0].split("\n")[0]).strip()[:_MAX_REASON_CHARS]
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A grammar that is known to be no use."""
+
+    param: str
+    reason: str
 
 
-def _tables(codec: TextCodec, vocab_size: int, eos_ids: Sequence[int]) -> LLTokenizer:
-    """The vocabulary as the library wants it. It must have an end-of-text token: one beyond the model's stands in, if need be."""
-    tokens = [*(codec.spelling(token) for token in range(vocab_size)), b"<end>"]
-    ends = [token for token in eos_ids if 0 <= token < vocab_size] or [vocab_size]
-    special = sorted({vocab_size, *ends, *(token for token in codec.special_ids if token < vocab_size)})
-    described = _Vocabulary(codec, tokens, special, ends[0])
-    return LLTokenizer(TokenizerWrapper(described), n_vocab=len(tokens), eos_token=ends)
+class Grammars:
+    """What the worker asks for a request's guide. One event loop; nothing here keeps it from turning."""
+
+    def __init__(self, compiler: GrammarCompiler, settings: WorkerSection) -> None:
+        self.compiler = compiler
+        self._seconds, self._processes = settings.grammar_s, settings.grammar_processes
+        self._known: GrammarCache[LLMatcher | _Refused] = GrammarCache(_KEPT_BYTES, _TENANT_SHARE)
+        #: By tenant and digest: equal grammars that come together are compiled once.
+        self._learning: dict[tuple[str, bytes], asyncio.Task[LLMatcher | _Refused]] = {}
+        self._children: Children | None = None
+        self._starting = asyncio.Lock()
+        # What runs here has passed in a helper process: it ends soon. The engine's threads go first.
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="grammar", initializer=_step_back)
+
+    async def guide(self, request: GenerateRequest) -> Guide | None:
+        """What limits this request's tokens. None: nothing does. Raises InvalidRequest naming the field whose schema cannot be done,
+        RateLimited when the tenant has too many grammars waiting, and Unavailable when the machine is too busy to tell."""
+        wish = self.compiler.wish(request)
+        if wish is None:
+            return None
+        known = await self._look_up(request.tenant, wish)
+        if isinstance(known, _Refused):
+            _OUTCOMES.labels("refused").inc()
+            raise unsupported(known.param, known.reason)
+        guide = await asyncio.get_running_loop().run_in_executor(self._pool, self.compiler.guide, request, known)
+        if guide.constraint.error:
+            raise not_kept(wish.param, guide.constraint.error)
+        return guide
+
+    async def close(self) -> None:
+        """End the processes and the threads."""
+        for task in self._learning.values():
+            task.cancel()
+        if self._children is not None:
+            await self._children.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _look_up(self, tenant: str, wish: Wish) -> LLMatcher | _Refused:
+        packed = wish.packed()
+        key = (tenant, blake3(packed).digest())
+        known = self._known.get(*key, time.monotonic())
+        if known is not None:
+            _OUTCOMES.labels("known").inc()
+            return known
+        task = self._learning.get(key)
+        if task is None:
+            task = self._learning[key] = asyncio.ensure_future(self._learn(*key, wish, packed))
+            task.add_done_callback(lambda done: self._learned(key, done))
+        return await asyncio.shield(task)  # somebody else may wait for it, too
+
+    def _learned(self, key: tuple[str, bytes], task: asyncio.Task[LLMatcher | _Refused]) -> None:
+        del self._learning[key]
+        if not task.cancelled():
+            task.exception()  # everybody who waited may have gone
+
+    async def _learn(self, tenant: str, digest: bytes, wish: Wish, packed: bytes) -> LLMatcher | _Refused:
+        try:
+            children = await self._started()
+            answer = read_answer(await children.call(tenant, packed, _BUSY_S, _WAIT_S))
+        except ChildrenBusy as e:
+            _OUTCOMES.labels("busy").inc()
+            raise RateLimited(f"too many new schemas at a time: {e}. Try again", param=wish.param) from e
+        except (ChildTimeout, ChildCannotStart) as e:
+            _OUTCOMES.labels("busy").inc()
+            raise Unavailable(f"{wish.param} could not be compiled now: {e}", param=wish.param, code="overloaded") from e
+        except ChildDied as e:
+            _OUTCOMES.labels("killed").inc()
+            took_long = e.status == -signal.SIGPROF
+            why = too_long(self._seconds) if took_long else "its grammar takes too much memory to compile, or is nested too deep"
+            refused = _Refused(wish.param, why)
+            self._known.put(tenant, digest, refused, _REFUSAL_BYTES, time.monotonic() + (_REFUSED_S if took_long else _DIED_S))
+            return refused
+        if answer[0] is None:
+            refused = _Refused(*answer[1:])
+            self._known.put(tenant, digest, refused, _REFUSAL_BYTES)
+            return refused
+        grammar, bytes_ = answer
+        compile_ = self.compiler.matcher
+        matcher = await asyncio.get_running_loop().run_in_executor(self._pool, compile_, grammar, wish.param)
+        _OUTCOMES.labels("compiled").inc()
+        self._known.put(tenant, digest, matcher, bytes_ + _ENTRY_BYTES)
+        return matcher
+
+    async def _started(self) -> Children:
+        async with self._starting:
+            if self._children is None:
+                loop = asyncio.get_running_loop()
+                spellings = await loop.run_in_executor(self._pool, lambda: self.compiler.spellings().packed())
+                self._children = Children(
+                    [sys.executable, "-m", "worker.grammar_child"],
+                    count=self._processes,
+                    memory_bytes=_CHILD_BYTES,
+                    per_owner=_WAITING,
+                    setup=SECONDS.pack(self._seconds) + spellings,
+                    nice=_NICE,
+                )
+            return self._children
 
 
-class _Vocabulary:
-    """What the library asks a tokenizer for."""
-
-    bos_token_id = None
-
-    def __init__(self, codec: TextCodec, tokens: list[bytes], special: list[int], eos: int) -> None:
-        self._codec, self.tokens, self.special_token_ids, self.eos_token_id = codec, tokens, special, eos
-        self._ids: dict[bytes, int] = {}
-
-    def __call__(self, text: str) -> list[int]:
-        """Tokens whose bytes are those of `text`: the tokenizer's own choice, unless it adds a space in front, normalises, or takes
-        a special token's spelling for the token; then the longest that fit, one by one."""
-        data = text.encode()
-        tokens = self._codec.plain_tokens(text)
-        if b"".join(map(self._codec.token_bytes, tokens)) == data:
-            return tokens
-        if not self._ids:
-            special = set(self.special_token_ids)
-            self._ids = {spelled: token for token, spelled in enumerate(self.tokens) if spelled and token not in special}
-        longest, tokens, at = max(map(len, self._ids)), [], 0
-        while at < len(data):
-            found = next((n for n in range(min(longest, len(data) - at), 0, -1) if data[at : at + n] in self._ids), 0)
-            if not found:  # a vocabulary without this byte: the library gives up on what it cannot spell
-                break
-            tokens.append(self._ids[data[at : at + found]])
-            at += found
-        return tokens
+def _step_back() -> None:
+    """Lets the engine's threads go before this one; Linux, where each thread has a niceness."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -62,7 +62,7 @@ class Writer:
         if self.guide is None or not self.guide.constraint.error:
             return None
         field_name = "response_format" if self.sequence.request.tool_use is None else "tools"
-        return InvalidRequest(f"the answer could not be kept to {field_name}: {self.guide.constraint.error}", param=field_name)
+        return not_kept(field_name, self.guide.constraint.error)
 
     def take(self, choice: Choice) -> Output:
         """Append the token to the sequence and return what the client gains by it."""
@@ -97,3 +97,8 @@ class Writer:
             return None
         top = [(self.codec.spelling(token), logprob) for token, logprob in choice.top or []]
         return [TokenLogprob(self.codec.spelling(choice.token), choice.logprob, top)]
+
+
+def not_kept(param: str, reason: str) -> InvalidRequest:
+    """The end of an answer whose grammar cannot go on."""
+    return InvalidRequest(f"the answer could not be kept to {param}: {reason}", param=param, code="generation_failed")

@@ -8,7 +8,6 @@ import functools
 import json
 import math
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contracts.context import ContextBound
@@ -17,12 +16,12 @@ from contracts.frames import MOST_STEPS, Command, Commands, StepFrame, Unreadabl
 from contracts.request import Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
+from runtime.config import WorkerSection
 from worker import failpoints
 from worker.core.bounds import check_request
 from worker.core.faults import told
 from worker.engine import Cancel, Engine, Submit
-from worker.grammars import Grammars
-from worker.output import Guide
+from worker.grammars import GrammarCompiler, Grammars
 from worker.text import TextCodec
 from worker.tokenising import Tokenising
 
@@ -54,16 +53,14 @@ class _Stream:
 class WorkerServer(worker_pb2_grpc.WorkerServicer):
     """Checks and tokenises requests and hands them to the engine. `max_tokens`: longest prompt plus output."""
 
-    def __init__(self, engine: Engine, codec: TextCodec, max_tokens: int, vocab_size: int) -> None:
+    def __init__(self, engine: Engine, codec: TextCodec, max_tokens: int, vocab_size: int, settings: WorkerSection) -> None:
         self.engine, self.codec, self.max_tokens, self.vocab_size = engine, codec, max_tokens, vocab_size
         self.bound = ContextBound(max_tokens, codec.longest_token_bytes, codec.message_token_bytes)
-        self.grammars = Grammars(codec, vocab_size, engine.eos_ids)
+        self.grammars = Grammars(GrammarCompiler(codec, vocab_size, engine.eos_ids), settings)
         self.draining = False
         self._streams: set[_Stream] = set()
         engine.on_trial = lambda request_id: self._tell_all(StepFrame(trial=request_id))
         self._tokenising = Tokenising()
-        #: A large schema takes a while: it delays no request without one.
-        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     async def Stream(self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any) -> AsyncIterator[worker_pb2.Frame]:
         """See the proto: until the gateway goes away, which cancels what it asked for."""
@@ -123,14 +120,12 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         try:
             if self.draining:
                 raise Unavailable("this node is shutting down; try again")
-            loop = asyncio.get_running_loop()
+            self.grammars.compiler.wish(request)  # refused at sight, or not: before anybody reads what is too large
             prompt = await self._tokenising.run(request, functools.partial(self._tokens, request, stream))
             if not prompt:
                 return
             limit = self._limit(request, len(prompt))
-            guide: Guide | None = None
-            if request.json_schema is not None or request.tool_use is not None:
-                guide = await loop.run_in_executor(self._grammar_pool, self.grammars.guide, request)
+            guide = await self.grammars.guide(request)
             ready = await self._tokenising.run(request, functools.partial(self.engine.make_ready, request, prompt, limit, guide))
             submit = Submit(request, prompt, limit, stream, guide, ready)
         except asyncio.CancelledError:
@@ -206,10 +201,10 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         while not self.engine.idle:  # noqa: ASYNC110 - another thread's state
             await asyncio.sleep(0.05)
 
-    def stop(self) -> None:
-        """End the tokenising threads."""
+    async def stop(self) -> None:
+        """End the tokenising threads, and what compiles grammars."""
         self._tokenising.stop()
-        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
+        await self.grammars.close()
 
 
 def longest(model_tokens: int, pool_pages: int, layers: int, chunk_tokens: int) -> int:

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from worker.grammars import GrammarConstraint, Grammars
+from worker.grammars import GrammarCompiler, GrammarConstraint
+from worker.output import Guide
 from worker.sampler import SamplingState, choose
 from worker.text import TextCodec
 
@@ -103,9 +104,9 @@ def _choose_all(rows: Any, states: list[SamplingState]) -> None:
 def grammars(vocab_size: int, made: TextCodec) -> dict[str, dict[str, float]]:
     """For a schema, for any object, and for text in which calls may begin: milliseconds to compile, and by token the
     microseconds for the mask, for the tensor, for taking the token, and of a greedy choice with it against one without."""
-    compiler = Grammars(made, vocab_size, {EOS})
+    compiler = GrammarCompiler(made, vocab_size, {EOS})
     begun = time.thread_time()
-    compiler.guide(_request(json_schema='{"type":"null"}'))
+    _guide(compiler, _request(json_schema='{"type":"null"}'))
     tables_ms = (time.thread_time() - begun) * 1e3
     text = (DOCUMENT + " and more of the same. ") * 4
     asked = {
@@ -117,11 +118,17 @@ def grammars(vocab_size: int, made: TextCodec) -> dict[str, dict[str, float]]:
     figures: dict[str, dict[str, float]] = {"vocabulary": {"tables_ms": round(tables_ms, 1)}}
     for name, (request, said) in asked.items():
         begun = time.thread_time()
-        guide = compiler.guide(request)
+        guide = _guide(compiler, request)
         compiled_ms = (time.thread_time() - begun) * 1e3
-        assert guide is not None and isinstance(guide.constraint, GrammarConstraint)
+        assert isinstance(guide.constraint, GrammarConstraint)
         figures[name] = {"compile_ms": round(compiled_ms, 1), **_walk(guide.constraint, made.plain_tokens(said), vocab_size)}
     return figures
+
+
+def _guide(compiler: GrammarCompiler, request: GenerateRequest) -> Guide:
+    wish = compiler.wish(request)
+    assert wish is not None
+    return compiler.guide(request, compiler.matcher(wish.grammar(), wish.param))
 
 
 def _walk(constraint: GrammarConstraint, tokens: list[int], vocab_size: int) -> dict[str, float]:

@@ -28,7 +28,7 @@ from worker.core.load_plan import Source
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.engine import Cancel, Engine, Submit
-from worker.grammars import Grammars
+from worker.grammars import GrammarCompiler
 from worker.kernels.choice import choose_kernels
 from worker.kv_loader import KvLoader
 from worker.loads import ArenaGone, ArenaHere, FromStore, LoadTable, StoreDown, StoreUp
@@ -265,7 +265,7 @@ class House:
         if step_ms:
             runner = Slow(runner, step_ms / 1000)
         self.computed = runner = Counting(runner)
-        self.grammars = Grammars(self.codec, self.model.config.vocab_size, self.model.eos_ids)
+        self.grammars = GrammarCompiler(self.codec, self.model.config.vocab_size, self.model.eos_ids)
         self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
         self.crashes: list[BaseException] = []
         self.engine.on_crash = self.crashes.append
@@ -335,8 +335,9 @@ class House:
         return request.request_id
 
     def guide(self, request: GenerateRequest) -> Guide | None:
-        """What the answer must keep to."""
-        return self.grammars.guide(request)
+        """The request's grammar, compiled here and now."""
+        wish = self.grammars.wish(request)
+        return None if wish is None else self.grammars.guide(request, self.grammars.matcher(wish.grammar(), wish.param))
 
     def cancel(self, request_id: str) -> None:
         """The client goes away."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from contracts.errors import InvalidRequest
 from contracts.frames import StepFrame
 from contracts.request import GenerateRequest, Sampling, ToolUse
+from runtime.config import WorkerSection
 from tests.worker.engine_house import DEMO, House, random_prompt, tiny_model
 from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_grammar, json_grammar
 from worker.engine import Submit
-from worker.grammars import GrammarConstraint, Grammars
+from worker.grammars import GrammarCompiler, GrammarConstraint, Grammars
 from worker.text import TextCodec
 
 VOCAB = 2048
@@ -63,8 +64,16 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(TextCodec.load(DEMO), VOCAB, {EOS})
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(TextCodec.load(DEMO), VOCAB, {EOS})
+
+
+@pytest.fixture(scope="module")
+async def judged(grammars: GrammarCompiler) -> AsyncIterator[Grammars]:
+    """With helper processes, as the worker has it."""
+    made = Grammars(grammars, WorkerSection())
+    yield made
+    await made.close()
 
 
 def is_person(text: str) -> bool:
@@ -133,9 +142,9 @@ def test_text_stays_text_where_no_call_may_be(house: House) -> None:
 
 
 # ---- what a grammar allows ---------------------------------------------------------------------------------------------
-def walk(grammars: Grammars, grammar: str, text: str) -> GrammarConstraint | str:
+def walk(grammars: GrammarCompiler, grammar: str, text: str) -> GrammarConstraint | str:
     """The constraint after `text`, or the part of it that was not allowed."""
-    constraint = GrammarConstraint(grammars._matcher(grammar, "test"), VOCAB)
+    constraint = GrammarConstraint(grammars.matcher(grammar, "test"), VOCAB)
     codec = grammars._codec
     done: list[int] = []
     for token in codec.plain_tokens(text):
@@ -170,7 +179,7 @@ LLAMA_CALL_IN_ORDER = '{"name": "get_weather", "parameters": {"city": "Rome", "d
         (LLAMA, ToolUse(TOOLS, "none"), '{"nam', True),
     ],
 )
-def test_what_may_be_said(grammars: Grammars, dialect: Dialect, use: ToolUse, text: str, may_end: bool) -> None:
+def test_what_may_be_said(grammars: GrammarCompiler, dialect: Dialect, use: ToolUse, text: str, may_end: bool) -> None:
     constraint = walk(grammars, call_grammar(dialect, use, None), text)
     assert isinstance(constraint, GrammarConstraint), constraint
     assert (constraint.complete or bool(constraint.allowed()[EOS])) is may_end
@@ -191,19 +200,19 @@ def test_what_may_be_said(grammars: Grammars, dialect: Dialect, use: ToolUse, te
         (LLAMA, ToolUse(TOOLS, "none"), '{"name": "'),
     ],
 )
-def test_what_may_not_be_said(grammars: Grammars, dialect: Dialect, use: ToolUse, text: str) -> None:
+def test_what_may_not_be_said(grammars: GrammarCompiler, dialect: Dialect, use: ToolUse, text: str) -> None:
     constraint = walk(grammars, call_grammar(dialect, use, None), text)
     assert isinstance(constraint, str) or constraint.complete, "all of it was allowed"
 
 
-def test_an_answer_may_be_json_or_a_call(grammars: Grammars) -> None:
+def test_an_answer_may_be_json_or_a_call(grammars: GrammarCompiler) -> None:
     both = call_grammar(HERMES, ToolUse(TOOLS), json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}))
     for text in ('{"a": 1}', WEATHER_CALL):
         assert isinstance(walk(grammars, both, text), GrammarConstraint)
     assert isinstance(walk(grammars, both, "Hello"), str)
 
 
-def test_json_is_one_line_with_or_without_spaces(grammars: Grammars) -> None:
+def test_json_is_one_line_with_or_without_spaces(grammars: GrammarCompiler) -> None:
     grammar = json_grammar(json.dumps(PERSON))
     person = {"name": "Ada", "age": 36, "kind": "bb", "tags": ["x"]}
     for separators in ((",", ":"), (", ", ": ")):
@@ -212,8 +221,8 @@ def test_json_is_one_line_with_or_without_spaces(grammars: Grammars) -> None:
     assert isinstance(walk(grammars, grammar, '{"name":  '), str)
 
 
-def test_special_tokens_are_no_text_of_a_grammar(grammars: Grammars) -> None:
-    constraint = GrammarConstraint(grammars._matcher(call_grammar(HERMES, ToolUse(TOOLS), None), "test"), VOCAB)
+def test_special_tokens_are_no_text_of_a_grammar(grammars: GrammarCompiler) -> None:
+    constraint = GrammarConstraint(grammars.matcher(call_grammar(HERMES, ToolUse(TOOLS), None), "test"), VOCAB)
     allowed = np.flatnonzero(constraint.allowed())
     assert {t for t in grammars._codec.special_ids if t in allowed} == {EOS}
     assert len(allowed) > 1500
@@ -221,8 +230,8 @@ def test_special_tokens_are_no_text_of_a_grammar(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("ends", [set(), {EOS, 0}])
 def test_other_ends_of_text_and_none_at_all(ends: set[int]) -> None:
-    made = Grammars(TextCodec.load(DEMO), VOCAB + 64, ends)  # the model's vocabulary is padded
-    constraint = GrammarConstraint(made._matcher('start: "a"?', "test"), VOCAB + 64)
+    made = GrammarCompiler(TextCodec.load(DEMO), VOCAB + 64, ends)  # the model's vocabulary is padded
+    constraint = GrammarConstraint(made.matcher('start: "a"?', "test"), VOCAB + 64)
     allowed = set(np.flatnonzero(constraint.allowed()).tolist())
     assert allowed & {0, 1, 2} == ends and max(allowed) < VOCAB
     constraint.took(made._codec.plain_tokens("a")[0])
@@ -244,26 +253,27 @@ def request(json_schema: str | None = None, tool_use: ToolUse | None = None) -> 
         ({"type": "string", "minLength": 3, "maxLength": 2}, "nsatisfiable"),
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(grammars: Grammars, schema: dict[str, Any], reason: str) -> None:
+async def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(judged: Grammars, schema: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        grammars.guide(request(json.dumps(schema)))
+        await judged.guide(request(json.dumps(schema)))
     assert caught.value.param == "response_format" and reason in caught.value.message and "<state>" not in caught.value.message
     bad = {"type": "function", "function": {"name": "g", "parameters": {"properties": {"x": schema}, "required": ["x"]}}}
     if "$ref" in schema:
         return
     with pytest.raises(InvalidRequest) as caught:
-        grammars.guide(request(tool_use=ToolUse(json.dumps([WEATHER, bad]))))
+        await judged.guide(request(tool_use=ToolUse(json.dumps([WEATHER, bad]))))
     assert caught.value.param == "tools[1].function.parameters" and reason in caught.value.message
 
 
-def test_a_request_without_a_grammar_has_no_guide(grammars: Grammars) -> None:
-    fresh = Grammars(TextCodec.load(DEMO), VOCAB, {EOS})
-    assert fresh.guide(request()) is None and fresh._tokenizer is None
+async def test_a_request_without_a_grammar_has_no_guide_and_costs_nothing() -> None:
+    fresh = Grammars(GrammarCompiler(TextCodec.load(DEMO), VOCAB, {EOS}), WorkerSection())
+    assert await fresh.guide(request()) is None and fresh._children is None and fresh.compiler._tokenizer is None
+    await fresh.close()
 
 
-def test_a_compiled_grammar_is_kept_and_answers_do_not_disturb_each_other(grammars: Grammars) -> None:
+async def test_a_compiled_grammar_is_kept_and_answers_do_not_disturb_each_other(judged: Grammars, grammars: GrammarCompiler) -> None:
     schema = json.dumps({"enum": ["yes", "no"]})
-    first, second = grammars.guide(request(schema)), grammars.guide(request(schema))
+    first, second = await judged.guide(request(schema)), await judged.guide(request(schema))
     assert first is not None and second is not None
     [quote] = grammars._codec.plain_tokens('"')
     first.constraint.took(quote)
@@ -282,7 +292,7 @@ class Frames:
 
 def test_a_limit_of_the_library_ends_the_request_with_an_error_and_no_other(house: House) -> None:
     asked = request('{"type":"object"}')
-    guide = house.grammars.guide(asked)
+    guide = house.guide(asked)
     assert guide is not None and isinstance(guide.constraint, GrammarConstraint)
     guide.constraint.took(house.codec.plain_tokens("x")[0])  # what no JSON object begins with
     assert guide.constraint.error and guide.constraint.allowed().all()
@@ -298,9 +308,11 @@ def test_a_limit_of_the_library_ends_the_request_with_an_error_and_no_other(hous
 
 @given(seed=st.integers(0, 2**32), dialect=st.sampled_from([HERMES, GENERIC, LLAMA]), parallel=st.booleans())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_is_drawn_under_a_call_grammar_is_read_back(grammars: Grammars, seed: int, dialect: Dialect, parallel: bool) -> None:
+def test_whatever_is_drawn_under_a_call_grammar_is_read_back(
+    grammars: GrammarCompiler, seed: int, dialect: Dialect, parallel: bool
+) -> None:
     rng = random.Random(seed)
-    constraint = GrammarConstraint(grammars._matcher(call_grammar(dialect, ToolUse(TOOLS, "required", None, parallel), None), "t"), VOCAB)
+    constraint = GrammarConstraint(grammars.matcher(call_grammar(dialect, ToolUse(TOOLS, "required", None, parallel), None), "t"), VOCAB)
     reader, detokenizer = CallReader(dialect, "a", forced=True), grammars._codec.detokenizer()
     found: list[list[str]] = []
     for _ in range(600):
@@ -332,8 +344,8 @@ def sentencepiece() -> tuple[TextCodec, int]:
     return TextCodec(made, json.loads(made.to_str()), ChatTemplate(PLAIN_TEMPLATE, {})), len(pieces)
 
 
-_SENTENCEPIECE = (Grammars(*sentencepiece(), {EOS}), sentencepiece()[1])
-_BYTE_LEVEL = (Grammars(TextCodec.load(DEMO), VOCAB, {EOS}), VOCAB)
+_SENTENCEPIECE = (GrammarCompiler(*sentencepiece(), {EOS}), sentencepiece()[1])
+_BYTE_LEVEL = (GrammarCompiler(TextCodec.load(DEMO), VOCAB, {EOS}), VOCAB)
 
 
 @pytest.mark.parametrize("made", [_SENTENCEPIECE, _BYTE_LEVEL], ids=["sentencepiece", "byte level"])
@@ -344,9 +356,11 @@ _BYTE_LEVEL = (Grammars(TextCodec.load(DEMO), VOCAB, {EOS}), VOCAB)
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=120, deadline=None)
-def test_whatever_text_is_asked_for_can_be_spelled_with_any_tokenizer(made: tuple[Grammars, int], choices: list[str], seed: int) -> None:
+def test_whatever_text_is_asked_for_can_be_spelled_with_any_tokenizer(
+    made: tuple[GrammarCompiler, int], choices: list[str], seed: int
+) -> None:
     compiler, vocabulary = made
-    constraint = GrammarConstraint(compiler._matcher(json_grammar(json.dumps({"enum": choices})), "test"), vocabulary)
+    constraint = GrammarConstraint(compiler.matcher(json_grammar(json.dumps({"enum": choices})), "test"), vocabulary)
     rng, written = random.Random(seed), b""
     for _ in range(200):
         if constraint.complete:

@@ -10,15 +10,16 @@ from typing import Any
 
 import msgpack
 import pytest
+from llguidance import LLMatcher
 
 from contracts.errors import ConfigError
 from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submit, submit_command, together
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from contracts.v1 import worker_pb2
+from runtime.config import WorkerSection
 from tests.worker.engine_house import House, tiny_model
 from worker import failpoints
-from worker.grammars import Grammars
-from worker.output import Guide
+from worker.grammars import GrammarCompiler
 from worker.server import WorkerServer
 
 CLOSED = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
@@ -77,7 +78,7 @@ class Gateway:
         await self._reader
 
 
-class Waiting(Grammars):
+class Waiting(GrammarCompiler):
     """Compiles when told to, and notes on which threads."""
 
     def __init__(self, house: House) -> None:
@@ -86,23 +87,23 @@ class Waiting(Grammars):
         self.go.set()
         self.asked = threading.Event()
 
-    def guide(self, request: GenerateRequest) -> Guide | None:
+    def matcher(self, grammar: str, param: str) -> LLMatcher:
         self.threads.append(threading.current_thread().name)
         self.asked.set()
         assert self.go.wait(30)
-        return super().guide(request)
+        return super().matcher(grammar, param)
 
 
 @pytest.fixture
 async def server(house: House) -> AsyncIterator[WorkerServer]:
-    made = WorkerServer(house.engine, house.codec, 1500, house.model.config.vocab_size)
-    made.grammars = Waiting(house)
+    made = WorkerServer(house.engine, house.codec, 1500, house.model.config.vocab_size, WorkerSection())
+    made.grammars.compiler = Waiting(house)
     yield made
-    made.stop()
+    await made.stop()
 
 
 async def test_grammars_are_compiled_on_a_thread_of_their_own_and_only_when_asked_for(server: WorkerServer) -> None:
-    gateway, grammars = Gateway(server), server.grammars
+    gateway, grammars = Gateway(server), server.grammars.compiler
     assert isinstance(grammars, Waiting)
     gateway.submit("plain")
     assert (await gateway.ended("plain")).finish_reason in ("stop", "length") and grammars.threads == []
@@ -122,7 +123,7 @@ async def test_grammars_are_compiled_on_a_thread_of_their_own_and_only_when_aske
 
 
 async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: WorkerServer, house: House) -> None:
-    gateway, other, grammars = Gateway(server), Gateway(server), server.grammars
+    gateway, other, grammars = Gateway(server), Gateway(server), server.grammars.compiler
     assert isinstance(grammars, Waiting)
     grammars.go.clear()
     gateway.submit("gone", json_schema='{"type": "integer"}')
@@ -134,7 +135,9 @@ async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: Worke
     assert (await gateway.ended("after")).finish_reason in ("stop", "length")
     finished = len(house.engine.finished)
     grammars.go.set()
-    gateway.submit("last", json_schema='{"enum": [1]}')  # compiled after the others, on the same thread
+    while server.grammars._learning:  # noqa: ASYNC110 - another class's state
+        await asyncio.sleep(0.01)
+    gateway.submit("last", json_schema='{"enum": [1]}')
     assert (await gateway.ended("last")).finish_reason == "stop"
     assert list(house.engine.finished)[finished:] == ["last"] and not gateway.text("gone")
     await gateway.leave()

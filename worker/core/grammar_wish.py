@@ -1,0 +1,100 @@
+"""What of a request its grammar depends on, as it travels to the process that compiles it, and the grammar's text.
+
+Writing that text reads and writes JSON of strangers: it is done where it may take long or fail (`worker.grammar_child`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgpack
+
+from contracts.errors import InvalidRequest
+from contracts.request import GenerateRequest, ToolUse
+from worker.core.tool_calls import Dialect, call_grammar, json_grammar, json_rule, parameters_of
+
+#: Of `response_format`'s schema and `tools` together.
+MOST_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A schema that the answer satisfies, functions that it may call, or both. One of them is not None."""
+
+    dialect: Dialect
+    schema: str | None
+    use: ToolUse | None
+
+    @property
+    def param(self) -> str:
+        """The request's field that is named where no better is known."""
+        return "response_format" if self.use is None else "tools"
+
+    def packed(self) -> bytes:
+        """Bytes that `unpacked` reads; equal wishes have equal ones."""
+        packed: bytes = msgpack.packb([asdict(self.dialect), self.schema, None if self.use is None else asdict(self.use)])
+        return packed
+
+    def grammar(self) -> str:
+        """The grammar of the whole answer."""
+        if self.use is None:
+            assert self.schema is not None
+            return json_grammar(self.schema)
+        return call_grammar(self.dialect, self.use, self.schema)
+
+    def parts(self) -> list[tuple[str, str]]:
+        """`(field, grammar)` of each schema by itself, to tell which of several cannot be enforced."""
+        found = [] if self.schema is None else [("response_format", json_grammar(self.schema))]
+        if self.use is not None and self.use.choice != "none":
+            for i, tool in enumerate(json.loads(self.use.tools)):
+                found.append((f"tools[{i}].function.parameters", f"start: {json_rule(parameters_of(tool))}\n"))
+        return found
+
+
+def unpacked(packed: bytes) -> Wish:
+    """What `Wish.packed` wrote."""
+    dialect, schema, use = msgpack.unpackb(packed)
+    return Wish(Dialect(**dialect), schema, None if use is None else ToolUse(**use))
+
+
+def wish_of(request: GenerateRequest, dialect: Dialect) -> Wish | None:
+    """None: the answer is free. Raises InvalidRequest for what is too large, or cannot be told apart in one answer."""
+    use, schema = request.tool_use, request.json_schema
+    if use is None and schema is None:
+        return None
+    wish = Wish(dialect, schema, use)
+    characters = len(schema or "") + len(use.tools if use is not None else "")
+    if characters > MOST_CHARACTERS:
+        raise unsupported(wish.param, f"it has {characters:,} characters of JSON, and at most {MOST_CHARACTERS:,} are enforced")
+    if use is not None and use.choice == "auto" and schema is not None and not dialect.begin:
+        raise InvalidRequest(
+            "response_format cannot be combined with tool_choice 'auto' on this model, whose calls are JSON too; "
+            "require a call, or leave one of both out",
+            param="response_format",
+        )
+    return wish
+
+
+def unsupported(param: str, reason: str) -> InvalidRequest:
+    """The refusal of a grammar."""
+    return InvalidRequest(f"{param} cannot be enforced: {reason}", param=param, code="unsupported_schema")
+
+
+def answer_of(grammar: str, bytes_: int) -> bytes:
+    """What the child says of a grammar that may be compiled: its text, and the memory that it keeps."""
+    packed: bytes = msgpack.packb([grammar, bytes_])
+    return packed
+
+
+def refusal_of(param: str, reason: str) -> bytes:
+    """What the child says of one that may not."""
+    packed: bytes = msgpack.packb([None, param, reason])
+    return packed
+
+
+def read_answer(packed: bytes) -> list[Any]:
+    """`[grammar, bytes]`, or `[None, param, reason]`."""
+    answer: list[Any] = msgpack.unpackb(packed)
+    return answer
