@@ -30,7 +30,6 @@ def serve(handler: Callable[[bytes], bytes], begin: Callable[[bytes], None] | No
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends its children
     _end_with_parent()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the parent left open for its own children: locks, arenas
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+import socket
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +27,7 @@ log = telemetry.logger("runtime.children")
 _START_S = 30.0
 #: One that has closed its end is about to tell its status.
 _GRACE_S = 0.5
+_POLL_S = 0.005
 
 
 class ChildError(Exception):
@@ -84,26 +88,46 @@ class _Counts:
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    process: asyncio.subprocess.Process
+    """A process and the one socket that is its stdin and its stdout."""
+
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def start(cls, argv: Sequence[str]) -> _Child:
+        """Raises OSError.
+
+        By `subprocess`, which uses vfork: asyncio's and uvloop's own fork runs the fork handlers of gRPC and other libraries with
+        threads, in which the copy of the process can hang, and this loop with it.
+        """
+        env = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else each thread reserves address space of its own
+        mine, its = socket.socketpair()
+        with its:
+            try:
+                process = subprocess.Popen(argv, stdin=its.fileno(), stdout=its.fileno(), env=env, start_new_session=True)  # noqa: ASYNC220
+            except BaseException:
+                mine.close()
+                raise
+        mine.setblocking(False)
+        return cls(process, *await asyncio.open_connection(sock=mine))
 
     async def receive(self, most: int) -> bytes:
         """One frame. Raises EOFError when the process has ended or sends what no child of ours does."""
-        assert self.process.stdout is not None
         try:
-            (length,) = LENGTH.unpack(await self.process.stdout.readexactly(LENGTH.size))
+            (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
             if length > most:
                 raise EOFError(f"a frame of {length} bytes")
-            return await self.process.stdout.readexactly(length)
+            return await self.reader.readexactly(length)
         except asyncio.IncompleteReadError as e:
             raise EOFError("it ended") from e
 
     async def send(self, *parts: bytes) -> None:
         """One frame. Raises OSError when the process has ended."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(LENGTH.pack(sum(map(len, parts))))
+        self.writer.write(LENGTH.pack(sum(map(len, parts))))
         for part in parts:
-            self.process.stdin.write(part)
-        await self.process.stdin.drain()
+            self.writer.write(part)
+        await self.writer.drain()
 
     def cpu_s(self) -> float:
         """Processor time that it had."""
@@ -115,15 +139,18 @@ class _Child:
     async def end(self, grace_s: float = 0.0) -> int:
         """Kill it, if it still runs after `grace_s`, and return its status."""
         try:
-            async with asyncio.timeout(grace_s):
-                status = await self.process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            status = await self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        return status
+            await self._ended(grace_s)
+        finally:
+            self.process.kill()
+            self.writer.close()
+        await self._ended(math.inf)
+        return int(self.process.returncode)
+
+    async def _ended(self, limit_s: float) -> None:
+        """Return when it has ended, or after the limit. It is asked, not told: the few milliseconds do not matter."""
+        until = asyncio.get_running_loop().time() + limit_s
+        while self.process.poll() is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
 
 
 class Children:
@@ -241,16 +268,13 @@ class Children:
         """One that waits for work. Raises ChildDied when none can be started."""
         while self._idle:
             child = self._idle.pop()
-            if child.process.returncode is None:
+            if child.process.poll() is None:
                 return child
             await self._lose(child)  # it died between two calls
-        env = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else each thread reserves address space of its own
         try:
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec(*self._argv, stdin=pipe, stdout=pipe, env=env, start_new_session=True)
+            child = await _Child.start(self._argv)
         except OSError as e:
             raise ChildCannotStart(f"{self._argv[0]} cannot be started: {e.strerror}") from e
-        child = _Child(process)
         self._all.add(child)
         try:
             async with asyncio.timeout(_START_S):

@@ -180,6 +180,7 @@ async def test_a_child_has_none_of_its_parents_files_and_ends_with_it_in_the_mid
     assert parent.stdout is not None
     assert b"parent_program" not in await parent.stdout.readline()
     pid = int(await parent.stdout.readline())
+    assert await parent.stdout.readline() == b"0\n", "handlers of fork, in which threads of gRPC hang, do not run"
     assert psutil.pid_exists(pid)
     parent.kill()
     await parent.wait()
