@@ -15,8 +15,8 @@ from contracts.errors import InvalidRequest
 from contracts.request import GenerateRequest, ToolUse
 from worker.core.tool_calls import Dialect, call_grammar, json_grammar, json_rule, parameters_of
 
-#: Of `response_format`'s schema and `tools` together.
-MOST_CHARACTERS = 1 << 20
+#: Of `response_format`'s schema and `tools` together; the gateway takes less of each.
+MOST_CHARACTERS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
