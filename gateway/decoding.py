@@ -22,8 +22,8 @@ DECODER = (sys.executable, "-m", "gateway.decoder")
 DEADLINE_S, WAIT_S = 30.0, 20.0
 #: Bodies of one tenant that wait for a process; what they hold is bounded by the tenant's share of bytes.
 _WAITING = 64
-#: Address space of a process before it has read anything, and in what it then needs for a decoded body: the copies of validation.
-_BASE_BYTES, _COPIES = 768 << 20, 3
+#: Address space of a process beyond what it has before it has read anything, in decoded bodies: the copies of validation.
+_COPIES = 3
 #: They step back when processors are short: what they do may wait, and event loops may not.
 _NICE = 5
 
@@ -38,7 +38,7 @@ class Decoding:
         self._children = Children(
             program,
             count=processes,
-            memory_bytes=_BASE_BYTES + _COPIES * most_decoded_bytes,
+            memory_bytes=_COPIES * most_decoded_bytes,
             per_owner=_WAITING,
             nice=_NICE,
         )

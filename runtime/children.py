@@ -109,8 +109,13 @@ class _Child:
             except BaseException:
                 mine.close()
                 raise
-        mine.setblocking(False)
-        return cls(process, *await asyncio.open_connection(sock=mine))
+        try:
+            mine.setblocking(False)
+            return cls(process, *await asyncio.open_connection(sock=mine))
+        except BaseException:  # cancelled: nobody else knows of it
+            process.kill()
+            process.wait()
+            raise
 
     async def receive(self, most: int) -> bytes:
         """One frame. Raises EOFError when the process has ended or sends what no child of ours does."""
@@ -178,6 +183,8 @@ class Children:
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
         self._work: set[asyncio.Task[None]] = set()
+        #: Calls whose callers wait.
+        self._asked: set[_Call] = set()
         self._counts = _Counts()
         self._closed = False
 
@@ -203,6 +210,7 @@ class Children:
         if not self._turns.ask(owner, call):
             self._counts.refused += 1
             raise ChildrenBusy(f"{self._turns.waiting_each} calls of this owner wait already")
+        self._asked.add(call)
         self._next()
         try:
             if wait_s is not None:
@@ -210,6 +218,7 @@ class Children:
                 call.result.add_done_callback(lambda _: timer.cancel())
             return await call.result
         finally:
+            self._asked.discard(call)
             self._turns.withdraw(owner, call)
 
     def _give_up(self, owner: str, call: _Call) -> None:
@@ -239,9 +248,6 @@ class Children:
             self._idle.append(child)
         except ChildError as error:
             _fail(call, error)
-        except asyncio.CancelledError:
-            _fail(call, ChildCannotStart("it is shut down"))
-            raise
         finally:
             self._turns.finish(owner)
             self._next()
@@ -288,13 +294,14 @@ class Children:
         return child
 
     async def _lose(self, child: _Child, grace_s: float = 0.0) -> int:
-        self._all.discard(child)
-        return await child.end(grace_s)
+        status = await child.end(grace_s)
+        self._all.discard(child)  # not before: `close`, which cancels this, ends what is left
+        return status
 
     async def close(self) -> None:
         """End all processes. What waits or runs raises ChildDied."""
         self._closed = True
-        for call in self._turns.drain():
+        for call in list(self._asked):  # those of tasks that have not begun, too: cancelling tells nobody of them
             _fail(call, ChildCannotStart("it is shut down"))
         for task in list(self._work):
             task.cancel()

@@ -70,12 +70,6 @@ class Turns(Generic[T]):
             del self._waiting[owner]
         return True
 
-    def drain(self) -> list[T]:
-        """Everything that waits, which is forgotten."""
-        left = [work for mine in self._waiting.values() for work in mine]
-        self._waiting.clear()
-        return left
-
     def validate(self) -> None:
         """Raises AssertionError when an invariant is broken."""
         assert self.running <= self.places

@@ -174,6 +174,18 @@ async def test_closing_ends_every_process_and_every_call(make: Make) -> None:
         await children.call("a", b"echo x", 20)
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.002, 0.02, 0.06, 0.15, 0.3])
+async def test_closing_at_any_moment_leaves_no_process(make: Make, pause_s: float) -> None:
+    children = make(count=3)
+    starting = asyncio.ensure_future(children.start())
+    calls = [asyncio.ensure_future(children.call(o, b"crash" if o == "a" else b"spin 60", 0.05)) for o in "aabc"]
+    await asyncio.sleep(pause_s)
+    starting.cancel()
+    await children.close()
+    await asyncio.gather(starting, *calls, return_exceptions=True)
+    assert not psutil.Process().children()
+
+
 async def test_a_child_has_none_of_its_parents_files_and_ends_with_it_in_the_middle_of_work() -> None:
     pipe = asyncio.subprocess.PIPE
     parent = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.runtime.parent_program", stdout=pipe, cwd=ROOT)
