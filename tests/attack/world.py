@@ -21,7 +21,11 @@ NAME = "upbeat-demo"
 KEYS = {tenant: f"key-of-the-{tenant}-tenant-long-enough" for tenant in ("honest", "hostile")}
 #: Hints are limited by tenant; here their parser is attacked, not their limit.
 SETTINGS: dict[str, Any] = {
-    "gateway": {"api_keys": [{"key": key, "tenant": tenant} for tenant, key in KEYS.items()], "max_advisories_per_s": 1e6},
+    "gateway": {
+        "api_keys": [{"key": key, "tenant": tenant} for tenant, key in KEYS.items()],
+        "max_advisories_per_s": 1e6,
+        "hosts": ["127.0.0.1"],
+    },
 }
 TURNS, ANSWER_TOKENS = 3, 24
 

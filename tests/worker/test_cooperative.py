@@ -325,7 +325,7 @@ class HeldSaves:
 
     def __init__(self, copier: Copier) -> None:
         self.copier, self.begun, self.go_on = copier, threading.Event(), threading.Event()
-        self.load, self.settle = copier.load, copier.settle
+        self.load, self.settle, self.adopt = copier.load, copier.settle, copier.adopt
 
     def save(self, arena: Arena, offsets: Pages, pages: Pages) -> None:
         self.begun.set()
