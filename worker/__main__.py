@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 
 import torch
@@ -40,6 +41,8 @@ from worker.text import TextCodec
 log = telemetry.logger("worker")
 #: Counted from the worker's own port.
 _METRICS_PORT = 2
+#: How long a thread may keep the interpreter's lock from others that want it, in seconds.
+_SWITCH_S = 2e-4
 
 
 class WorkerProcess:
@@ -173,6 +176,9 @@ async def _main() -> int:
 
 def main() -> None:
     """Entry point."""
+    # A step calls native code some times a layer, and after each call the engine's thread asks for the interpreter's lock again. Threads
+    # that read prompts would keep it waiting for 5 ms each time.
+    sys.setswitchinterval(_SWITCH_S)
     run(_main())
 
 

@@ -237,7 +237,7 @@ class Engine:
         except BaseException as error:
             self._refuse(event, told("its preparation", error))
             return
-        way = self.scheduling.make_way(self._sequences(), request)
+        way = self.scheduling.make_way(len(self._live), self._sequences, request)
         if way is not True:
             full = Unavailable("too many requests wait on this node; try again", code="overloaded")
             if way is False:
@@ -247,6 +247,7 @@ class Engine:
         ready.sequence.arrival, ready.sequence.arrival_s = self._arrivals, self.device.clock.now()
         self._arrivals += 1
         self._live[request.request_id] = _Live(ready, event.stream)
+        self.scheduling.joined(ready.sequence)
         self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt)))
         self.prefetching.came_true(request.session)
 
@@ -320,6 +321,7 @@ class Engine:
     def _finish(self, live: _Live, failed: bool = False) -> None:
         s = live.sequence
         del self._live[s.request.request_id]
+        self.scheduling.left(s)
         self.finished.append(s.request.request_id)
         if not failed:
             self.admission.pace.ended(s.prompt_tokens - s.cached, s.generated)

@@ -8,14 +8,15 @@ first can always have what all others hold, so there is always one that goes on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from contracts.request import GenerateRequest
 from runtime.config import WorkerSection
 from worker.admission import Admission
-from worker.core.batching import Budget, choose, due_s, mixed_tokens
-from worker.core.fairness import Group, Service, Shares, displaced, group_of, in_turns
+from worker.core.batching import Budget, choose, due_s, mixed_tokens, yielding_tokens
+from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
 from worker.core.preemption import holding, spare_pages, victim
+from worker.core.queue import Queue
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
 from worker.core.trials import Trials
@@ -34,28 +35,39 @@ class Scheduling:
         self.recomputed_tokens: Counter[Event] = Counter()
         self.trials = Trials()
         #: What tenants were served, and who holds more than its share (None: not known as of now), by priority; their weights.
-        self.service = Service()
+        self.service, self.company = Service(), Company()
         self._shares: Shares | None = None
         self._groups: dict[Group, float] = {}
+        #: Who waits, between two looks at everybody; None: somebody may have moved since.
+        self._queue: Queue[Sequence] | None = None
         self._lacking: list[Sequence] = []
         self._choices = 0
         #: What a token in HBM for a step counts as, in seconds of the device.
         self._hbm_token_s = 0.0
 
     # ---- admission ---------------------------------------------------------------------------------------------
-    def make_way(self, sequences: Iterable[Sequence], newcomer: GenerateRequest) -> Sequence | bool:
+    def make_way(self, count: int, sequences: Callable[[], Iterable[Sequence]], newcomer: GenerateRequest) -> Sequence | bool:
         """Whether one more request may wait: True, False, or when the one that is returned is refused instead.
 
-        At most `max_waiting` wait of one priority or more urgent, and twice as many in all.
+        At most `max_waiting` wait of one priority or more urgent, and twice as many in all. count: of `sequences`, which are asked for only
+        when there are many.
         """
-        waiting, most = [s for s in sequences if s.state is State.WAITING], self.settings.max_waiting
-        fresh = [s for s in waiting if not s.reached and s.generated == len(s.request.resume_tokens)]  # of whom nothing was heard yet
-        if sum(s.request.priority <= newcomer.priority for s in waiting) >= most:
-            return displaced([s for s in fresh if s.request.priority <= newcomer.priority], newcomer) or False
-        if len(waiting) >= 2 * most:
-            later = [s for s in fresh if s.request.priority > newcomer.priority]
-            return max(later, key=lambda s: (s.request.priority, s.arrival), default=False)
-        return True
+        if self._queue is None:
+            if count < self.settings.max_waiting:
+                return True
+            waiting = (s for s in sequences() if s.state is State.WAITING)
+            self._queue = Queue(waiting, lambda s: not s.reached and s.generated == len(s.request.resume_tokens), self.settings.max_waiting)
+        return self._queue.way(newcomer)
+
+    def joined(self, s: Sequence) -> None:
+        """A request waits from now on."""
+        if self._queue is not None:
+            self._queue.joined(s)
+
+    def left(self, s: Sequence) -> None:
+        """A request has ended."""
+        if self._queue is not None:
+            self._queue.left(s)
 
     def admit(self, sequences: Iterable[Sequence]) -> None:
         """Give waiting sequences their blocks as far as there is room, and start those whose first layers are near.
@@ -65,6 +77,7 @@ class Scheduling:
         end, and is passed only by what arrived before it was due. For one of a more urgent class, less urgent ones are preempted; for one
         whose tenant has little here, those of a tenant that holds more than its share.
         """
+        self._queue = None
         live = list(sequences)
         here = self.admission.here = _here(live)
         self._look(live, here)
@@ -104,6 +117,7 @@ class Scheduling:
         pool, shape = self.device.cache.pool, self.device.shape
         self._hbm_token_s = self.admission.pace.decode_s(max(len(here), 1)) * shape.layers / (pool.total * shape.chunk_tokens)
         self.service.seen(self._groups, {group_of(s) for s in live if s.pending > 1 or s.state is not State.RUNNING})
+        self.company.seen(self._groups, self.device.clock.now())
 
     def _share(self, here: list[Sequence]) -> Shares:
         if self._shares is None:
@@ -149,7 +163,7 @@ class Scheduling:
         running = [s for s in here if s.state is State.RUNNING]
         able, lacking = self.trials.turn(running, self.device.clock.now()), []
         while True:
-            chosen = choose(able, self._budget(able), lambda s: self.service.of(group_of(s)))
+            chosen = choose(able, self._budget(able), lambda s: self.service.of(group_of(s)), self._yields)
             ranked = sorted(chosen, key=lambda c: self._rank(c[0], here))
             found_none = [s for s, count in ranked if not self._extend(s, s.computed + count, here)]
             if not found_none:
@@ -166,8 +180,13 @@ class Scheduling:
     def _budget(self, running: list[Sequence]) -> Budget:
         pace, settings = self.admission.pace, self.settings
         decodes = sum(s.pending == 1 for s in running)
-        mixed = mixed_tokens(settings.mixed_step_s, pace.decode_s(decodes), pace.prefill_token_s)
-        return Budget(settings.step_tokens, settings.step_tokens if mixed is None else mixed, pace.prefill_token_s)
+        decode_s = pace.decode_s(decodes)
+        mixed = mixed_tokens(settings.mixed_step_s, decode_s, pace.prefill_token_s)
+        yielding = yielding_tokens(settings.shared_step_s, decode_s, pace.decode_s(1), pace.prefill_token_s)
+        return Budget(settings.step_tokens, settings.step_tokens if mixed is None else mixed, pace.prefill_token_s, yielding)
+
+    def _yields(self, s: Sequence) -> bool:
+        return self.company.yields(group_of(s), self.service.of)
 
     def _extend(self, s: Sequence, upto_tokens: int, here: list[Sequence]) -> bool:
         """False when there is no room now. One that was preempted for somebody more urgent needs none."""

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,33 +26,60 @@ QUIET_S, HOSTILE_S = 60.0, float(os.environ.get("UPBEAT_HOSTILE_S", "600"))
 SLOWER = 2.0
 
 
-async def test_eight_people_are_served_as_on_a_quiet_stack(tmp_path: Path) -> None:
+@dataclass
+class Seen:
+    """What came of it. told: by attack, how often which status came back. before, after: every process of the stack."""
+
+    wrong: list[str]
+    told: dict[str, dict[str, int]]
+    before: dict[str, tuple[int, float]]
+    after: dict[str, tuple[int, float]]
+    quiet_s: list[float]
+    attacked_s: list[float]
+
+
+async def attacked(stack: Stack, number: int) -> Seen:
+    honest = Honest(stack.url, PEOPLE)
+    await honest.alone()
+    end = time.monotonic() + QUIET_S
+    await honest.until(lambda: time.monotonic() > end)
+    quiet, honest.ttft_s = honest.ttft_s, []
+    before = started(stack)
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.attack.hostile", stack.url, KEYS["hostile"], str(HOSTILE_S), str(RATE), str(number),
+        stdout=asyncio.subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    attacking = asyncio.ensure_future(program.communicate())
+    try:
+        await honest.until(attacking.done)
+        told: dict[str, dict[str, int]] = json.loads((await attacking)[0])
+    finally:
+        if program.returncode is None:
+            program.kill()
+    return Seen(honest.wrong, told, before, started(stack), quiet, honest.ttft_s)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     number = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
-    with Stack(model=MODEL, nodes=2, directory=tmp_path, hbm_gib=0.25, dram_gib=0.25, settings=SETTINGS) as stack:
-        honest = Honest(stack.url, PEOPLE)
-        await honest.alone()
-        end = time.monotonic() + QUIET_S
-        await honest.until(lambda: time.monotonic() > end)
-        quiet, honest.ttft_s = honest.ttft_s, []
-        before = started(stack)
-        program = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.attack.hostile", stack.url, KEYS["hostile"], str(HOSTILE_S), str(RATE), str(number),
-            stdout=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
-        attacking = asyncio.ensure_future(program.communicate())
-        try:
-            held = await honest.until(attacking.done)
-            told: dict[str, dict[str, int]] = json.loads((await attacking)[0])
-        finally:
-            if program.returncode is None:
-                program.kill()
-        for name, statuses in told.items():
-            print(f"{name}: {statuses}")
-        p99 = {"quiet": quantile(quiet, 0.99), "attacked": quantile(honest.ttft_s, 0.99)}
-        p50 = {"quiet": quantile(quiet, 0.5), "attacked": quantile(honest.ttft_s, 0.5)}
-        print(f"UPBEAT_FAULTS_SEED={number}; {held} honest conversations; TTFT p50 {p50}, p99 {p99} s of {len(honest.ttft_s)} turns")
-        assert honest.wrong == []
-        assert started(stack) == before, "a process ended"
-        assert {status for statuses in told.values() for status in statuses if status.startswith("5")} <= {"503"}
-        assert set(told) == set(ATTACKS) and sum(sum(statuses.values()) for statuses in told.values()) > 0.8 * RATE * HOSTILE_S
-        assert p99["attacked"] <= SLOWER * p99["quiet"]
+    directory = tmp_path_factory.mktemp("stack")
+    with Stack(model=MODEL, nodes=2, directory=directory, hbm_gib=0.25, dram_gib=0.25, settings=SETTINGS) as stack:
+        found = asyncio.run(attacked(stack, number))
+    for name, statuses in found.told.items():
+        print(f"{name}: {statuses}")
+    for name, times in (("quiet", found.quiet_s), ("attacked", found.attacked_s)):
+        print(f"{name}: TTFT p50 {quantile(times, 0.5):.3f} s, p99 {quantile(times, 0.99):.3f} s of {len(times)} turns")
+    print(f"UPBEAT_FAULTS_SEED={number}")
+    return found
+
+
+def test_eight_people_are_answered_as_on_a_quiet_stack_and_no_process_ends(seen: Seen) -> None:
+    assert seen.wrong == []
+    assert seen.after == seen.before
+    assert {status for statuses in seen.told.values() for status in statuses if status.startswith("5")} <= {"503"}
+    assert set(seen.told) == set(ATTACKS)
+    assert sum(sum(statuses.values()) for statuses in seen.told.values()) > 0.8 * RATE * HOSTILE_S
+
+
+def test_their_slowest_first_tokens_take_at_most_twice_as_long(seen: Seen) -> None:
+    assert quantile(seen.attacked_s, 0.99) <= SLOWER * quantile(seen.quiet_s, 0.99)

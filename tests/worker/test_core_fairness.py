@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.request import GenerateRequest, Sampling
-from worker.core.fairness import Group, Service, Shares, displaced, group_of, in_turns
+from worker.core.fairness import LATELY_S, Company, Group, Service, Shares, group_of, in_turns
 
 
 @dataclass(eq=False)
@@ -169,12 +169,15 @@ def test_who_gave_way_cannot_take_the_place_back(held: list[tuple[str, int]], ne
     assert newcomer not in after.beyond
 
 
-# ---- the queue -------------------------------------------------------------------------------------------------
-def test_of_a_full_queue_the_one_that_fills_it_gives_up_its_youngest() -> None:
-    flood = [Waiting(n, "a") for n in range(6)]
-    assert displaced(flood, GenerateRequest("r", "b", "s", "m", Sampling())) is flood[-1]
-    assert displaced(flood, GenerateRequest("r", "a", "s", "m", Sampling())) is None
-    even = [*flood[:3], *(Waiting(9 + n, "b") for n in range(2))]
-    assert displaced(even, GenerateRequest("r", "b", "s", "m", Sampling())) is None, "both would have three"
-    assert displaced(flood[:2], GenerateRequest("r", "b", "s", "m", Sampling(), weight=0.1)) is None
-    assert displaced([], GenerateRequest("r", "b", "s", "m", Sampling())) is None
+# ---- short steps -----------------------------------------------------------------------------------------------
+def test_a_tenant_yields_to_one_that_was_here_lately_and_was_served_less() -> None:
+    company, served = Company(), {(0, "a"): 5.0, (0, "b"): 1.0, (1, "a"): 9.0}
+    company.seen([(0, "a")], 0.0)
+    assert not company.yields((0, "a"), served.__getitem__), "it is alone"
+    company.seen([(0, "b"), (1, "a")], 1.0)
+    assert company.yields((0, "a"), served.__getitem__) and not company.yields((0, "b"), served.__getitem__)
+    assert company.yields((1, "a"), served.__getitem__), "b is more urgent"
+    company.seen([(0, "a")], 1.0 + LATELY_S)
+    assert company.yields((0, "a"), served.__getitem__), "b may come back at any moment"
+    company.seen([(0, "a")], 1.1 + LATELY_S)
+    assert not company.yields((0, "a"), served.__getitem__)

@@ -6,7 +6,8 @@
   served while no other waited has a debt for it.
 - **Places** (`Shares`): while several tenants are here, each has its part of the places and pages by weight. What a tenant holds beyond
   its part gives way to a tenant that has less than half of its own. A tenant's oldest sequence is never beyond, so that it ends.
-- **The queue** (`displaced`): when it is full, a tenant with many waiting gives up its youngest for one with few.
+- **Short steps** (`Company`): while another tenant was here lately and was served less, a tenant's prompts make short steps only.
+- **The queue** (`worker.core.queue`): when it is full, a tenant with many waiting gives up its youngest for one with few.
 
 Priorities come first: counters and parts are kept for each of them. With one tenant nothing here changes anything.
 """
@@ -23,6 +24,8 @@ from typing import Protocol, TypeVar
 Group = tuple[int, str]
 #: Groups whose service is remembered at most; beyond, those served least are forgotten.
 _MOST_GROUPS, _FEW_GROUPS = 10_000, 64
+#: For how long a tenant that was here may come back at any moment, in seconds.
+LATELY_S = 10.0
 
 
 class Asked(Protocol):
@@ -108,6 +111,27 @@ class Service:
         assert all(s >= 0 for s in self._served.values())
 
 
+class Company:
+    """Which groups were here lately: a step that is long for one of them is a wait for the next request of another."""
+
+    def __init__(self) -> None:
+        self._at_s: dict[Group, float] = {}
+
+    def seen(self, groups: Iterable[Group], now_s: float) -> None:
+        """Who is here between two steps."""
+        for group in groups:
+            self._at_s[group] = now_s
+        if any(now_s - at_s > LATELY_S for at_s in self._at_s.values()):
+            self._at_s = {group: at_s for group, at_s in self._at_s.items() if now_s - at_s <= LATELY_S}
+
+    def yields(self, group: Group, served: Callable[[Group], float]) -> bool:
+        """Whether another tenant was here lately that is more urgent, or as urgent and was served less."""
+        priority, tenant = group
+        return any(
+            other[1] != tenant and (other[0] < priority or (other[0] == priority and served(other) < served(group))) for other in self._at_s
+        )
+
+
 def in_turns(waiting: list[S], served: Callable[[Group], float], cost_s: Callable[[S], float]) -> list[S]:
     """Those who wait, in the order in which they are admitted: by priority, then tenant by tenant, the one next that was served least for
     its weight, each admission counted as `cost_s` of service. waiting: in the order in which they would go if all were of one tenant,
@@ -180,17 +204,3 @@ class Shares:
             return False
         part = self._parts[group_of(s)]
         return part.pages + pages <= (part.most_pages / 2 if part.places else part.most_pages)
-
-
-def displaced(waiting: Collection[S], newcomer: Asked) -> S | None:
-    """Who of a full queue leaves it for a newcomer: the youngest of the least urgent of the tenant that has the most waiting for its
-    weight, if it still has no fewer than the newcomer's tenant then. None: the newcomer does not come in."""
-    count: dict[str, int] = defaultdict(int)
-    weight: dict[str, float] = {newcomer.tenant: newcomer.weight}
-    for s in waiting:
-        count[s.request.tenant] += 1
-        weight[s.request.tenant] = s.request.weight
-    most = max(count, key=lambda tenant: count[tenant] / weight[tenant], default=newcomer.tenant)
-    if most == newcomer.tenant or (count[newcomer.tenant] + 1) / newcomer.weight > (count[most] - 1) / weight[most]:
-        return None
-    return max((s for s in waiting if s.request.tenant == most), key=lambda s: (s.request.priority, s.arrival))
