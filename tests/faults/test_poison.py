@@ -106,8 +106,8 @@ def test_large_prompts_break_no_stream_and_change_nobodys_text(stack: Stack) -> 
     wait_ready(stack, 40)
     pids, lost = workers(stack), told(stack, "stream lost")
     expected = said(ask(stack, honest(0), 40))
-    # 15 MiB of JSON each: more than any prompt of this model can be, so that none of it gets as far as a worker (tests/gateway/test_flights.py
-    # has a model that could take them).
+    # 15 MiB of JSON each: more than any prompt of this model can be, so that none of it gets as far as a worker
+    # (tests/gateway/test_flights.py has a model that could take them).
     body = {"model": "upbeat-demo", "prompt": [5] * ((15 << 20) // 2 - 100), "max_tokens": 1}
     with ThreadPoolExecutor(8) as pool:
         large = [pool.submit(httpx.post, f"{stack.url}/v1/completions", json=body, timeout=90) for _ in range(5)]
