@@ -57,7 +57,7 @@ def digest(request: GenerateRequest) -> bytes:
     same = GenerateRequest(
         "", request.tenant, "", request.model, replace(request.sampling, seed=None), request.messages, request.prompt, request.prompt_tokens
     )
-    same.json_schema, same.tool_use = request.json_schema, request.tool_use
+    same.json_schema, same.tool_use, same.packed = request.json_schema, request.tool_use, request.packed
     return blake3(frames.encode_request(same)).digest()
 
 

@@ -25,6 +25,17 @@ def request(name: str = "r", size: int = 10, **more: Any) -> GenerateRequest:
     return GenerateRequest(name, more.pop("tenant", "t"), "s", "m", more.pop("sampling", Sampling(seed=1)), prompt="x" * size, **more)
 
 
+def test_a_large_prompt_is_known_by_what_it_says_too() -> None:
+    """It is packed already where it comes from, and stands in no field."""
+    one, other = (replace(request(), prompt=None, packed={"prompt": text}) for text in (b"\xa3one", b"\xa3two"))
+    known = Quarantine()
+    known.condemn(one, 0.0)
+    known.check(other, 1.0)
+    with pytest.raises(InvalidRequest) as refused:
+        known.check(replace(one, request_id="again"), 1.0)
+    assert refused.value.code == "poisonous_request"
+
+
 # ---- the outbox ------------------------------------------------------------------------------------------------------
 def drained(outbox: Outbox) -> list[list[Any]]:
     """What the worker takes out of each message."""
