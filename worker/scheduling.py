@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from contracts.request import GenerateRequest
 from runtime.config import WorkerSection
 from worker.admission import Admission
-from worker.core.batching import Budget, choose, due_s, mixed_tokens, yielding_tokens
+from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
 from worker.core.preemption import holding, spare_pages, victim
 from worker.core.queue import Queue
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
+from worker.core.shared_step import room_of, share
 from worker.core.trials import Trials
 from worker.saving import Saving
 
@@ -149,7 +150,12 @@ class Scheduling:
             if len(self._groups) > 1:
                 share, pages = self._share(here), (len(s.tokens) // d.shape.chunk_tokens + 1) * d.shape.layers
                 if share.claims(s, pages):
-                    giving += [other for other in here if other.request.priority == priority and other in share.beyond]
+                    served = self.service.of(group_of(s))
+                    giving += [
+                        other
+                        for other in here
+                        if other.request.priority == priority and other in share.beyond and self.service.of(group_of(other)) >= served
+                    ]
             if not self._preempt(giving, here, lacking):
                 return False
 
@@ -163,7 +169,7 @@ class Scheduling:
         running = [s for s in here if s.state is State.RUNNING]
         able, lacking = self.trials.turn(running, self.device.clock.now()), []
         while True:
-            chosen = choose(able, self._budget(able), lambda s: self.service.of(group_of(s)), self._yields)
+            chosen = self._choose(able)
             ranked = sorted(chosen, key=lambda c: self._rank(c[0], here))
             found_none = [s for s, count in ranked if not self._extend(s, s.computed + count, here)]
             if not found_none:
@@ -177,16 +183,19 @@ class Scheduling:
             s.last_chosen = self._choices
         return chosen
 
+    def _choose(self, running: list[Sequence]) -> list[tuple[Sequence, int]]:
+        pace, settings = self.admission.pace, self.settings
+        if any(self.company.has(group) for group in {group_of(s) for s in running}):
+            room = room_of(settings.step_tokens, settings.shared_step_s, pace.decode_s(1), pace.marginal_token_s, pace.prefill_token_s)
+            return share(running, room, self.service.of)
+        return choose(running, self._budget(running))
+
     def _budget(self, running: list[Sequence]) -> Budget:
         pace, settings = self.admission.pace, self.settings
         decodes = sum(s.pending == 1 for s in running)
         decode_s = pace.decode_s(decodes)
         mixed = mixed_tokens(settings.mixed_step_s, decode_s, pace.prefill_token_s)
-        yielding = yielding_tokens(settings.shared_step_s, decode_s, pace.decode_s(1), pace.prefill_token_s)
-        return Budget(settings.step_tokens, settings.step_tokens if mixed is None else mixed, pace.prefill_token_s, yielding)
-
-    def _yields(self, s: Sequence) -> bool:
-        return self.company.yields(group_of(s), self.service.of)
+        return Budget(settings.step_tokens, settings.step_tokens if mixed is None else mixed, pace.prefill_token_s)
 
     def _extend(self, s: Sequence, upto_tokens: int, here: list[Sequence]) -> bool:
         """False when there is no room now. One that was preempted for somebody more urgent needs none."""

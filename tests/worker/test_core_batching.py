@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.request import GenerateRequest, Sampling
-from worker.core.batching import ALONE_TIMES, LEAST_MIXED_TOKENS, PATIENCE, Budget, choose, mixed_tokens, yielding_tokens
+from worker.core.batching import ALONE_TIMES, LEAST_MIXED_TOKENS, PATIENCE, Budget, choose, mixed_tokens
 from worker.core.sequence import Sequence, State
 
 TOKEN_S = 0.001
@@ -43,26 +43,6 @@ def test_a_prefill_that_is_more_urgent_than_every_decode_is_not_held_back_for_th
     decode, urgent, plain = sequence(0, 10, computed=9), sequence(1, 100, priority=-1), sequence(2, 100)
     assert choose([plain, urgent, decode], budget(1000, mixed=32)) == [(decode, 1), (urgent, 100)]
     assert choose([plain, decode], budget(1000, mixed=32)) == [(decode, 1), (plain, 32)]
-
-
-def test_what_yields_to_another_tenant_makes_short_steps_and_sits_out_the_others_prompts() -> None:
-    flood, prompt, decode = sequence(0, 500), sequence(1, 60), sequence(2, 10, computed=9)
-    bounded = Budget(1000, 400, TOKEN_S, yielding_tokens=40)
-    late = {flood, decode}
-    assert choose([flood, decode], bounded, yields=late.__contains__) == [(decode, 1), (flood, 40)]
-    assert choose([flood, prompt, decode], bounded, lambda s: float(s is flood), late.__contains__) == [(prompt, 60)]
-    assert choose([flood, prompt], Budget(1000, 400, TOKEN_S, 100), lambda s: float(s is flood), late.__contains__) == [
-        (prompt, 60),
-        (flood, 40),
-    ]
-    assert choose([flood, decode], bounded) == [(decode, 1), (flood, 400)], "nobody else was here"
-
-
-def test_a_step_for_which_another_may_wait_is_short_but_never_shorter_than_steps_can_be() -> None:
-    assert yielding_tokens(0.1, 0.04, 0.01, 0.001) == 60
-    assert yielding_tokens(0.1, 0.2, 0.01, 0.001) == LEAST_MIXED_TOKENS, "it goes on"
-    assert yielding_tokens(0.01, 0.0, 0.1, 0.001) == 200, "twice a lone decode"
-    assert yielding_tokens(0.0, 0.0, 0.1, 0.001) is None
 
 
 def test_an_urgent_prefill_goes_first_then_the_one_that_is_due_first() -> None:

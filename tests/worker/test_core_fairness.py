@@ -170,14 +170,14 @@ def test_who_gave_way_cannot_take_the_place_back(held: list[tuple[str, int]], ne
 
 
 # ---- short steps -----------------------------------------------------------------------------------------------
-def test_a_tenant_yields_to_one_that_was_here_lately_and_was_served_less() -> None:
-    company, served = Company(), {(0, "a"): 5.0, (0, "b"): 1.0, (1, "a"): 9.0}
+def test_a_tenant_has_company_while_another_one_may_come_back() -> None:
+    company = Company()
     company.seen([(0, "a")], 0.0)
-    assert not company.yields((0, "a"), served.__getitem__), "it is alone"
-    company.seen([(0, "b"), (1, "a")], 1.0)
-    assert company.yields((0, "a"), served.__getitem__) and not company.yields((0, "b"), served.__getitem__)
-    assert company.yields((1, "a"), served.__getitem__), "b is more urgent"
+    assert not company.has((0, "a")) and not company.has((1, "a")), "it is alone"
+    company.seen([(0, "b"), (2, "c")], 1.0)
+    assert company.has((0, "a")) and company.has((1, "a"))
+    assert company.has((2, "c")) and not company.has((-1, "a")), "the others are less urgent"
     company.seen([(0, "a")], 1.0 + LATELY_S)
-    assert company.yields((0, "a"), served.__getitem__), "b may come back at any moment"
+    assert company.has((0, "a")), "b may come back at any moment"
     company.seen([(0, "a")], 1.1 + LATELY_S)
-    assert not company.yields((0, "a"), served.__getitem__)
+    assert not company.has((0, "a"))

@@ -59,6 +59,8 @@ class VirtualEngine:
         )  # fmt: skip
         self.runner = HashRunner(self.pages, self.world)
         self.engine = Engine(self.device, self.runner, CODEC, set(), "hash", WorkerSection(**worker))
+        # As a worker does before it serves.
+        self.engine.admission.pace.expect_decodes({n: self.runner.step_s + n * self.runner.token_s for n in (1, 8)})
         self.store = VirtualStore(self.world, self.loader)
         self.store.to_engine = self.loader.to_engine = self.engine.inbox.put
         self.device.link = self.store  # type: ignore[assignment]

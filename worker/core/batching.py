@@ -9,21 +9,19 @@
   alone, so that each is late in proportion to what it asks for. Short ones pass long ones, but a sequence is only ever passed by
   what arrived before it was due, so none starves (shortest remaining first would starve long ones, in order of arrival one long
   prompt holds everybody up). Who waits to be admitted stands in the same order, and asks for HBM too (`worker.core.pace`, `device_s`).
-- Of several tenants, the prompts of the one that was served least go first (`worker.core.fairness`). Those of one that was served more than
-  another one of late make short steps (`yielding_tokens`), and its decodes sit out the steps that compute the other's prompts: the other's
-  next turn finds no long step under way, and its own step is not long because of somebody else.
+- Steps that several tenants share are put together in `worker.core.shared_step`.
 
 Between priorities there is no such mercy: as long as more urgent prompts come than can be computed, less urgent ones wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 #: The share of a step that is kept for prefills while some wait: 1 / this.
-_PREFILL_SHARE = 4
+PREFILL_SHARE = 4
 #: What prefills may add to a step at least, however slow they are: they go on.
 LEAST_MIXED_TOKENS = 32
 #: How many times as long a step may be in which nobody decodes: whoever comes waits until it is over.
@@ -61,12 +59,11 @@ S = TypeVar("S", bound=Computes)
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What a step may hold. mixed_tokens: of prefills, unless they are more urgent than what decodes. prefill_token_s: what one is
-    expected to take. yielding_tokens: of all prefills, up to one that yields to another tenant; None: no such bound."""
+    expected to take."""
 
     step_tokens: int
     mixed_tokens: int
     prefill_token_s: float
-    yielding_tokens: int | None = None
 
 
 def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int | None:
@@ -78,41 +75,20 @@ def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int 
     return max(LEAST_MIXED_TOKENS, int(room_s / prefill_token_s))
 
 
-def yielding_tokens(step_s: float, decodes_s: float, decode_s: float, prefill_token_s: float) -> int | None:
-    """How many tokens of prefills fit into a step for which another tenant may have to wait: one of `step_s` seconds, or of twice what a
-    lone decode takes (`decode_s`) where that is more. decodes_s: what the step's decodes take. None when `step_s` is 0: no bound."""
-    if not step_s:
-        return None
-    return max(LEAST_MIXED_TOKENS, int((max(step_s, 2 * decode_s) - decodes_s) / prefill_token_s))
-
-
 def due_s(s: Computes, alone_s: float) -> float:
     """When a sequence is due that would have what it asks for in so many seconds if it were alone, on the clock of its arrival."""
     return s.arrival_s + PATIENCE * alone_s
 
 
-def _alike(s: object) -> float:
-    return 0.0
-
-
-def _never(s: object) -> bool:
-    return False
-
-
-def choose(
-    running: Iterable[S], budget: Budget, served: Callable[[S], float] = _alike, yields: Callable[[S], bool] = _never
-) -> list[tuple[S, int]]:
-    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs. served: what a sequence's tenant was served.
-    yields: whether its prompt makes no step long for which another tenant might have to wait."""
+def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
+    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs."""
     decodes: list[S] = []
     prefills: list[S] = []
     for s in running:
         (decodes if s.pending == 1 else prefills).append(s)
     decodes.sort(key=lambda s: (s.request.priority, s.last_chosen, s.arrival))
-    if budget.yielding_tokens is not None and any(not yields(s) for s in prefills):
-        decodes = [s for s in decodes if not yields(s)]
-    prefills.sort(key=lambda s: (s.request.priority, served(s), due_s(s, s.pending * budget.prefill_token_s), s.arrival))
-    kept = min(budget.step_tokens // _PREFILL_SHARE, sum(s.pending for s in prefills))
+    prefills.sort(key=lambda s: (s.request.priority, due_s(s, s.pending * budget.prefill_token_s), s.arrival))
+    kept = min(budget.step_tokens // PREFILL_SHARE, sum(s.pending for s in prefills))
     chosen = [(s, 1) for s in decodes[: budget.step_tokens - kept]]
     left, mixed = budget.step_tokens - len(chosen), budget.mixed_tokens
     for s in prefills:
@@ -121,10 +97,6 @@ def choose(
             count = min(count, mixed)
         if count <= 0:
             break
-        if budget.yielding_tokens is not None and yields(s):
-            count = min(count, budget.yielding_tokens - (budget.mixed_tokens - mixed))
-            if count <= 0:
-                continue
         chosen.append((s, count))
         left -= count
         mixed -= count

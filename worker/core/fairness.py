@@ -6,7 +6,7 @@
   served while no other waited has a debt for it.
 - **Places** (`Shares`): while several tenants are here, each has its part of the places and pages by weight. What a tenant holds beyond
   its part gives way to a tenant that has less than half of its own. A tenant's oldest sequence is never beyond, so that it ends.
-- **Short steps** (`Company`): while another tenant was here lately and was served less, a tenant's prompts make short steps only.
+- **Short steps** (`Company`, `worker.core.shared_step`): while another tenant was here lately, steps are short and shared by weight.
 - **The queue** (`worker.core.queue`): when it is full, a tenant with many waiting gives up its youngest for one with few.
 
 Priorities come first: counters and parts are kept for each of them. With one tenant nothing here changes anything.
@@ -124,12 +124,9 @@ class Company:
         if any(now_s - at_s > LATELY_S for at_s in self._at_s.values()):
             self._at_s = {group: at_s for group, at_s in self._at_s.items() if now_s - at_s <= LATELY_S}
 
-    def yields(self, group: Group, served: Callable[[Group], float]) -> bool:
-        """Whether another tenant was here lately that is more urgent, or as urgent and was served less."""
-        priority, tenant = group
-        return any(
-            other[1] != tenant and (other[0] < priority or (other[0] == priority and served(other) < served(group))) for other in self._at_s
-        )
+    def has(self, group: Group) -> bool:
+        """Whether another tenant was here lately that is at least as urgent."""
+        return any(tenant != group[1] and priority <= group[0] for priority, tenant in self._at_s)
 
 
 def in_turns(waiting: list[S], served: Callable[[Group], float], cost_s: Callable[[S], float]) -> list[S]:

@@ -1,0 +1,111 @@
+"""Who computes in a step that several tenants share, and how many tokens of each.
+
+Such a step is short: the next turn of any of them finds no long one under way. It is filled by priority; within one, each tenant gets its
+part of the time by weight, and what a tenant leaves goes to the others, first to whoever was served least (`worker.core.fairness`). So a
+tenant with one short prompt has it computed in the step that comes next, whatever the others have waiting, and decodes of one tenant take
+no time from the prompts of another.
+
+Within a tenant it is as in `worker.core.batching`: decodes take turns, prompts stand by when they are due, and have a quarter at least.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from worker.core.batching import PREFILL_SHARE, Computes, due_s
+from worker.core.fairness import Asked, Group
+
+#: How many times as long as a lone decode a shared step may be at least: reading the weights is most of that one, and is to be a small part
+#: of this one.
+LONE_TIMES = 4.0
+#: What a tenant that has nothing else in the step computes of a prompt at least, in tokens.
+LEAST_PIECE = 16
+
+
+class Runs(Computes, Protocol):
+    """What is asked of a sequence (`worker.core.sequence.Sequence`)."""
+
+    @property
+    def request(self) -> Asked: ...
+
+
+S = TypeVar("S", bound=Runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the step may hold: so many tokens, and so many seconds beyond what any step takes. decode_s, prefill_token_s: what one decode
+    or one token of a prompt adds, in seconds."""
+
+    tokens: int
+    seconds: float
+    decode_s: float
+    prefill_token_s: float
+
+
+def room_of(step_tokens: int, step_s: float, lone_decode_s: float, decode_s: float, prefill_token_s: float) -> Room:
+    """The room of a step of `step_s` seconds, or of `LONE_TIMES` a lone decode where that is more."""
+    return Room(step_tokens, max(step_s, LONE_TIMES * lone_decode_s) - max(lone_decode_s - decode_s, 0.0), decode_s, prefill_token_s)
+
+
+def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) -> list[tuple[S, int]]:
+    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs. served: what a tenant was served for its
+    weight."""
+    classes: dict[int, dict[str, list[S]]] = defaultdict(lambda: defaultdict(list))
+    for s in running:
+        classes[s.request.priority][s.request.tenant].append(s)
+    step: _Step[S] = _Step(room)
+    for priority, tenants in sorted(classes.items()):
+        queues = [_Queue(members, room.prefill_token_s) for _, members in sorted(tenants.items(), key=lambda t: served((priority, t[0])))]
+        whole_s, weights = step.left_s, sum(queue.weight for queue in queues)
+        for queue in queues:
+            step.take(queue, whole_s * queue.weight / weights)
+        for queue in queues:
+            step.take(queue, step.left_s)
+    return list(step.chosen.items())
+
+
+class _Queue(Generic[S]):
+    """What a tenant has to compute, the next first. begun: some of it is in the step."""
+
+    def __init__(self, members: list[S], prefill_token_s: float) -> None:
+        self.weight, self.begun = members[0].request.weight, False
+        self.decodes = deque(sorted((s for s in members if s.pending == 1), key=lambda s: (s.last_chosen, s.arrival)))
+        prompts = (s for s in members if s.pending > 1)
+        self.prompts = deque(sorted(prompts, key=lambda s: (due_s(s, s.pending * prefill_token_s), s.arrival)))
+
+
+class _Step(Generic[S]):
+    """The step as far as it is filled."""
+
+    def __init__(self, room: Room) -> None:
+        self.chosen: dict[S, int] = {}
+        self.left_s, self._left_tokens, self._room = room.seconds, room.tokens, room
+
+    def take(self, queue: _Queue[S], seconds: float) -> None:
+        """Fill so many seconds, or what is left, from the queue. A tenant that has nothing in the step yet gets one decode or piece of a
+        prompt into it while there is any room, so the step may be longer by that."""
+        room, seconds = self._room, min(seconds, self.left_s)
+        decodes_s = seconds * (1 - 1 / PREFILL_SHARE) if queue.prompts else seconds
+        while queue.decodes and self._left_tokens and (decodes_s >= room.decode_s or (seconds > 0 and not queue.begun)):
+            taken_s = self._add(queue, queue.decodes.popleft(), 1, room.decode_s)
+            seconds, decodes_s = seconds - taken_s, decodes_s - taken_s
+        while queue.prompts and self._left_tokens and seconds > 0:
+            s = queue.prompts[0]
+            left, fit = s.pending - self.chosen.get(s, 0), int(seconds / room.prefill_token_s)
+            count = min(left, self._left_tokens, fit if queue.begun else max(fit, LEAST_PIECE))
+            if not count:
+                return
+            if count == left:
+                queue.prompts.popleft()
+            seconds -= self._add(queue, s, count, room.prefill_token_s)
+
+    def _add(self, queue: _Queue[S], s: S, count: int, token_s: float) -> float:
+        queue.begun = True
+        self.chosen[s] = self.chosen.get(s, 0) + count
+        self._left_tokens -= count
+        self.left_s -= count * token_s
+        return count * token_s
