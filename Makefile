@@ -15,6 +15,9 @@ WEB_TOOLS := web-sdk/node_modules/.package-lock.json
 # Flags of `upbeat up`: make up ARGS="--nodes 3 --port 9000"
 ARGS ?=
 
+# A test that hangs where pytest's own limit of 300 s cannot reach it ends its process, with all stacks printed.
+hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
+
 .DEFAULT_GOAL := help
 .PHONY: help up test test-slow faults soak gpu azurite node-client web recipes lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
@@ -45,7 +48,7 @@ $(VENV)/.tests: $(VENV)/.serves
 	@touch $@
 
 test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that take seconds (with ARGS: only those of tests/ that they select)
-	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(or $(ARGS),--numprocesses 2 --dist loadfile)
+	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile)
 	$(if $(ARGS),,$(sdk_pytest))
 
 test-slow: $(VENV)/.tests ## tests that take minutes

@@ -135,8 +135,8 @@ class WorkerSection(BaseModel):
     #: computed in pieces that fit. 0: no such bound.
     mixed_step_s: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     #: How long a step may take while several tenants share the device (one that was here within ten seconds counts), so that the next turn
-    #: of any of them finds no long step under way; or four times what a lone decode takes.
-    shared_step_s: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    #: of any of them finds no long step under way; or three times what a lone decode takes.
+    shared_step_s: float = Field(default=0.005, gt=0, allow_inf_nan=False)
     granule_bytes: int = Field(default=2 << 20, ge=4096)
     #: What computes on the CPU: kernels compiled for this machine, or torch; auto: torch where they cannot be built or do not suit.
     #: portable: compiled, without bfloat16 instructions, so that unlike processors answer with the same bits.

@@ -74,6 +74,7 @@ class Admission:
             for block in matched:
                 cache.release(block)
             return lacking
+        cache.weigh(sequence.request.tenant, sequence.request.weight)
         cache.claim(matched)
         for block, missing in zip(matched, gaps, strict=True):
             cache.want(block, sequence.request.session)

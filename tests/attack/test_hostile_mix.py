@@ -20,7 +20,7 @@ from tests.attack.world import KEYS, MODEL, SETTINGS, Honest, quantile, started
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
-PEOPLE, RATE = 8, 50.0
+PEOPLE, PAUSE_S, RATE = 8, 0.4, 50.0
 QUIET_S, HOSTILE_S = 60.0, float(os.environ.get("UPBEAT_HOSTILE_S", "600"))
 #: How many times as long as on a quiet stack the slowest hundredth of first tokens may take.
 SLOWER = 2.0
@@ -39,7 +39,7 @@ class Seen:
 
 
 async def attacked(stack: Stack, number: int) -> Seen:
-    honest = Honest(stack.url, PEOPLE)
+    honest = Honest(stack.url, PEOPLE, PAUSE_S)
     await honest.alone()
     end = time.monotonic() + QUIET_S
     await honest.until(lambda: time.monotonic() > end)

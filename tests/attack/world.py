@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,11 +40,12 @@ def started(stack: Stack) -> dict[str, tuple[int, float]]:
 class Honest:
     """People who hold the same conversations again and again. What they are answered must never change: `wrong` says where it did.
 
-    ttft_s: of every turn that was answered, in seconds.
+    pause_s: how long they think before a turn on the average, in seconds. ttft_s: of every turn that was answered, in seconds.
     """
 
     url: str
     people: int
+    pause_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
     _alone: dict[int, list[str]] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Honest:
         for turn, text in enumerate(script(7000 + person, TURNS)):
             messages.append({"role": "user", "content": text})
             session = f"honest-{person}-{name}"
+            await asyncio.sleep(self.pause_s * random.uniform(0.5, 1.5))
             outcome = Outcome(session, turn, 0.0, sent_s=time.monotonic())
             await ask(http, endpoint, messages, ANSWER_TOKENS, session, outcome, time.monotonic)
             if outcome.error is not None:

@@ -15,17 +15,9 @@ from contracts.errors import ConfigError, PieceLost
 from kvstore.tiers import nixl
 from kvstore.tiers.file_io import NixlFileIo, Part, ThreadFileIo, make_file_io
 from tests.kvstore.fake_tiers import FakeFileIo
-from tests.kvstore.tier_house import MIB, arena
+from tests.kvstore.tier_house import MIB, arena, file_io, nixl_io
 
-__all__ = ["arena"]
-
-
-@pytest.fixture(params=["threads", "nixl", "fake"])
-def file_io(request, arena):
-    nixl.set_environment("lo")
-    if request.param == "nixl":
-        return NixlFileIo(arena, f"test-{time.monotonic_ns()}")
-    return (ThreadFileIo if request.param == "threads" else FakeFileIo)(arena)
+__all__ = ["arena", "file_io"]
 
 
 @pytest.fixture
@@ -185,9 +177,9 @@ def test_gds_where_it_does_not_work_is_an_error_with_a_remedy(arena):
 
 def test_two_instances_share_an_arena(arena, file):
     nixl.set_environment("lo")
-    makers = [NixlFileIo(arena, f"test-{time.monotonic_ns()}-{i}") for i in range(2)]
-    makers[0].write(file, [Part(0, 0, 4096)])
-    makers[1].read(file, [Part(0, MIB, 4096)])
+    with nixl_io(arena) as writer, nixl_io(arena) as reader:
+        writer.write(file, [Part(0, 0, 4096)])
+        reader.read(file, [Part(0, MIB, 4096)])
     assert arena.view[MIB : MIB + 4096] == arena.view[:4096]
 
 

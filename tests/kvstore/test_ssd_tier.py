@@ -6,7 +6,6 @@ import errno
 import os
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,26 +14,18 @@ import pytest
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
 from kvstore.core.events import Fault, Wrote
-from kvstore.tiers import nixl, page_cache
-from kvstore.tiers.file_io import FileIo, NixlFileIo, ThreadFileIo, direct_works
+from kvstore.tiers import page_cache
+from kvstore.tiers.file_io import ThreadFileIo, direct_works
 from kvstore.tiers.format import object_bytes, piece_offset
 from kvstore.tiers.ssd import SsdTier
 from tests.kvstore.fake_tiers import FakeFileIo
-from tests.kvstore.tier_house import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, wanted, written
+from tests.kvstore.tier_house import KEY, MIB, OTHER_KEY, SHAPE, arena, assert_same, file_io, wanted, written
 
-__all__ = ["arena"]
+__all__ = ["arena", "file_io"]
 
 
 #: Pieces of whole pages, as models have them: they are read and written past the page cache.
 ROUND = KvShape(b"r" * 32, 5, 2, 16, 16, "float32")
-
-
-@pytest.fixture(params=["threads", "nixl", "fake"])
-def file_io(request: pytest.FixtureRequest, arena) -> FileIo:
-    nixl.set_environment("lo")
-    if request.param == "nixl":
-        return NixlFileIo(arena, f"test-{time.monotonic_ns()}")
-    return (ThreadFileIo if request.param == "threads" else FakeFileIo)(arena)
 
 
 @pytest.fixture

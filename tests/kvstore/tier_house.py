@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,8 +14,11 @@ import pytest
 
 from contracts.kv import KvShape
 from kvstore.core.instructions import FetchPiece, WriteSsd
+from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.encoded import encode_chunk, views
+from kvstore.tiers.file_io import FileIo, NixlFileIo, ThreadFileIo
+from tests.kvstore.fake_tiers import FakeFileIo
 
 MIB = 1 << 20
 SHAPE = KvShape(b"f" * 32, 5, 3, 17, 16, "float32")  # pieces of no round size
@@ -26,6 +33,32 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
     made.view[:] = os.urandom(made.size_bytes)
     yield made
     made.close()
+
+
+@pytest.fixture(params=["threads", "nixl", "fake"])
+def file_io(request: pytest.FixtureRequest, arena: Arena) -> Iterator[FileIo]:
+    """Each way of moving bytes between files and the arena."""
+    nixl.set_environment("lo")
+    if request.param == "nixl":
+        with nixl_io(arena) as made:
+            yield made
+    else:
+        yield (ThreadFileIo if request.param == "threads" else FakeFileIo)(arena)
+
+
+@contextlib.contextmanager
+def nixl_io(arena: Arena) -> Iterator[NixlFileIo]:
+    """NIXL's. Its agent goes while the arena is still mapped, not whenever the garbage collector comes: in the middle of another test, with
+    memory registered that is somebody else's now."""
+    made = NixlFileIo(arena, f"test-{time.monotonic_ns()}")
+    agent = weakref.ref(made._agent)
+    try:
+        yield made
+    finally:
+        del made._agent
+    if agent() is not None:
+        gc.collect()
+    assert agent() is None
 
 
 @pytest.fixture

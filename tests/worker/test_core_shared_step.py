@@ -32,7 +32,7 @@ def test_a_short_prompt_is_computed_beside_a_flood_of_prompts_and_decodes() -> N
     flood = [sequence(n, "a", 3000) for n in range(5)] + [sequence(n, "a", 1) for n in range(5, 40)]
     prompt = sequence(99, "b", 40)
     for ahead in ("a", "b"):
-        step = dict(share([*flood, prompt], ROOM, lambda group: float(group[1] != ahead)))  # noqa: B023
+        step = dict(share([*flood, prompt], ROOM, lambda group: 1e-6 * (group[1] != ahead)))  # noqa: B023
         assert step.pop(prompt) == 40
         decodes = sum(count for s, count in step.items() if s.pending == 1)
         prefilled = sum(step.values()) - decodes
@@ -41,9 +41,16 @@ def test_a_short_prompt_is_computed_beside_a_flood_of_prompts_and_decodes() -> N
 
 def test_what_a_tenant_leaves_goes_to_who_was_served_least() -> None:
     a, b, c = sequence(0, "a", 500), sequence(1, "b", 500), sequence(2, "c", 1)
-    served = {(0, "a"): 2.0, (0, "b"): 1.0, (0, "c"): 0.0}
+    served = {(0, "a"): 2e-6, (0, "b"): 1e-6, (0, "c"): 0.0}
     step = share([a, b, c], ROOM, served.__getitem__)
     assert step == [(c, 1), (b, pytest.approx(57, abs=1)), (a, pytest.approx(33, abs=1))]
+
+
+def test_who_was_served_less_has_so_much_more_of_the_step() -> None:
+    a, b = sequence(0, "a", 500), sequence(1, "b", 80)
+    for behind_s, part in ((0.002, 70), (0.1, 80)):
+        step = share([a, b], ROOM, {(0, "a"): 7.0, (0, "b"): 7.0 - behind_s}.__getitem__)
+        assert step == [(b, pytest.approx(part, abs=1)), (a, pytest.approx(100 - part, abs=1))]
 
 
 def test_parts_are_by_weight() -> None:
@@ -70,7 +77,7 @@ def test_within_a_tenant_decodes_take_turns_and_prompts_go_on() -> None:
 
 def test_a_step_is_as_long_as_configured_or_a_few_lone_decodes() -> None:
     assert room_of(1000, 0.010, 0.002, 0.001, 0.0001).seconds == pytest.approx(0.009), "what any step takes goes off"
-    assert room_of(1000, 0.010, 0.020, 0.001, 0.0001).seconds == pytest.approx(0.061)
+    assert room_of(1000, 0.010, 0.020, 0.001, 0.0001).seconds == pytest.approx(0.041)
 
 
 @given(st.data())

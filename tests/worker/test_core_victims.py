@@ -13,6 +13,7 @@ from tests.worker.test_core_hbm import LAYERS, A, B, C, cached, here, make
 from worker.core.hbm import MOST_OWNERS, Block, HbmCache, Save
 from worker.core.prefetch import BANDS, Offer, band_layers, next_offer
 from worker.core.standings import MOST_SESSIONS, Rank, Standings
+from worker.core.victims import KEPT_S, within_parts
 
 
 def advise(cache: HbmCache, session: SessionKey, priority: int = 0, now: float = 0.0) -> None:
@@ -248,3 +249,47 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
     spare = 0 if below is not None else cache.pool.total // 64
     assert len(left) in (max(0, short - LAYERS * len(whole)), spare), "no more leaves than was asked for, or a few in advance"
     cache.validate(blocks)
+
+
+# ---- several tenants -------------------------------------------------------------------------------------------
+MINE, YOURS, FLOOD = SessionKey("mine", "a"), SessionKey("yours", "a"), SessionKey("flood", "a")
+
+
+def test_what_a_tenant_keeps_in_its_part_outlives_the_hinted_and_newer_cache_of_one_beyond_its_own() -> None:
+    cache = make(16)
+    mine = cached(cache, b"m", MINE, used_s=1)
+    flood = [cached(cache, bytes([n]), FLOOD, index=n, used_s=9) for n in range(3)]
+    advise(cache, FLOOD, priority=-5, now=9)
+    assert cache.make_room(10, now=10)
+    assert len(here(mine)) == 4 and sum(len(here(block)) for block in flood) <= 2
+    cache.validate()
+
+
+def test_parts_are_by_weight_and_only_of_those_who_use_their_caches() -> None:
+    for weight, now, stays in ((1.0, 10, 4), (0.25, 10, 0), (1.0, 10 + KEPT_S, 3)):
+        cache = make(16)
+        mine = cached(cache, b"m", MINE, used_s=1)
+        for n in range(3):
+            cached(cache, bytes([n]), FLOOD, index=n, used_s=now)
+        cache.weigh("mine", weight)
+        assert cache.make_room(4, now=now) and len(here(mine)) == stays
+
+
+def test_a_prefetch_of_a_tenant_beyond_its_part_takes_nothing_that_others_keep() -> None:
+    cache = make(16)
+    mine, flood = cached(cache, b"m", MINE, used_s=1), [cached(cache, bytes([n]), FLOOD, index=n, used_s=9) for n in range(3)]
+    for block in flood:
+        block.users += 1
+    below = (Rank.ADVISED, 0, 0)
+    assert cache.room(10, below, "flood") == 0 and not cache.make_room(1, 10, below, "flood")
+    assert cache.room(10, below, "yours") == 0, "it has no part here yet"
+    assert cache.room(10, below, "mine") == 4 and cache.make_room(1, 10, below, "mine")
+    assert len(here(mine)) == 3
+
+
+def test_one_tenant_alone_has_everything_and_the_usual_order() -> None:
+    cache = make(16)
+    blocks = [cached(cache, bytes([n]), FLOOD if n else MINE, index=n, used_s=n * 1000.0) for n in range(4)]
+    assert within_parts(blocks, cache.standings, 3000, 16, lambda tenant: 1.0) == frozenset(), "the other has not been here for long"
+    assert cache.make_room(4, now=3000)
+    assert [len(here(block)) for block in blocks] == [3, 3, 3, 3]

@@ -2,8 +2,8 @@
 
 - **Turns** (`Service`): of the tenants that want to compute or to be admitted, the one goes next that was served least for its weight
   (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", OSDI '24; here seconds of the device). One that
-  comes back is lifted to the least of those that wait: it has no credit for the time in which it asked for nothing, and nobody who was
-  served while no other waited has a debt for it.
+  comes back is lifted to `CREDIT_S` below the least of those that wait: it has no more credit than that for the time in which it asked
+  for little, enough for a turn of a conversation, and nobody who was served while no other waited has a debt for it.
 - **Places** (`Shares`): while several tenants are here, each has its part of the places and pages by weight. What a tenant holds beyond
   its part gives way to a tenant that has less than half of its own. A tenant's oldest sequence is never beyond, so that it ends.
 - **Short steps** (`Company`, `worker.core.shared_step`): while another tenant was here lately, steps are short and shared by weight.
@@ -22,6 +22,8 @@ from typing import Protocol, TypeVar
 
 #: (priority, tenant).
 Group = tuple[int, str]
+#: How far a tenant that asks for less than its part falls behind the others at most, in seconds of the device.
+CREDIT_S = 0.1
 #: Groups whose service is remembered at most; beyond, those served least are forgotten.
 _MOST_GROUPS, _FEW_GROUPS = 10_000, 64
 #: For how long a tenant that was here may come back at any moment, in seconds.
@@ -83,7 +85,7 @@ class Service:
             if group not in self._wanting:
                 peers = [self.of(g) for g in wanting if g[0] == group[0] and g in self._wanting]
                 others = (self.of(g) for g in live if g[0] == group[0] and g != group)
-                self._served[group] = max(self.of(group), min(peers) if peers else max(others, default=0.0))
+                self._served[group] = max(self.of(group), (min(peers) if peers else max(others, default=0.0)) - CREDIT_S)
         self._wanting = set(wanting)
         before, self._priorities = self._priorities, {priority for priority, _ in live}
         if not before <= self._priorities:

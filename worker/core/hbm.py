@@ -23,13 +23,15 @@ import numpy.typing as npt
 from contracts.ids import SessionKey
 from worker.core.pages import PagePool, Pages
 from worker.core.standings import Rank, Standings
-from worker.core.victims import Limit, Victims, victims
+from worker.core.victims import Limit, Victims, victims, within_parts
 
 NO_PAGE = -1
 #: Room is made for so many like the one that asks, so that the next ones need not search, and no step waits for more than that.
 _SPARE_TIMES = 16
 #: Sessions that a block remembers to be wanted by; of more, those that came first are forgotten.
 MOST_OWNERS = 32
+#: Tenants whose weights are remembered.
+MOST_WEIGHTS = 10_000
 
 
 class Save(IntEnum):
@@ -98,6 +100,8 @@ class HbmCache:
     hints_wasted: int = 0
     #: Pages that requests found here, ready.
     hits: int = 0
+    #: Of the tenants that asked for something here; of others it is 1.
+    weights: dict[str, float] = field(default_factory=dict)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
     def new_block(self, index: int, session: SessionKey, layers: Iterable[int]) -> Block:
@@ -216,16 +220,16 @@ class HbmCache:
         block.lost = True
 
     # ---- room --------------------------------------------------------------------------------------------------
-    def make_room(self, pages: int, now: float, below: Limit | None = None) -> bool:
+    def make_room(self, pages: int, now: float, below: Limit | None = None, tenant: str | None = None) -> bool:
         """Purge until `pages` pages are free. Changes nothing and returns False when that is impossible.
 
-        below: only victims that rank under this (class, -priority, -layer) may go: what a prefetch is allowed.
-        The order is that of `worker.core.victims`.
+        below: only victims that rank under this (class, -priority, -layer) may go: what a prefetch is allowed. tenant: whose prefetch it
+        is; beyond its part it takes nothing of what others keep in theirs. The order is that of `worker.core.victims`.
         """
         short = pages - self.pool.free
         if short <= 0:
             return True
-        found = self._victims(now, below)
+        found = self._victims(now, below, tenant)
         if found.total < short:
             return False
         short -= self._drop_unsaved(found.unsaved, short, now)
@@ -237,13 +241,22 @@ class HbmCache:
                 self._drop(block)
         return True
 
-    def room(self, now: float, below: Limit) -> int:
-        """Pages that `make_room` could give with this `below`."""
-        return self.pool.free + self._victims(now, below).total
+    def room(self, now: float, below: Limit, tenant: str | None = None) -> int:
+        """Pages that `make_room` could give with these arguments."""
+        return self.pool.free + self._victims(now, below, tenant).total
 
-    def _victims(self, now: float, below: Limit | None) -> Victims:
+    def weigh(self, tenant: str, weight: float) -> None:
+        """The tenant asks for something here."""
+        if len(self.weights) >= MOST_WEIGHTS:
+            self.weights.clear()
+        self.weights[tenant] = weight
+
+    def _victims(self, now: float, below: Limit | None, tenant: str | None) -> Victims:
+        blocks = self.index.values()
+        within = within_parts(blocks, self.standings, now, self.pool.total, lambda t: self.weights.get(t, 1.0))
+        spare = tenant is not None and tenant not in within
         by_layer, hold = self.layer_priority, self.hold_hinted
-        return victims(self.index.values(), self.standings, now, by_layer=by_layer, hold_hinted=hold, below=below)
+        return victims(blocks, self.standings, now, by_layer=by_layer, hold_hinted=hold, below=below, within=within, spare=spare)
 
     def _drop_unsaved(self, blocks: list[Block], short: int, now: float) -> int:
         """Drop blocks that were not saved until `short` pages are free or none is left. Returns the number of pages."""

@@ -13,11 +13,12 @@ from typing import Protocol
 from worker.core.batching import HasPriority
 
 _WEIGHT = 0.1
-#: Steps with fewer prefill tokens than this say little about prefill.
-_ENOUGH_TOKENS = 32
-#: How slowly the slope over batches is learned; how much batches must have varied for it (of their mean, squared); and the least share of
-#: a step that a sequence is believed to cost, so that more of them are never free.
-_SLOW, _VARIED, _LEAST_EXTRA = 0.01, 0.01, 0.02
+#: One step is believed to have taken so many times as long as expected, or so many times less, at most.
+_MOST_WRONG = 4.0
+#: How slowly the slope over batches is learned; how much batches must have varied for it (of their mean, squared), or where it was measured
+#: before anything ran, by how much (in sequences, squared) that counts as much; and the least share of a step that a sequence is believed
+#: to cost, so that more of them are never free.
+_SLOW, _VARIED, _MEASURED, _LEAST_EXTRA = 0.01, 0.01, 4.0, 0.02
 
 
 class Asked(HasPriority, Protocol):
@@ -62,20 +63,42 @@ class Pace:
     extra_token_s: float | None = None
     #: Running means over steps that only decode: sequences, seconds, and their products.
     _means: tuple[float, float, float, float] | None = None
+    #: The slope that was measured before anything ran.
+    _measured: float | None = None
 
     def stepped(self, seconds: float, prefill_tokens: int, decodes: int) -> None:
         """A step took this long for so many prefilled tokens and decoding sequences."""
         if not prefill_tokens and decodes:
             self.decode_token_s += _WEIGHT * (seconds / decodes - self.decode_token_s)
             self._learn(seconds, float(decodes))
-        elif prefill_tokens >= _ENOUGH_TOKENS:
-            prefill_s = max(seconds - self.decode_s(decodes), 0.1 * seconds)
-            self.prefill_token_s += _WEIGHT * (prefill_s / prefill_tokens - self.prefill_token_s)
+        elif prefill_tokens:
+            # What a step took beyond what was expected is laid to its prompts and to the rest, to each as far as it was a part of it.
+            prefill_s = prefill_tokens * self.prefill_token_s
+            expected_s = prefill_s + self._without_prompts_s(decodes)
+            error = min(max(seconds / expected_s, 1 / _MOST_WRONG), _MOST_WRONG)
+            self.prefill_token_s *= error ** (_WEIGHT * prefill_s / expected_s)
+            self._slow_down(error ** (_SLOW * (1 - prefill_s / expected_s)))
+
+    def _slow_down(self, times: float) -> None:
+        """Steps that only decode are expected to take so many times as long."""
+        self.decode_token_s *= times
+        if self._means is not None:
+            b, s, bb, bs = self._means
+            self._means = (b, times * s, bb, times * bs)
+        if self.extra_token_s is not None:
+            self.extra_token_s *= times
+
+    def _without_prompts_s(self, decodes: int) -> float:
+        """What a step takes beside its prefilled tokens: its decodes, or where it has none, what any step takes."""
+        if decodes or self._means is None:
+            return self.decode_s(decodes)
+        return max(self.decode_s(1) - self.marginal_token_s, 0.0)
 
     def expect_decodes(self, steps_s: Mapping[int, float]) -> None:
         """Before anything ran: a step that only decodes so many sequences takes so many seconds."""
         seen = [(float(batch), seconds, float(batch * batch), batch * seconds) for batch, seconds in steps_s.items()]
         self._fit(tuple(sum(x) / len(seen) for x in zip(*seen, strict=True)))
+        self._measured = self.extra_token_s
         least = min(steps_s)
         self.decode_token_s = steps_s[least] / least
 
@@ -86,8 +109,11 @@ class Pace:
     def _fit(self, means: tuple[float, ...]) -> None:
         b, s, bb, bs = means
         self._means = (b, s, bb, bs)
-        if bb - b * b > _VARIED * b * b:
-            self.extra_token_s = min(max((bs - b * s) / (bb - b * b), _LEAST_EXTRA * s / b), s / b)
+        varied, together = bb - b * b, bs - b * s
+        if self._measured is not None:
+            varied, together = varied + _MEASURED, together + _MEASURED * self._measured
+        if varied > _VARIED * b * b:
+            self.extra_token_s = min(max(together / varied, _LEAST_EXTRA * s / b), s / b)
 
     def decode_s(self, sequences: int) -> float:
         """What a step that only decodes so many is expected to take: as long as those so far, and what each more of them adds."""

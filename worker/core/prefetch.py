@@ -119,14 +119,15 @@ class Offers:
     def take(self, now: float) -> Band | None:
         """Pages for the next band that lacks some and that there is room for, or for as many of its first chunks as there is room for:
         they are marked as hinted, and whoever asks for their bytes says so. None: there is nothing to ask for now."""
-        full: Limit | None = None  # nothing that ranks under this could be had a moment ago
+        full: dict[str, Limit] = {}  # by tenant: nothing that ranks under this could be had a moment ago
         while (offer := next_offer(self.waiting.values(), now)) is not None:
             if offer.expires_s <= now:
                 del self.waiting[offer.session]
                 continue
             layers = band_layers(offer.band, self._layers, self._bands)
             below = (Rank.ADVISED, -offer.priority, -layers[-1])
-            band, whole = self._take(offer, layers, below, now, search=full is None or below > full)
+            tenant = offer.session.tenant
+            band, whole = self._take(offer, layers, below, now, search=tenant not in full or below > full[tenant])
             offer.no_room = not whole
             if whole:
                 offer.band += 1
@@ -134,7 +135,8 @@ class Offers:
                     del self.waiting[offer.session]
             else:
                 self.stall(offer.session)
-                full = below if band is None and (full is None or below > full) else full
+                if band is None:
+                    full[tenant] = max(below, full.get(tenant, below))
             if band is not None:
                 return band
         return None
@@ -147,13 +149,13 @@ class Offers:
         if not missing or not search:
             return None, not missing
         count, whole = len(gaps), True
-        if not cache.make_room(missing, now, below=below):
-            room, count, whole = cache.room(now, below), 0, False
+        if not cache.make_room(missing, now, below, offer.session.tenant):
+            room, count, whole = cache.room(now, below, offer.session.tenant), 0, False
             while count < len(gaps) and (room := room - len(gaps[count])) >= 0:
                 count += 1
             if not any(gaps[:count]):
                 return None, False
-            cache.make_room(sum(map(len, gaps[:count])), now, below=below)
+            cache.make_room(sum(map(len, gaps[:count])), now, below, offer.session.tenant)
         band = Band(offer, offer.band, [], [], [])
         for i, key in enumerate(offer.keys[:count]):
             block = cache.index.get(key)

@@ -1,7 +1,7 @@
 """Who computes in a step that several tenants share, and how many tokens of each.
 
 Such a step is short: the next turn of any of them finds no long one under way. It is filled by priority; within one, each tenant gets its
-part of the time by weight, and what a tenant leaves goes to the others, first to whoever was served least (`worker.core.fairness`). So a
+part of the time by weight and what it was served less than another (`worker.core.fairness`); what a tenant leaves goes to the others. So a
 tenant with one short prompt has it computed in the step that comes next, whatever the others have waiting, and decodes of one tenant take
 no time from the prompts of another.
 
@@ -20,7 +20,7 @@ from worker.core.fairness import Asked, Group
 
 #: How many times as long as a lone decode a shared step may be at least: reading the weights is most of that one, and is to be a small part
 #: of this one.
-LONE_TIMES = 4.0
+LONE_TIMES = 3.0
 #: What a tenant that has nothing else in the step computes of a prompt at least, in tokens.
 LEAST_PIECE = 16
 
@@ -59,11 +59,12 @@ def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) ->
         classes[s.request.priority][s.request.tenant].append(s)
     step: _Step[S] = _Step(room)
     for priority, tenants in sorted(classes.items()):
-        queues = [_Queue(members, room.prefill_token_s) for _, members in sorted(tenants.items(), key=lambda t: served((priority, t[0])))]
-        whole_s, weights = step.left_s, sum(queue.weight for queue in queues)
-        for queue in queues:
-            step.take(queue, whole_s * queue.weight / weights)
-        for queue in queues:
+        levels = {tenant: served((priority, tenant)) for tenant in tenants}
+        queues = {tenant: _Queue(tenants[tenant], room.prefill_token_s) for tenant in sorted(tenants, key=levels.__getitem__)}
+        whole_s, weights, most = step.left_s, sum(queue.weight for queue in queues.values()), max(levels.values())
+        for tenant, queue in queues.items():
+            step.take(queue, whole_s * queue.weight / weights + (most - levels[tenant]) * queue.weight)
+        for queue in queues.values():
             step.take(queue, step.left_s)
     return list(step.chosen.items())
 

@@ -86,6 +86,10 @@ class Standings:
         live = not advice.withdrawn and now < advice.until_s
         return (Rank.ADVISED if live else Rank.WITHDRAWN), -advice.priority, last_use
 
+    def last_use(self, session: SessionKey) -> float:
+        """When its cache was used last; long ago, where nothing is remembered."""
+        return self._last_use.get(session, -math.inf)
+
     def strongest(self, sessions: Iterable[SessionKey], now: float) -> Standing:
         """The standing of what several sessions share: that of the one which protects it most."""
         return max((self.of(session, now) for session in sessions), default=(Rank.WITHDRAWN, 0, 0.0))

@@ -1,12 +1,16 @@
 """Who leaves HBM first (DESIGN section 6; SYMPHONY, section 3.4): class, least urgent priority, highest layer, least recently used session,
 latest chunk. What was not saved below goes before all of them and whole, because a part of it is worth nothing.
 
+Of several tenants that use their caches, each keeps its part of the pages by weight: what one within its part used lately leaves after all
+that is not kept so (docs/design/0022).
+
 Ranks only: nothing is freed here. One pass looks at every block, not at every page; pages are ordered only where a purge ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 #: (class, -priority, -layer): victims that rank under it may go.
 Limit = tuple[int, int, int]
+#: For how long a cache that is not used counts as used, in seconds: a pause in a conversation.
+KEPT_S = 300.0
 
 
 @dataclass(slots=True)
@@ -30,22 +36,22 @@ class Victims:
     below: Limit | None
     unsaved: list[Block] = field(default_factory=list)
     pages: int = 0
-    #: By (class, -priority): (last use, -index, block).
-    _groups: dict[tuple[int, int], list[tuple[float, int, Block]]] = field(default_factory=dict)
+    #: By (kept for its tenant, class, -priority): (last use, -index, block).
+    _groups: dict[tuple[bool, int, int], list[tuple[float, int, Block]]] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """Pages that could be freed."""
         return self.pages + sum(block.held for block in self.unsaved)
 
-    def add(self, block: Block, standing: Standing) -> None:
-        """A block that may lose pages, and how it stands."""
+    def add(self, block: Block, standing: Standing, *, kept: bool) -> None:
+        """A block that may lose pages, how it stands, and whether it is kept for its tenant."""
         rank, urgency, last_use_s = standing
         first = self._first_layer((rank, urgency))
         held = block.held if not first else int((block.pages[first:] >= 0).sum())
         if held:
             self.pages += held
-            self._groups.setdefault((rank, urgency), []).append((last_use_s, -block.index, block))
+            self._groups.setdefault((kept, rank, urgency), []).append((last_use_s, -block.index, block))
 
     def first(self, count: int) -> list[tuple[Rank, Block, list[int]]]:
         """The first `count` pages in the order above, or all: blocks with their class and the layers that go."""
@@ -55,7 +61,7 @@ class Victims:
                 break
             blocks = [block for _, _, block in sorted(self._groups[group], key=lambda v: v[:2])]
             here = np.array([block.pages for block in blocks]) >= 0
-            here[:, : self._first_layer(group)] = False
+            here[:, : self._first_layer(group[1:])] = False
             top = here.shape[1] - 1
             down = here[:, ::-1]  # highest layers first
             places = np.argwhere(down.T)[:count, ::-1] if self.by_layer else np.argwhere(down)[:count]
@@ -63,7 +69,7 @@ class Victims:
             going: dict[int, list[int]] = {}
             for at, depth in places.tolist():
                 going.setdefault(at, []).append(top - depth)
-            chosen += [(Rank(group[0]), blocks[at], layers) for at, layers in going.items()]
+            chosen += [(Rank(group[1]), blocks[at], layers) for at, layers in going.items()]
         return chosen
 
     def _first_layer(self, group: tuple[int, int]) -> int:
@@ -73,12 +79,36 @@ class Victims:
         return 1 - self.below[2] if group == self.below[:2] else 1 << 30
 
 
+def within_parts(blocks: Iterable[Block], standings: Standings, now: float, pages: int, weight: Callable[[str], float]) -> frozenset[str]:
+    """The tenants that use their caches and hold no more than their part of `pages`; none where one tenant alone does."""
+    held: Counter[str] = Counter()
+    using: set[str] = set()
+    for block in blocks:
+        session = next(reversed(block.sessions))
+        held[session.tenant] += block.held
+        if session.tenant not in using and now - standings.last_use(session) <= KEPT_S:
+            using.add(session.tenant)
+    if len(using) < 2:
+        return frozenset()
+    each = pages / sum(map(weight, using))
+    return frozenset(tenant for tenant in using if held[tenant] <= each * weight(tenant))
+
+
 def victims(
-    blocks: Iterable[Block], standings: Standings, now: float, *, by_layer: bool, hold_hinted: bool, below: Limit | None
+    blocks: Iterable[Block],
+    standings: Standings,
+    now: float,
+    *,
+    by_layer: bool,
+    hold_hinted: bool,
+    below: Limit | None,
+    within: frozenset[str] = frozenset(),
+    spare: bool = False,
 ) -> Victims:
     """Those of `blocks` that may lose pages at `now`. below: only what ranks under it; what was not saved may always go.
 
-    hold_hinted: nothing that was brought for a live hint and is not used yet.
+    hold_hinted: nothing that was brought for a live hint and is not used yet. within: see `within_parts`. spare: nothing that is kept for
+    its tenant.
     """
     found = Victims(by_layer, below)
     known: dict[SessionKey, Standing] = {}
@@ -98,5 +128,7 @@ def victims(
         assert standing is not None
         if hold_hinted and standing[0] is Rank.ADVISED and block.hinted.any():
             continue
-        found.add(block, standing)
+        kept = session.tenant in within and now - standing[2] <= KEPT_S
+        if not (kept and spare):
+            found.add(block, standing, kept=kept)
     return found
