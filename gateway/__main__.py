@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 from gateway.app import Gateway
+from runtime.collector import keep_what_is_here
 from runtime.config import Config
 from runtime.heap import give_back_large_buffers
 from runtime.service import Tasks, arguments, run, serve
@@ -25,11 +25,8 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2)
-    # What was imported stays, so the collector need not look at it again; and a request makes more young objects than its default allows.
     give_back_large_buffers()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
+    keep_what_is_here()
     run(_serve(config, number))
 
 

@@ -15,6 +15,7 @@ from contracts.profile import Profile, Subject
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
+from runtime.collector import keep_what_is_here
 from runtime.config import GIB, Config, cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.profiles import fitting
@@ -116,6 +117,7 @@ class WorkerProcess:
             draining=lambda: self.handler.draining,
         )
         self.tasks.start(self.reporter.run(), "reporter")
+        keep_what_is_here()
         log.info("serving", model=config.served_model, max_tokens=max_tokens, pages=pool.total, start_s=round(time.monotonic() - began, 2))
 
     async def _lock(self) -> None:
