@@ -134,14 +134,13 @@ def up(
 def status(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> int:
     """What the fleet does now. The exit status is 0 when every node serves."""
     gateway = Gateway(url, key or None)
-    ready = gateway.ask("GET", "/ready")
+    all_serve = gateway.ask("GET", "/ready?all=1").status == 200
     data = gateway.call("GET", "/v1/fleet")
-    is_ready = ready.status == 200
     if as_json:
-        _print_json({"url": url, **data, "ready": is_ready})
+        _print_json({"url": url, **data, "all_serve": all_serve})
     else:
-        fleet.show_fleet(_console(), is_ready, data)
-    return 0 if is_ready else 1
+        fleet.show_fleet(_console(), all_serve, data)
+    return 0 if all_serve else 1
 
 
 @commands.command()

@@ -14,7 +14,7 @@ from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
 from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
-from gateway.core.routing import missing
+from gateway.core.routing import missing, unserved
 from gateway.core.usage import Usage
 from gateway.decoding import Decoding
 from gateway.fleet import Fleet
@@ -72,8 +72,13 @@ class Parts:
             self.idle.set()
 
     def not_ready(self) -> list[str]:
-        """Why this deployment is not ready; empty when it is."""
-        return missing(self.fleet.view, self.fleet.live, self.workers.connected, self.draining)
+        """Why this gateway should get no requests; empty when a node can answer those for the configured model."""
+        return unserved(self.fleet.view, [self.config.served_model], self.workers.connected, self.draining)
+
+    def missing(self) -> list[str]:
+        """Why not every node serves; empty when all do, and the gateway is ready."""
+        found = [*self.not_ready(), *missing(self.fleet.view, self.fleet.live, self.workers.connected, self.draining)]
+        return list(dict.fromkeys(found))
 
 
 PARTS = web.AppKey("parts", Parts)

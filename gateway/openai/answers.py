@@ -126,4 +126,5 @@ PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
     ("post", "/v1/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
     ("get", "/v1/fleet"): [("query", "metrics", {"enum": ["true", "false"]})],
+    ("get", "/ready"): [("query", "all", {"enum": ["1", "true", "0", "false"], "description": "1: whether every node serves"})],
 }
