@@ -53,6 +53,8 @@ class Parts:
     browser_limits: BrowserLimits
     watches: Watches
     turnstile: Turnstile
+    #: Origins of pages that were refused and logged; the first few of this process's life.
+    refused_origins: set[str] = field(default_factory=set)
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False

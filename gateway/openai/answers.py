@@ -111,6 +111,7 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("get", "/v1/fleet"): _FLEET,
     ("get", "/health"): _object(status=_one("ok")),
     ("get", "/ready"): _READY,
+    ("get", "/version"): _object(version=_TEXT),
 }
 #: What else may come: a stream of events, or text that is no JSON.
 TEXTS: dict[tuple[str, str], str] = {

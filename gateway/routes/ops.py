@@ -14,6 +14,7 @@ from contracts.v1 import scheduler_pb2 as pb
 from gateway.intake import server_caller_of
 from gateway.openai.description import ROUTES, openapi
 from gateway.parts import PARTS
+from runtime import version as release
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem;color:#1b1b1b;background:#fff}"
@@ -41,6 +42,11 @@ async def ready(request: web.Request) -> web.Response:
         "nodes_expected": view.expected if view else parts.config.nodes.count,
     }
     return web.json_response(body, status=503 if reasons else 200)
+
+
+async def version(_request: web.Request) -> web.Response:
+    """Which release this is, in vLLM's form."""
+    return web.json_response({"version": release.version()})
 
 
 def _wants_all(request: web.Request) -> bool:

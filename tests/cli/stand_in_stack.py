@@ -129,7 +129,7 @@ class UpbeatUp:
             program.chmod(0o755)
 
     def flags(self, **changes: object) -> list[str]:
-        """The command line of this stack, with flags changed (`dram_gib=1`) or left out (None)."""
+        """The command line of this stack, with flags changed (`dram_gib=1`), repeated (a list) or left out (None)."""
         flags = {
             "nodes": 1,
             "model": self.model,
@@ -140,7 +140,8 @@ class UpbeatUp:
             "hbm_gib": 0.1,
             "bin_dir": self.bin,
         } | changes
-        given = [[f"--{name.replace('_', '-')}", str(value)] for name, value in flags.items() if value is not None]
+        every = {name: value if isinstance(value, list) else [value] for name, value in flags.items() if value is not None}
+        given = [[f"--{name.replace('_', '-')}", str(value)] for name, values in every.items() for value in values]
         return ["up", *(word for pair in given for word in pair)]
 
     def behave(self, name: str, **behaviour: object) -> None:

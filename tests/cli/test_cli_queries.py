@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,11 @@ def test_status_shows_every_node(gateway: GatewayStandIn) -> None:
     assert {"serving", "upbeat-demo", "3", "1", "120", "2", "25%", "7"} <= set(row.split())
     assert "1.00 of 2.00 GiB" in row
     assert any(line.startswith("node-1") and "not serving" in line for line in done.stdout.splitlines())
+
+
+def test_the_version_is_that_of_what_is_installed() -> None:
+    done = upbeat("--version")
+    assert (done.returncode, done.stdout) == (0, f"upbeat {metadata.version('upbeat-server')}\n")
 
 
 def test_status_fails_while_one_node_is_away_though_the_stack_is_ready(gateway: GatewayStandIn) -> None:
