@@ -84,5 +84,5 @@ def welcome(config: Config, took_s: float, own_key: str = "") -> str:
 
 def base_url(config: Config) -> str:
     """Where a browser on this machine finds the gateway."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(config.gateway.host, config.gateway.host)
-    return f"http://{host}:{config.gateway.port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.gateway.host, config.gateway.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"

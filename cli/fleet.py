@@ -14,13 +14,14 @@ MIB = 1 << 20
 WIDE = 120
 
 
-def show_fleet(console: Console, ready: bool, fleet: dict[str, Any]) -> None:
-    """A line of state, then a line a node."""
+def show_fleet(console: Console, all_serve: bool, fleet: dict[str, Any]) -> None:
+    """A line of state, then a line a node. all_serve: /ready?all=1 is 200."""
     nodes = fleet.get("nodes", [])
     serving = sum(bool(node.get("serving")) for node in nodes)
     expected = int(fleet.get("expected_nodes", len(nodes)))
     missing = "; ".join(map(str, fleet.get("missing", [])))
-    console.print(f"{'ready' if ready else 'not ready'}: {serving} of {expected} nodes serve{missing and ' (' + missing + ')'}")
+    state = "ready" if all_serve else "partly ready" if fleet.get("ready") else "not ready"
+    console.print(f"{state}: {serving} of {expected} nodes serve{missing and ' (' + missing + ')'}")
     schedulers = fleet.get("schedulers", [])
     if len(schedulers) > 1:
         told = (f"{s.get('address')} {s.get('state')} ({_int(s, 'nodes')} nodes, {_int(s, 'advised')} hints)" for s in schedulers)

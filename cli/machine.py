@@ -5,6 +5,7 @@ Everything here looks before anything is started, and every refusal is a ConfigE
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -191,7 +192,9 @@ def _can_bind(host: str, port: int) -> bool:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind(address)
-        except OSError:
+        except OSError as e:
+            if e.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"host {host!r} is no address of this machine; give one that is, or 127.0.0.1 or 0.0.0.0") from None
             return False
     return True
 

@@ -19,6 +19,7 @@ from cli import fleet, keys, workflows
 from cli.client import USAGE, CallFailed, Gateway, session_pages, session_path
 from cli.completion import COMPLETE, completion_init, known_sessions, script
 from cli.settings import Flags, resolve
+from cli.version import root
 from contracts.errors import ConfigError
 from runtime.config import cluster_secret, dump_config, with_hashed_keys
 
@@ -54,6 +55,7 @@ commands = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+commands.callback()(root)
 _Url = Annotated[str, typer.Option("--url", envvar="UPBEAT_URL", help="Where the gateway answers.")]
 _Key = Annotated[str, typer.Option("--key", envvar="UPBEAT_API_KEY", help="A server key, where keys are configured.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -96,6 +98,10 @@ def up(
     hbm_gib: Annotated[float | None, _number_option("Device memory for KV, a node.  [default: 1]")] = None,
     dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2]")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where the gateway listens; beyond this machine it has keys.  [default: 127.0.0.1]")
+    ] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of ORIGIN may call; may be repeated.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Logs, locks, pids.  [default: .cache/run, or .cache/run-PORT]")] = None,
     bin_dir: Annotated[Path | None, typer.Option(hidden=True, help="Where the services' programs are.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what happens as JSON, an object a line.")] = False,
@@ -107,7 +113,9 @@ def up(
     from cli.own_key import own_key_of
     from cli.supervisor import Supervisor
 
-    resolved = resolve(Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir))
+    resolved = resolve(
+        Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, host=host, cors_origins=cors_origin)
+    )
     programs = bin_dir or Path(sys.executable).parent
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
@@ -134,14 +142,13 @@ def up(
 def status(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> int:
     """What the fleet does now. The exit status is 0 when every node serves."""
     gateway = Gateway(url, key or None)
-    ready = gateway.ask("GET", "/ready")
+    all_serve = gateway.ask("GET", "/ready?all=1").status == 200
     data = gateway.call("GET", "/v1/fleet")
-    is_ready = ready.status == 200
     if as_json:
-        _print_json({"url": url, **data, "ready": is_ready})
+        _print_json({"url": url, **data, "all_serve": all_serve})
     else:
-        fleet.show_fleet(_console(), is_ready, data)
-    return 0 if is_ready else 1
+        fleet.show_fleet(_console(), all_serve, data)
+    return 0 if all_serve else 1
 
 
 @commands.command()

@@ -6,10 +6,13 @@ P + 20 on. Every wrong flag is named with its value and a remedy.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,11 +22,13 @@ from cli.own_key import fresh_key, kept_key
 from contracts.errors import ConfigError
 from runtime.config import Config, load_config, said_config
 from runtime.config_checks import needs_keys
+from runtime.gateway_config import ORIGIN
 
 DEFAULT_PORT = 8080
 #: Where the nodes' ports begin, counted from the gateway's.
 NODES_OFFSET = 20
 PORTS_A_NODE = 10
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 POLICIES = ("balanced", "sticky", "cache-aware", "random", "round-robin")
 BUNDLED_MODEL = Path(__file__).parent.parent / "models" / "demo"
 
@@ -42,6 +47,9 @@ class Flags:
     dram_gib: float | None = None
     policy: str | None = None
     run_dir: Path | None = None
+    host: str | None = None
+    #: Besides those that are configured.
+    cors_origins: Sequence[str] | None = None
 
 
 def resolve(flags: Flags) -> Config:
@@ -81,7 +89,11 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
         over["model"] = BUNDLED_MODEL
     if flags.data is not None:
         over["data"] = flags.data
-    if needs_keys(said):
+    if flags.host is not None:
+        over["gateway"]["host"] = flags.host
+    if flags.cors_origins:
+        over["gateway"]["cors_origins"] = list(dict.fromkeys([*said.gateway.cors_origins, *flags.cors_origins]))
+    if needs_keys(flags.host or said.gateway.host, said.gateway.api_keys):
         key = own_key(flags.data or said.data) if own_key is not None else fresh_key()
         over["gateway"]["api_keys"] = [{"key": key}]
     if flags.cache is not None:
@@ -104,12 +116,25 @@ def _check_values(flags: Flags) -> None:
     for name, value, low, high in (("--nodes", flags.nodes, 1, 256), ("--port", flags.port, 1, 65_535)):
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{name} {value} is out of range; give a number from {low} to {high}")
+    if flags.host is not None and not _is_host(flags.host):
+        raise ConfigError(f"--host {flags.host} is no address to listen on; give one of this machine's, such as 127.0.0.1, 0.0.0.0 or ::")
+    for origin in flags.cors_origins or ():
+        if not ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--cors-origin {origin} is no origin; give scheme, host and port without a path, such as http://localhost:3000, or *"
+            )
     for name, gib in (("--hbm-gib", flags.hbm_gib), ("--dram-gib", flags.dram_gib)):
         if gib is not None and not (math.isfinite(gib) and gib > 0):
             raise ConfigError(f"{name} {gib} is not an amount of memory; give GiB above 0, such as {name} 1")
     for name, word, allowed in (("--cache", flags.cache, ("on", "off")), ("--policy", flags.policy, policies())):
         if word is not None and word not in allowed:
             raise ConfigError(f"{name} {word} is unknown; give {', '.join(allowed[:-1])} or {allowed[-1]}")
+
+
+def _is_host(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(text))
+    return _NAME.fullmatch(text) is not None
 
 
 def _check_model(config: Config, flag: str) -> None:

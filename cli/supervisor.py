@@ -139,7 +139,7 @@ class Supervisor:
             self._display.line(f"the end of {process.log}:\n  {tail}")
 
     async def _watch_readiness(self) -> None:
-        """Tell when the stack serves: at first, and again after each death of a service."""
+        """Tell when the whole stack serves: at first, and again after each death of a service."""
         since = time.monotonic()
         while True:
             while True:
@@ -205,13 +205,13 @@ class Supervisor:
 
 
 async def ask_ready(config: Config) -> tuple[int, str]:
-    """The gateway's /ready: (status, why not), (0, why not) when it does not answer."""
+    """The gateway's /ready?all=1: (status, why not), (0, why not) when it does not answer."""
     host, port = base_url(config).removeprefix("http://").rsplit(":", 1)
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(2.0):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            writer.write(f"GET /ready HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+            writer.write(f"GET /ready?all=1 HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
             head, _, body = (await reader.read(65_536)).partition(b"\r\n\r\n")
             return int(head.split(b" ", 2)[1]), _reason(body)
     except (OSError, TimeoutError, ValueError, IndexError):

@@ -79,6 +79,7 @@ def build(parts: Parts) -> web.Application:
     get("/v1/fleet", ops.fleet)
     get("/health", ops.health)
     get("/ready", ops.ready)
+    get("/version", ops.version)
     get("/metrics", ops.metrics)
     get("/openapi.json", ops.description)
     get("/docs", ops.docs)

@@ -10,6 +10,12 @@ from collections.abc import Collection, Mapping
 
 from aiohttp import hdrs, web
 
+from contracts.errors import Forbidden
+from gateway.parts import PARTS
+from runtime import telemetry
+from runtime.gateway_config import ORIGIN
+
+log = telemetry.logger("gateway.cors")
 #: Answer the same whether a session exists or not, so any page may ask.
 OPEN_ROUTES = frozenset({"/v1/advisory", "/v1/invalidate"})
 _METHODS = "GET, POST, PUT, DELETE, OPTIONS"
@@ -23,6 +29,8 @@ _EXPOSED = (
     "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 _PREFLIGHT_S = "86400"
+#: So many refused origins are logged, and so much of each is repeated.
+_LOGGED, _SHOWN = 64, 100
 _ANY_PAGE = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
 
 
@@ -38,12 +46,14 @@ def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> Map
 
 
 def preflight(request: web.Request, origins: Collection[str]) -> web.Response | None:
-    """The answer to a browser that asks whether a page may call; None: this is not such a question, or not for a page."""
-    if request.method != hdrs.METH_OPTIONS:
+    """The answer to a browser that asks whether a page may call; None: this is not such a question. Raises Forbidden where it may not."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    if request.method != hdrs.METH_OPTIONS or not request.path.startswith("/v1/"):
         return None
-    allowed = cors_headers(request.path, request.headers.get(hdrs.ORIGIN), origins)
-    if "Access-Control-Allow-Origin" not in allowed:
-        return None
+    if "Access-Control-Allow-Origin" not in cors_headers(request.path, origin, origins):
+        if origin is None:
+            return None
+        raise refusal(request, "may not read this server's answers", f"start it with {listing(origin)}")
     asked = {
         "Access-Control-Allow-Methods": _METHODS,
         "Access-Control-Allow-Headers": _ACCEPTED,
@@ -51,3 +61,20 @@ def preflight(request: web.Request, origins: Collection[str]) -> web.Response | 
     }
     # The other headers come with every answer (`envelope.dress`).
     return web.Response(status=204, headers=asked)
+
+
+def refusal(request: web.Request, why: str, remedy: str) -> Forbidden:
+    """The error for a page of another site, which its browser may not show: so the first of each origin is logged as well."""
+    origin, logged = request.headers.get(hdrs.ORIGIN), request.app[PARTS].refused_origins
+    said = f"pages of {origin[:_SHOWN]!r}" if origin else "pages of other sites"
+    message = f"{said} {why}; {remedy}"
+    if len(logged) < _LOGGED and (origin or "") not in logged:
+        logged.add(origin or "")
+        log.warning("a page was refused", error=message)
+    return Forbidden(message, param=hdrs.ORIGIN, code="origin_not_allowed")
+
+
+def listing(origin: str | None) -> str:
+    """How an operator lets the pages of an origin call."""
+    named = origin if origin and len(origin) <= _SHOWN and ORIGIN.fullmatch(origin) and origin != "*" else "ORIGIN"
+    return f"`upbeat up --cors-origin {named}`, or list them in gateway.cors_origins"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from contracts.errors import Forbidden, InvalidRequest, Misdirected
+from contracts.errors import InvalidRequest, Misdirected
+from gateway.cors import listing, refusal
 from gateway.parts import PARTS
 
 _SITE = "Sec-Fetch-Site"
@@ -28,9 +29,5 @@ def check_sender(request: web.Request) -> None:
     if hosts.checks_pages and request.path.startswith("/v1/"):
         origin = request.headers.get(hdrs.ORIGIN)
         if not hosts.trusts(origin, request.headers.get(_SITE)):
-            said = f"pages of {origin[:100]!r}" if origin else "pages of other sites"
-            raise Forbidden(
-                f"{said} may not call a server that asks for no key; add them to gateway.cors_origins, or configure gateway.api_keys",
-                param=hdrs.ORIGIN,
-                code="origin_not_allowed",
-            )
+            remedy = f"start it with {listing(origin)}, or configure gateway.api_keys"
+            raise refusal(request, "may not call a server that asks for no key", remedy)

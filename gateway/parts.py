@@ -14,7 +14,7 @@ from gateway.core.browser_tokens import BrowserTokens
 from gateway.core.callers import Callers
 from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
-from gateway.core.routing import missing
+from gateway.core.routing import missing, unserved
 from gateway.core.usage import Usage
 from gateway.decoding import Decoding
 from gateway.fleet import Fleet
@@ -53,6 +53,8 @@ class Parts:
     browser_limits: BrowserLimits
     watches: Watches
     turnstile: Turnstile
+    #: Origins of pages that were refused and logged; the first few of this process's life.
+    refused_origins: set[str] = field(default_factory=set)
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
@@ -72,8 +74,13 @@ class Parts:
             self.idle.set()
 
     def not_ready(self) -> list[str]:
-        """Why this deployment is not ready; empty when it is."""
-        return missing(self.fleet.view, self.fleet.live, self.workers.connected, self.draining)
+        """Why this gateway should get no requests; empty when a node can answer those for the configured model."""
+        return unserved(self.fleet.view, [self.config.served_model], self.workers.connected, self.draining)
+
+    def missing(self) -> list[str]:
+        """Why not every node serves; empty when all do, and the gateway is ready."""
+        found = [*self.not_ready(), *missing(self.fleet.view, self.fleet.live, self.workers.connected, self.draining)]
+        return list(dict.fromkeys(found))
 
 
 PARTS = web.AppKey("parts", Parts)

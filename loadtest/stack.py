@@ -108,7 +108,7 @@ class Stack:
         self.close()
 
     def start(self, settings: dict[str, Any] | None = None) -> None:
-        """Start and wait until /ready is 200. `settings` replace those given before. Raises StackError."""
+        """Start and wait until every node serves. `settings` replace those given before. Raises StackError."""
         if self._process is not None:
             raise StackError("the stack runs already; stop it first")
         if settings is not None:
@@ -135,7 +135,7 @@ class Stack:
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise StackError(f"`upbeat up` ended with status {process.returncode}\n{self.last_words()}")
-            if self._get("/ready")[0] == 200:
+            if self._get("/ready?all=1")[0] == 200:
                 return
             time.sleep(0.1)
         raise StackError(f"the stack was not ready within {self._ready_s:.0f} s\n{self.last_words()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from contracts.errors import ConfigError
@@ -12,14 +13,14 @@ if TYPE_CHECKING:
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
-def needs_keys(config: Config) -> bool:
-    """Whether it would let others than this machine's programs call without a key."""
-    return not config.gateway.api_keys and config.gateway.host not in LOOPBACK
+def needs_keys(host: str, api_keys: Sequence[object]) -> bool:
+    """Whether a gateway that listens there would let others than this machine's programs call without a key."""
+    return not api_keys and host not in LOOPBACK
 
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first wrong thing."""
-    if needs_keys(config):
+    if needs_keys(config.gateway.host, config.gateway.api_keys):
         raise ConfigError(
             f"gateway.host = {config.gateway.host!r} listens beyond loopback without API keys; "
             "set gateway.api_keys, or gateway.host: 127.0.0.1"

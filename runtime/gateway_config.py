@@ -16,7 +16,8 @@ _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 _Priority = Annotated[int, Field(ge=-1000, le=1000)]
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]{2,45}\]")
-_ORIGIN = re.compile(r"\*|https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+#: An origin of web pages as it is configured, or any.
+ORIGIN = re.compile(r"\*|https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 class ApiKey(BaseModel):
@@ -124,6 +125,6 @@ class GatewaySection(BaseModel):
     @classmethod
     def _origins(cls, value: list[str]) -> list[str]:
         for origin in value:
-            if not _ORIGIN.fullmatch(origin):
+            if not ORIGIN.fullmatch(origin):
                 raise ValueError(f"{origin!r} is no origin; give scheme, host and port, such as https://chat.example.org, or *")
         return value

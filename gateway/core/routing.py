@@ -74,6 +74,7 @@ class Route:
 BUSIER = 4
 #: Of how many sessions a gateway remembers the node.
 _REMEMBERED = 50_000
+_DRAINING, _NO_SCHEDULER = "the gateway is draining", "the scheduler does not answer"
 
 
 class LastNodes:
@@ -143,11 +144,30 @@ def direct_route(
     return Route(best.name, best.worker_address, sources, f"no scheduler answered: {why}")
 
 
+def unserved(fleet: FleetView | None, models: Collection[str], connected: Collection[str], draining: bool) -> list[str]:
+    """Why this gateway cannot answer requests for some of `models`, one reason each; empty when each has a node that can take them.
+
+    A silent scheduler is no reason once the fleet is known: requests then go to its last known nodes (`direct_route`), and a node that has
+    gone since has no stream.
+    """
+    reasons = [_DRAINING] if draining else []
+    if fleet is None:
+        return [*reasons, _NO_SCHEDULER]
+    for model in models:
+        able = [n for n in fleet.nodes if n.able(model)]
+        if not able:
+            served = ", ".join(sorted({name for n in fleet.nodes if n.serving for name in n.models}))
+            reasons.append(f"no node serves {model}{f' (served: {served})' if served else ''}")
+        elif not any(n.name in connected for n in able):
+            reasons.append(f"no node that serves {model} has a stream to this gateway")
+    return reasons
+
+
 def missing(fleet: FleetView | None, live: bool, connected: Collection[str], draining: bool) -> list[str]:
-    """Why the deployment is not ready, one reason each; empty when it is. `live`: the fleet is known as of now."""
-    reasons = ["the gateway is draining"] if draining else []
+    """Why not every node serves, one reason each; empty when all do. `live`: the fleet is known as of now."""
+    reasons = [_DRAINING] if draining else []
     if fleet is None or not live:
-        return [*reasons, "the scheduler does not answer"]
+        return [*reasons, _NO_SCHEDULER]
     serving = [n for n in fleet.nodes if n.serving]
     expected = max(1, fleet.expected)
     if len(serving) < expected:

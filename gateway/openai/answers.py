@@ -111,6 +111,7 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("get", "/v1/fleet"): _FLEET,
     ("get", "/health"): _object(status=_one("ok")),
     ("get", "/ready"): _READY,
+    ("get", "/version"): _object(version=_TEXT),
 }
 #: What else may come: a stream of events, or text that is no JSON.
 TEXTS: dict[tuple[str, str], str] = {
@@ -126,4 +127,5 @@ PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
     ("post", "/v1/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
     ("get", "/v1/fleet"): [("query", "metrics", {"enum": ["true", "false"]})],
+    ("get", "/ready"): [("query", "all", {"enum": ["1", "true", "0", "false"], "description": "1: whether every node serves"})],
 }

@@ -134,7 +134,8 @@ ROUTES: list[tuple[str, str, str, Schema | None]] = [
     ("delete", "/v1/workflows/{name}", "Forget a workflow and what was learned of it.", None),
     ("get", "/v1/fleet", "The nodes and their load; with `?metrics=true` also their samples.", None),
     ("get", "/health", "The process lives.", None),
-    ("get", "/ready", "Every node serves.", None),
+    ("get", "/ready", "A node can answer requests for the configured model; with `?all=1`, every node serves.", None),
+    ("get", "/version", "Which release this is.", None),
     ("get", "/metrics", "Prometheus metrics.", None),
 ]
 

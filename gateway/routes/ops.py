@@ -14,12 +14,15 @@ from contracts.v1 import scheduler_pb2 as pb
 from gateway.intake import server_caller_of
 from gateway.openai.description import ROUTES, openapi
 from gateway.parts import PARTS
+from runtime import version as release
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem;color:#1b1b1b;background:#fff}"
     "pre{background:#f4f4f2;padding:.8rem;overflow-x:auto;border-radius:4px}code{font-size:.92em}h1{font-weight:600}"
     "td{padding:.15rem 1rem .15rem 0;vertical-align:top}a{color:#0b57d0}"
 )
+#: What a switch in a query may be.
+_SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
 
 async def health(_request: web.Request) -> web.Response:
@@ -28,9 +31,9 @@ async def health(_request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 when every expected node is known to serve."""
+    """200 when a node can answer requests for the configured model; with `?all=1`, when every expected node is known to serve."""
     parts = request.app[PARTS]
-    reasons = parts.not_ready()
+    reasons = parts.missing() if _wants_all(request) else parts.not_ready()
     view = parts.fleet.view
     body = {
         "status": "not ready" if reasons else "ready",
@@ -39,6 +42,18 @@ async def ready(request: web.Request) -> web.Response:
         "nodes_expected": view.expected if view else parts.config.nodes.count,
     }
     return web.json_response(body, status=503 if reasons else 200)
+
+
+async def version(_request: web.Request) -> web.Response:
+    """Which release this is, in vLLM's form."""
+    return web.json_response({"version": release.version()})
+
+
+def _wants_all(request: web.Request) -> bool:
+    wanted = request.query.getall("all", ["0"])
+    if len(wanted) > 1 or wanted[0] not in _SWITCH:
+        raise InvalidRequest("all must be 1, to ask whether every node serves, or 0", param="all")
+    return _SWITCH[wanted[0]]
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -67,7 +82,7 @@ async def fleet(request: web.Request) -> web.Response:
         {
             "object": "fleet",
             "ready": not parts.not_ready(),
-            "missing": parts.not_ready(),
+            "missing": parts.missing(),
             "scheduler_live": parts.fleet.live,
             "schedulers": [_scheduler(address, one) for address, one in seen],
             "expected_nodes": view.expected if view else parts.config.nodes.count,

@@ -248,8 +248,8 @@ def with_headers(draw: st.DrawFn) -> Case:
 _ID = st.sampled_from(["hostile", "a", "a/b", "..", "%2e%2e", "%00", "é", "a" * 200, "imp-0", "*", "?", "honest-0-alone"])
 _BARE = ["/v1/sessions", "/v1/sessions/{}", "/v1/sessions/{}/placement", "/v1/sessions/{}/events", "/v1/models", "/v1/models/{}",
     "/v1/workflows", "/v1/workflows/{}",
-         "/v1/fleet", "/health", "/ready", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js", "/playground/{}", "/v1/embeddings",
-         "/nowhere/{}"]  # fmt: skip
+         "/v1/fleet", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js", "/playground/{}",
+         "/v1/embeddings", "/nowhere/{}"]  # fmt: skip
 
 
 @st.composite

@@ -2,7 +2,7 @@
 
 A stand-in lives as the real services do (`runtime.service`), listens on the ports of its service, and writes what happens
 to it into one journal. How it misbehaves is said by `BEHAVIOUR/NAME.json`: `exit` (status, at once), `drain_s`, `deaf`
-(SIGTERM is ignored). The gateway's `/ready` is 200 when everybody else's port answers.
+(SIGTERM is ignored). The gateway's `/ready?all=1` is 200 when everybody else's port answers, and `/ready` always.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class StandIn:
 
     async def answer(self, reader, writer):
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            good = all([await answers(other) for other in others])
+            head = await reader.readuntil(b"\r\n\r\n")
+            good = not head.startswith(b"GET /ready?all=1 ") or all([await answers(other) for other in others])
             body = b"{{}}" if good else json.dumps({{"missing": ["somebody"]}}).encode()
             head = "200 OK" if good else "503 Not now"
             writer.write(f"HTTP/1.1 {{head}}\r\ncontent-length: {{len(body)}}\r\nconnection: close\r\n\r\n".encode() + body)
@@ -129,7 +129,7 @@ class UpbeatUp:
             program.chmod(0o755)
 
     def flags(self, **changes: object) -> list[str]:
-        """The command line of this stack, with flags changed (`dram_gib=1`) or left out (None)."""
+        """The command line of this stack, with flags changed (`dram_gib=1`), repeated (a list) or left out (None)."""
         flags = {
             "nodes": 1,
             "model": self.model,
@@ -140,7 +140,8 @@ class UpbeatUp:
             "hbm_gib": 0.1,
             "bin_dir": self.bin,
         } | changes
-        given = [[f"--{name.replace('_', '-')}", str(value)] for name, value in flags.items() if value is not None]
+        every = {name: value if isinstance(value, list) else [value] for name, value in flags.items() if value is not None}
+        given = [[f"--{name.replace('_', '-')}", str(value)] for name, values in every.items() for value in values]
         return ["up", *(word for pair in given for word in pair)]
 
     def behave(self, name: str, **behaviour: object) -> None:
@@ -196,9 +197,9 @@ class UpbeatUp:
         return pids
 
     def ready(self) -> bool:
-        """Whether the gateway's /ready is 200."""
+        """Whether the gateway's /ready?all=1 is 200."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready?all=1", timeout=5) as answer:
                 return answer.status == 200
         except OSError:
             return False

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,15 @@ LEAVING = {
 
 
 class GatewayStandIn(ThreadingHTTPServer):
-    """Answers the routes that the command line asks for, and remembers what it was asked. `ready`: the status of /ready."""
+    """Answers the routes that the command line asks for, and remembers what it was asked. `all_serve`: the status of /ready?all=1.
+    `ready`: what /v1/fleet says."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
-        self.ready = 200
+        self.all_serve, self.ready = 200, True
 
     @property
     def url(self) -> str:
@@ -93,8 +95,8 @@ class _Answers(BaseHTTPRequestHandler):
             return 401, {"error": {"message": "unknown key"}}
         known: dict[str, tuple[int, Any]] = {
             "/health": (200, {}),
-            "/ready": (self.server.ready, {"missing": FLEET["missing"]}),
-            "/v1/fleet": (200, FLEET),
+            "/ready?all=1": (self.server.all_serve, {"missing": FLEET["missing"]}),
+            "/v1/fleet": (200, FLEET | {"ready": self.server.ready}),
             "/v1/fleet?metrics=true": (200, FLEET | {"nodes": [FLEET["nodes"][0] | {"metrics": self._samples()}, FLEET["nodes"][1]]}),
             "/v1/sessions": (200, {"data": [SESSION]}),
             "/v1/sessions?order=id&limit=1000&after=": (200, {"data": [SESSION], "has_more": True, "last_id": "chat/1"}),
@@ -157,14 +159,33 @@ def test_status_shows_every_node(gateway: GatewayStandIn) -> None:
     assert any(line.startswith("node-1") and "not serving" in line for line in done.stdout.splitlines())
 
 
+def test_the_version_is_that_of_what_is_installed() -> None:
+    done = upbeat("--version")
+    assert (done.returncode, done.stdout) == (0, f"upbeat {metadata.version('upbeat-server')}\n")
+
+
+def test_status_fails_while_one_node_is_away_though_the_stack_is_ready(gateway: GatewayStandIn) -> None:
+    gateway.all_serve = 503
+    done = upbeat("status", UPBEAT_URL=gateway.url)
+    assert (done.returncode, done.stdout.partition(":")[0]) == (1, "partly ready")
+    assert "1 of 2 nodes serve (node-1 does not serve)" in done.stdout
+    as_json = upbeat("status", "--json", UPBEAT_URL=gateway.url)
+    told = json.loads(as_json.stdout)
+    assert (as_json.returncode, told["ready"], told["all_serve"]) == (1, True, False)
+
+
 def test_status_fails_while_the_stack_is_not_ready_and_says_why(gateway: GatewayStandIn) -> None:
-    gateway.ready = 503
+    gateway.all_serve, gateway.ready = 503, False
     done = upbeat("status", UPBEAT_URL=gateway.url)
     assert done.returncode == 1
     assert "not ready" in done.stdout and "node-1 does not serve" in done.stdout
     as_json = upbeat("status", "--json", UPBEAT_URL=gateway.url)
     assert as_json.returncode == 1
-    assert json.loads(as_json.stdout)["ready"] is False and json.loads(as_json.stdout)["nodes"] == FLEET["nodes"]
+    assert (
+        json.loads(as_json.stdout)["ready"] is False
+        and not json.loads(as_json.stdout)["all_serve"]
+        and json.loads(as_json.stdout)["nodes"] == FLEET["nodes"]
+    )
 
 
 def test_all_sessions_are_listed_page_by_page_and_one_that_is_being_erased_says_so(gateway: GatewayStandIn) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from stand_in_stack import UpbeatUp
 
+from cli.display import base_url
 from runtime.arena_sharing import arenas_of
 from runtime.config import load_config
 
@@ -48,6 +49,31 @@ def test_the_services_read_one_written_configuration_and_no_environment_twice(up
     assert all(entry["foreign"] == [] for entry in up.journal())
     threads = {str(entry["name"]): entry["omp"] for entry in up.journal()}
     assert threads["worker-0"] == "3" and threads["scheduler"] == "1"
+
+
+def test_pages_and_an_address_that_are_given_as_flags_are_written_for_the_gateway(up: UpbeatUp) -> None:
+    file = up.directory / "given.yaml"
+    file.write_text("gateway:\n  host: 127.0.0.3\n  cors_origins: [https://chat.example.org]\n")
+    pages = ["http://localhost:3000", "https://chat.example.org", "http://[::1]:5173"]
+    up.serving(config=file, host="localhost", cors_origin=pages)
+    section = load_config(up.run_dir / "config.yaml").gateway
+    assert (section.host, section.cors_origins) == ("localhost", ["https://chat.example.org", pages[0], pages[2]])
+    assert f"http://localhost:{up.port}/" in up.said() and not section.api_keys
+
+
+def test_a_host_beyond_loopback_gets_the_stack_its_own_key(up: UpbeatUp) -> None:
+    up.serving(host="127.0.0.2")
+    section = load_config(up.run_dir / "config.yaml").gateway
+    assert section.host == "127.0.0.2" and len(section.api_keys) == 1 and "export UPBEAT_API_KEY=" in up.said()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:9"), ("::", "http://[::1]:9"), ("fd00::7", "http://[fd00::7]:9"), ("a.b", "http://a.b:9")],
+)
+def test_the_address_that_is_printed_is_one_that_a_browser_here_can_open(host: str, url: str) -> None:
+    keys = [{"key": "a-key-of-somebody"}]
+    assert base_url(load_config(None, {"gateway": {"host": host, "port": 9, "api_keys": keys}})) == url
 
 
 def test_a_killed_service_is_started_again_and_serves(up: UpbeatUp) -> None:

@@ -62,6 +62,10 @@ def refusal(up: UpbeatUp, environment: dict[str, str] | None = None, **changes: 
         ("model", "/nowhere/at/all", "config.json"),
         ("config", "/nowhere/at/all.yaml", "readable YAML"),
         ("data", "/proc/nowhere", "can be written"),
+        ("host", "http://x", "such as 127.0.0.1, 0.0.0.0 or ::"),
+        ("host", "[::1]", "such as 127.0.0.1, 0.0.0.0 or ::"),
+        ("cors_origin", "localhost:3000", "such as http://localhost:3000, or *"),
+        ("cors_origin", "https://x.org/page", "without a path"),
     ],
 )
 def test_a_wrong_value(refused: Callable[..., str], flag: str, value: str, remedy: str) -> None:
@@ -120,6 +124,11 @@ def test_a_port_that_somebody_has(up: UpbeatUp, offset: int, purpose: str) -> No
         taken.listen()
         line = refusal(up)
     assert f"port {up.port + offset} ({purpose}) is taken by" in line and f"pid {os.getpid()}" in line and "another --port" in line
+
+
+def test_an_address_that_is_not_this_machines(up: UpbeatUp) -> None:
+    line = refusal(up, host="192.0.2.7")
+    assert "'192.0.2.7' is no address of this machine" in line and "0.0.0.0" in line
 
 
 def test_a_data_directory_that_another_stack_uses(up: UpbeatUp, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def wait_ready(stack: Stack, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            if httpx.get(f"{stack.url}/ready", timeout=2).status_code == 200:
+            if httpx.get(f"{stack.url}/ready?all=1", timeout=2).status_code == 200:
                 return
         except httpx.HTTPError:
             pass

@@ -81,7 +81,7 @@ class PartedStack:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             try:
-                answer = httpx.get(f"{self.url}/ready", timeout=2)
+                answer = httpx.get(f"{self.url}/ready?all=1", timeout=2)
                 if answer.status_code == 200 and len(httpx.get(f"{self.url}/v1/fleet", timeout=2).json()["nodes"]) == 2:
                     return
             except httpx.HTTPError:

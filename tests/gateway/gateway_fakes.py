@@ -389,16 +389,16 @@ class Stack:
         return await self.post("/v1/chat/completions", body, headers=headers)
 
     async def ready(self) -> None:
-        """Return once /ready is 200."""
+        """Return once every node serves."""
         await until(self.is_ready)
 
     async def is_ready(self) -> bool:
-        """/ready is 200."""
-        return (await self.get("/ready"))[0] == 200
+        """Every node serves."""
+        return (await self.get("/ready?all=1"))[0] == 200
 
     async def missing(self) -> list[str]:
-        """What /ready misses."""
-        missing: list[str] = (await self.get("/ready"))[1]["missing"]
+        """Why not every node serves."""
+        missing: list[str] = (await self.get("/ready?all=1"))[1]["missing"]
         return missing
 
 

@@ -10,7 +10,7 @@ from gateway.core.implicit import ImplicitSessions, after_answer, after_completi
 from gateway.core.limits import HintLimits
 from gateway.core.refusals import is_final, refusal
 from gateway.core.retry import Again, Attempts, GiveUp, Patience
-from gateway.core.routing import FleetView, Node, direct_route, missing
+from gateway.core.routing import FleetView, Node, direct_route, missing, unserved
 from gateway.core.seeds import choice_seed
 from gateway.sessions import stated
 
@@ -206,7 +206,24 @@ def test_a_model_that_no_node_serves_has_no_route() -> None:
     assert direct_route(nodes(0), "other", {}, ALL) is None
 
 
-def test_ready_needs_every_expected_node_now_and_a_stream_to_it() -> None:
+def test_one_node_that_serves_the_model_and_has_a_stream_is_enough_to_be_ready() -> None:
+    assert unserved(nodes(0, 0, absent=1), ["m"], {"n0"}, False) == []
+    assert unserved(FleetView(nodes(0).nodes, expected=3), ["m"], ALL, False) == []
+    assert unserved(nodes(0, 0, absent=1), ["m"], {"n1"}, False) == ["no node that serves m has a stream to this gateway"]
+    assert unserved(nodes(0, absent=0), ["m"], ALL, False) == ["no node serves m"]
+    assert unserved(FleetView(), ["m"], ALL, False) == ["no node serves m"]
+    assert unserved(None, ["m"], ALL, False) == ["the scheduler does not answer"]
+    assert unserved(nodes(0), ["m"], ALL, True) == ["the gateway is draining"]
+
+
+def test_ready_needs_a_node_for_each_configured_model() -> None:
+    fleet = FleetView((*nodes(0).nodes, Node("n1", "a1", True, frozenset({"other"}))), expected=2)
+    assert unserved(fleet, ["m", "other"], ALL, False) == []
+    assert unserved(fleet, ["m", "other"], {"n0"}, False) == ["no node that serves other has a stream to this gateway"]
+    assert unserved(fleet, ["m", "third"], ALL, False) == ["no node serves third (served: m, other)"]
+
+
+def test_that_every_node_serves_needs_every_expected_node_now_and_a_stream_to_it() -> None:
     fleet = nodes(0, 0)
     assert missing(fleet, True, ALL, False) == []
     assert missing(None, False, ALL, False)

@@ -178,6 +178,46 @@ async def test_a_scheduler_that_comes_back_is_asked_again(s: Stack) -> None:
     assert len(s.scheduler.placed) == 1
 
 
+async def test_a_gateway_stays_ready_while_one_node_serves(s: Stack) -> None:
+    s.scheduler.set_absent("node-1")
+    await until(lambda: lacks(s, "node-1 does not serve"))
+    status, answer = await s.get("/ready")
+    assert (status, answer) == (200, {"status": "ready", "missing": [], "nodes_serving": 1, "nodes_expected": 2})
+    assert [(await s.get(f"/ready?all={all_}"))[0] for all_ in ("1", "true", "0", "false")] == [503, 503, 200, 200]
+    fleet = (await s.get("/v1/fleet"))[1]
+    assert fleet["ready"] and fleet["missing"] == ["1 of 2 nodes serve", "node-1 does not serve"]
+    assert (await s.chat())[0] == 200
+    s.scheduler.set_absent("node-0", "node-1")
+    await until(lambda: lacks(s, "node-0 does not serve"))
+    status, answer = await s.get("/ready")
+    assert (status, answer["status"], answer["missing"]) == (503, "not ready", [f"no node serves {MODEL}"])
+    assert not (await s.get("/v1/fleet"))[1]["ready"]
+
+
+async def test_a_gateway_without_a_scheduler_is_ready_as_long_as_it_reaches_a_node(s: Stack) -> None:
+    await s.scheduler.kill()
+    await until(lambda: lacks(s, "the scheduler does not answer"))
+    assert (await s.get("/ready"))[0] == 200 and (await s.get("/ready?all=1"))[0] == 503
+    assert (await s.chat())[0] == 200
+    for worker in s.workers:
+        await worker.kill()
+
+    async def unready() -> bool:
+        return (await s.get("/ready"))[1]["missing"] == [f"no node that serves {MODEL} has a stream to this gateway"]
+
+    await until(unready)
+
+
+async def lacks(s: Stack, why: str) -> bool:
+    return why in await s.missing()
+
+
+@pytest.mark.parametrize("query", ["all=", "all=yes", "all=1&all=0"])
+async def test_what_ready_is_asked_is_checked(s: Stack, query: str) -> None:
+    status, answer = await s.get(f"/ready?{query}")
+    assert (status, answer["error"]["param"]) == (400, "all") and "1" in answer["error"]["message"]
+
+
 async def test_a_pinned_node_runs_the_request(s: Stack) -> None:
     status, _, headers = await s.post("/v1/chat/completions", body(), headers={"X-Upbeat-Node": "node-1"})
     assert (status, headers["X-Upbeat-Node"], len(s.workers[1].submitted)) == (200, "node-1", 1)

@@ -209,7 +209,7 @@ async def test_sessions_are_unavailable_while_no_scheduler_answers(s: Stack) -> 
     assert (status, body["error"]["code"]) == (503, "unavailable")
 
 
-async def test_ready_follows_the_fleet_and_health_follows_nothing(s: Stack) -> None:
+async def test_ready_with_all_follows_every_node_and_health_follows_nothing(s: Stack) -> None:
     s.scheduler.set_absent("node-1")
     await until(lambda: _not_ready(s))
     assert await s.missing() == ["1 of 2 nodes serve", "node-1 does not serve"]

@@ -13,11 +13,12 @@ import pytest
 from gateway_fakes import MODEL, Stack, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from contracts.api_keys import configured_digest, hashed, is_hashed, new_key
 from contracts.errors import ConfigError, Unauthorized
 from gateway.core.admission import Caller, Keys
-from gateway.cors import cors_headers
+from gateway.cors import cors_headers, listing
 from gateway.siblings import merged
 from runtime.config import dump_config, load_config, with_hashed_keys
 
@@ -138,11 +139,42 @@ async def test_any_other_page_may_only_send_hints() -> None:
     other = {"Origin": "https://evil.example"}
     async with stack(1, wait=False, cors_origins=[PAGE["Origin"]], api_keys=[{"key": "key-of-acme"}]) as s:
         async with s.http.options(f"{s.url}/v1/chat/completions", headers=other) as r:
-            assert r.status == 405 and "Access-Control-Allow-Origin" not in r.headers
+            told = (await r.json())["error"]
+            assert (r.status, told["code"], told["param"]) == (403, "origin_not_allowed", "Origin")
+            assert "--cors-origin https://evil.example" in told["message"] and "gateway.cors_origins" in told["message"]
+            assert "Access-Control-Allow-Origin" not in r.headers and r.headers["Vary"] == "Origin"
+        async with s.http.options(f"{s.url}/v1/chat/completions") as r:
+            assert r.status == 405, "no page asks"
         async with s.http.get(f"{s.url}/v1/models", headers=other) as r:
             assert "Access-Control-Allow-Origin" not in r.headers and r.headers["Vary"] == "Origin"
         async with s.http.post(f"{s.url}/v1/advisory", headers=other, json={"session_id": "a", "token": "key-of-acme"}) as r:
             assert (r.status, r.headers["Access-Control-Allow-Origin"]) == (202, "*")
+
+
+async def test_a_page_on_another_port_of_this_machine_is_told_how_to_be_let_in() -> None:
+    """Without keys it is trusted as a sender, and yet its browser keeps the answers from it."""
+    page = {"Origin": "http://localhost:3000"}
+    async with stack(1) as s, s.http.options(f"{s.url}/v1/chat/completions", headers=page) as r:
+        assert r.status == 403 and "upbeat up --cors-origin http://localhost:3000" in (await r.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("origin", ["null", "https://x.org/`rm`", "https://" + "x" * 300, "*"])
+async def test_no_origin_that_cannot_be_listed_is_repeated_as_if_it_could(origin: str) -> None:
+    assert listing(origin).startswith("`upbeat up --cors-origin ORIGIN`")
+
+
+async def test_the_first_refusal_of_an_origin_is_logged_as_browsers_hide_it() -> None:
+    async with stack(1) as s:
+        with capture_logs() as logs:
+            for origin in ("https://one.example", "https://one.example", "https://two.example"):
+                async with s.http.get(f"{s.url}/v1/models", headers={"Origin": origin}) as r:
+                    assert r.status == 403
+            for number in range(100):
+                async with s.http.get(f"{s.url}/v1/models", headers={"Origin": f"https://many-{number}.example"}) as r:
+                    assert r.status == 403
+        told = [entry["error"] for entry in logs if entry["event"] == "a page was refused"]
+        assert ["one.example" in told[0], "two.example" in told[1]] == [True, True] and all("--cors-origin" in line for line in told)
+        assert len(told) == len(set(told)) == 64
 
 
 # ---- several processes ---------------------------------------------------------------------------------------------

@@ -128,6 +128,8 @@ async def test_what_goes_well_is_answered_as_described(h: House) -> None:
         ("GET", "/v1/fleet", "/v1/fleet?metrics=true", None),
         ("GET", "/health", "", None),
         ("GET", "/ready", "", None),
+        ("GET", "/version", "", None),
+        ("GET", "/ready", "/ready?all=1", None),
         ("GET", "/metrics", "", None),
     ]
 

@@ -14,6 +14,7 @@ ROUTES = [
     ("GET", "/docs"),
     ("GET", "/health"),
     ("GET", "/metrics"),
+    ("GET", "/version"),
     ("GET", "/v1/models"),
     ("GET", "/v1/sessions"),
     ("GET", f"/v1/sessions/{SESSION}"),
@@ -110,6 +111,7 @@ async def test_without_keys_a_page_of_another_site_reaches_nothing(o: House, met
     for said in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}):
         answer = await o.ask(method, path, body, key=None, headers={"Host": f"localhost:{o.port}", **said})
         assert code_of(answer) == (403, "origin_not_allowed")
+        assert "--cors-origin" in answer.error["message"] and "gateway.cors_origins" in answer.error["message"]
         assert answer.headers.get("access-control-allow-origin") in (None, "*"), "of hints everybody may read what became of them"
     assert untouched(o)
 

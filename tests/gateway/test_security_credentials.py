@@ -13,7 +13,7 @@ from gateway.app import build
 from gateway.openai.description import openapi
 
 #: Routes that everybody may ask: they know of no tenant.
-OPEN = {"/", "/health", "/ready", "/metrics", "/openapi.json", "/docs"}
+OPEN = {"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs"}
 #: What each route is asked with; the method and the path as the application has them.
 ASKED: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/v1/chat/completions"): ("/v1/chat/completions", CHAT),
