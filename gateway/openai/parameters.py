@@ -1,7 +1,8 @@
 """Which request fields work, which are harmless, and which are refused by name.
 
 Four kinds, so that nothing is ignored silently: fields of the schema work; hints in other systems' words are read by
-`gateway.core.spellings`; fields of `HARMLESS` are accepted because leaving them out changes no answer (labels); fields of `REFUSED` are
+`gateway.core.spellings`; fields of `HARMLESS` are accepted because leaving them out changes no text (labels, and what other stacks are
+told about their routing); fields of `REFUSED` are
 known to OpenAI's or vLLM's clients but not done here (or not on this route), and only their do-nothing values pass. Everything else is
 unknown and refused too.
 """
@@ -29,6 +30,12 @@ HARMLESS = frozenset(
         "agent_hints",
         "cache_control",
         "kv_transfer_params",
+        "cache_salt",
+        "request_id",
+        "provider",
+        "options",
+        "include_reasoning",
+        "return_token_ids",
     }
 )
 
