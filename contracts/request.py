@@ -72,6 +72,7 @@ class GenerateRequest:
     kept_tokens: of the session, cached somewhere according to the scheduler: who waits to be admitted counts as so much shorter.
     expected_tokens: how long its caller expects the answer to be; None: as long as others are. It ends nothing.
     alone: it may have killed an engine: until its first new token, its steps hold no other sequence. It only costs turns.
+    template_kwargs: JSON text of variables for the chat template (`contracts.template_kwargs`); only with `messages`.
     weight: of its tenant, among the tenants that want the device at the same priority.
     """
 
@@ -95,6 +96,7 @@ class GenerateRequest:
     alone: bool = False
     packed: dict[str, bytes] = field(default_factory=dict)
     weight: float = 1.0
+    template_kwargs: str | None = None
 
     @property
     def session(self) -> SessionKey:

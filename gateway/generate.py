@@ -37,7 +37,8 @@ class Job:
     """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
 
     prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, tool_use,
-    expected_tokens and weight: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
+    template_kwargs, expected_tokens and weight: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only
+    the first has one.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class Job:
     pin: str = ""
     json_schema: str | None = None
     tool_use: ToolUse | None = None
+    template_kwargs: str | None = None
     hop: Hop | None = None
     expected_tokens: int | None = None
     weight: float = 1.0
@@ -243,6 +245,7 @@ class Generation:
             kept_tokens=route.kept_tokens,
             json_schema=job.json_schema,
             tool_use=job.tool_use,
+            template_kwargs=job.template_kwargs,
             group=turn.group,
             choice=turn.choice,
             expected_tokens=job.expected_tokens,

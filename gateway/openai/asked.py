@@ -79,6 +79,7 @@ class Asked:
     prompt_cache_key: str | None = None
     json_schema: str | None = None
     tool_use: ToolUse | None = None
+    template_kwargs: str | None = None
 
 
 def ask(kind: Kind, body: bytes, told: Told) -> Asked:
@@ -106,7 +107,7 @@ def _check_context(kind: Kind, data: Any, length: int, bounds: Mapping[str, Cont
 def _chat(data: Any, told: Told) -> Asked:
     wanted = validate(ChatRequest, data)
     asked = _asked(wanted, data, told)
-    asked.logprobs, asked.tool_use = bool(wanted.logprobs), wanted.tool_use
+    asked.logprobs, asked.tool_use, asked.template_kwargs = bool(wanted.logprobs), wanted.tool_use, wanted.template_kwargs
     messages = [message.plain() for message in wanted.messages]
     calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
     if len(calls) > MAX_ALL_CALLS:

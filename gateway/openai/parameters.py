@@ -71,6 +71,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+    "thinking": (False, {"type": "disabled"}),
+    "reasoning": (False, {"enabled": False}, {"effort": "none"}),
 }
 _SHOWN = 80
 

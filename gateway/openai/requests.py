@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from contracts import ranges
 from contracts.ranges import MAX_BIASES, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS, MOST_TOKENS
 from contracts.request import Sampling, ToolUse
+from gateway.openai.thinking import Effort, ReasoningField, ThinkingField, template_kwargs
 from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, tool_use
 
 MAX_MESSAGES = 16_384
@@ -246,11 +247,16 @@ class ChatRequest(Generation):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    thinking: ThinkingField = None
+    reasoning: ReasoningField = None
 
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs_alone", "top_logprobs needs logprobs to be true", {"at": "top_logprobs"})
+        _ = self.template_kwargs  # raises for what cannot go into a template
         use = self.tool_use
         if self.min_tokens and use is not None:
             raise PydanticCustomError("min_tokens", "does not go with tools, which say where to end", {"at": "min_tokens"})
@@ -262,6 +268,11 @@ class ChatRequest(Generation):
     def tool_use(self) -> ToolUse | None:
         """What the worker is told of tools."""
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def template_kwargs(self) -> str | None:
+        """JSON text of the variables that the chat template is given."""
+        return template_kwargs(self.chat_template_kwargs, self.reasoning_effort, self.thinking, self.reasoning)
 
     def sampling(self) -> Sampling:
         """See `Generation.sampling`; `max_completion_tokens` is the newer name and goes first."""

@@ -74,6 +74,7 @@ def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, 
         weight=parts.config.gateway.weight(session.key.tenant),
         json_schema=asked.json_schema,
         tool_use=asked.tool_use,
+        template_kwargs=asked.template_kwargs,
         pin=pinned_node(request, caller, parts),
         hop=hop_of(request.headers, session.key.session_id),
     )
