@@ -64,7 +64,9 @@ class GenerateRequest:
 
     Exactly one of `messages` (chat), `prompt` (text) and `prompt_tokens` is set, or in `packed`, where it is msgpack already: what is large
     is packed once, where that holds nobody up. A worker finds it in its field.
-    json_schema: JSON text of a schema that the answer must satisfy. tool_use: only with `messages`.
+    json_schema: JSON text of a schema that the answer must satisfy. regex: what the answer must match as a whole; without
+    json_schema and tool_use. form_field: the caller's field that json_schema or regex came from; empty: `response_format`.
+    tool_use: only with `messages`.
     group: the same for all choices of one prompt, which share the prompt's KV: while one of them computes it, those that
     came later wait. choice: its number among them.
     resume_tokens: tokens another worker has generated already (it died); they are continued, not repeated.
@@ -97,6 +99,8 @@ class GenerateRequest:
     packed: dict[str, bytes] = field(default_factory=dict)
     weight: float = 1.0
     template_kwargs: str | None = None
+    regex: str | None = None
+    form_field: str = ""
 
     @property
     def session(self) -> SessionKey:

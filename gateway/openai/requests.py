@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from contracts import ranges
 from contracts.ranges import MAX_BIASES, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS, MOST_TOKENS
 from contracts.request import Sampling, ToolUse
+from gateway.openai.forms import ChoiceField, Form, RegexField, SchemaField, StructuredOutputs, form_of_format, forms_of, the_one
 from gateway.openai.thinking import Effort, ReasoningField, ThinkingField, template_kwargs
 from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, tool_use
 
@@ -183,6 +184,10 @@ class Generation(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaField = None
+    guided_regex: RegexField = None
+    guided_choice: ChoiceField = None
     logit_bias: Annotated[
         dict[int, float] | None,
         BeforeValidator(lambda v: None if v is None else _biases(v)),
@@ -200,8 +205,9 @@ class Generation(BaseModel):
     def _ends_and_grammars(self) -> Self:
         if self.min_tokens and (self.max_tokens or self.min_tokens) < self.min_tokens:
             raise PydanticCustomError("min_tokens", "must not be more than max_tokens", {"at": "min_tokens"})
-        if self.min_tokens and self.json_schema is not None:
-            raise PydanticCustomError("min_tokens", "does not go with response_format, which says where to end", {"at": "min_tokens"})
+        if (form := self.form) is not None and self.min_tokens:
+            what = f"does not go with {form.field}, which says where to end"
+            raise PydanticCustomError("min_tokens", "{what}", {"at": "min_tokens", "what": what})
         return self
 
     @property
@@ -210,9 +216,11 @@ class Generation(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def json_schema(self) -> str | None:
-        """JSON text of the schema that the answer must satisfy."""
-        return self.response_format.schema_text() if self.response_format else None
+    def form(self) -> Form | None:
+        """What the answer must be. Raises PydanticCustomError when several fields say it."""
+        outputs = self.structured_outputs.forms() if self.structured_outputs is not None else []
+        guided = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice)
+        return the_one([*form_of_format(self.response_format), *outputs, *guided])
 
     def sampling(self) -> Sampling:
         """The worker's parameters, without seed and token limit defaults. OpenAI's defaults where nothing was said."""
@@ -260,6 +268,8 @@ class ChatRequest(Generation):
         use = self.tool_use
         if self.min_tokens and use is not None:
             raise PydanticCustomError("min_tokens", "does not go with tools, which say where to end", {"at": "min_tokens"})
+        if use is not None and (form := self.form) is not None and form.regex is not None:
+            raise PydanticCustomError("form", "does not go with tools; use a JSON schema, or leave one of both out", {"at": form.field})
         if use is not None and self.skip_special_tokens is False:
             raise PydanticCustomError("skip_special_tokens", "does not go with tools", {"at": "skip_special_tokens"})
         return self

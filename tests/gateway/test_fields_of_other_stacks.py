@@ -13,6 +13,7 @@ from contracts.request import GenerateRequest, Sampling
 from gateway.core.quarantine import digest
 from gateway.openai.asked import Told, ask
 from gateway.openai.asked_wire import decode_answer, encode_answer
+from gateway.openai.forms import Form
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 IGNORED: dict[str, Any] = {
@@ -124,7 +125,84 @@ async def test_the_same_request_with_another_template_variable_is_another_for_th
 
 def test_a_large_body_brings_the_same_from_the_process_that_reads_it() -> None:
     body = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "é"}, "reasoning_effort": "low"}
+    body["guided_regex"] = "a+"
     told = Told("t", True, {}, {})
     asked = ask("chat", json.dumps(body).encode(), told)
     passed = decode_answer(encode_answer(ask("chat", json.dumps(body).encode(), told)))
+    assert asked.form == passed.form == Form("guided_regex", None, "a+")
     assert asked.template_kwargs == passed.template_kwargs and json.loads(passed.template_kwargs or "")["a"] == "é"
+
+
+# ---- the answer's form ---------------------------------------------------------------------------------------------------
+A = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
+AS_SCHEMA: list[tuple[dict[str, Any], str, Any]] = [
+    ({"guided_json": A}, "guided_json", A),
+    ({"guided_json": json.dumps(A)}, "guided_json", A),
+    ({"structured_outputs": {"json": A}}, "structured_outputs.json", A),
+    ({"structured_outputs": {"json": json.dumps(A), "disable_fallback": True}}, "structured_outputs.json", A),
+    ({"structured_outputs": {"json_object": True, "regex": None}}, "structured_outputs.json_object", {"type": "object"}),
+]
+AS_REGEX: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_regex": r"\d{3}/x"}, "guided_regex", r"\d{3}/x"),
+    ({"structured_outputs": {"regex": "a|b"}}, "structured_outputs.regex", "a|b"),
+    ({"guided_choice": ["yes", "no é."]}, "guided_choice", r"yes|no é\x{2e}"),
+    ({"structured_outputs": {"choice": ["a|b"]}}, "structured_outputs.choice", r"a\x{7c}b"),
+]
+NO_FORM: list[dict[str, Any]] = [
+    {"guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None, "structured_outputs": None},
+    {"structured_outputs": {}, "response_format": {"type": "text"}, "guided_decoding_backend": "xgrammar"},
+    {"structured_outputs": {"json_object": False, "disable_any_whitespace": False, "whitespace_pattern": None}},
+]
+WRONG_FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[" * 100_000}, "guided_json"),
+    ({"guided_json": "[1]"}, "guided_json"),
+    ({"guided_json": '"' + "x" * (256 << 10) + '"'}, "guided_json"),
+    ({"guided_json": 5}, "guided_json"),
+    ({"guided_json": {"a": {"items": DEEP}}, "structured_outputs": None, "guided_regex": ""}, "guided_regex"),
+    ({"guided_regex": "x" * (17 << 10)}, "guided_regex"),
+    ({"guided_regex": "a\\"}, "guided_regex"),
+    ({"guided_regex": "\ud800"}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["a", ""]}, "guided_choice"),
+    ({"guided_choice": ["\ud800"]}, "guided_choice"),
+    ({"guided_choice": ["a"] * 1025}, "guided_choice"),
+    ({"guided_grammar": "root ::= 'a'"}, "guided_grammar"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace"),
+    ({"structured_outputs": {"colour": 1}}, "structured_outputs.colour"),
+    ({"structured_outputs": {"json": A, "regex": "a"}}, "structured_outputs.regex"),
+    ({"response_format": {"type": "json_object"}, "guided_json": A}, "guided_json"),
+    ({"guided_json": A, "guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_json": A, "min_tokens": 3}, "min_tokens"),
+    ({"guided_regex": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "guided_regex"),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+async def test_vllms_names_for_a_form_reach_the_worker(s: Stack, path: str) -> None:
+    prompt = {"model": "toy", **({"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"})}
+    for given, field, expected in (*AS_SCHEMA, *AS_REGEX):
+        status, body, _ = await s.post(path, {**prompt, **given})
+        assert status == 200, (given, body)
+        sent = s.workers[0].submitted[-1]
+        assert sent.form_field == field
+        assert (json.loads(sent.json_schema) if sent.json_schema else sent.regex) == expected
+        assert (sent.json_schema is None) is not (sent.regex is None)
+    for given in NO_FORM:
+        status, body, _ = await s.post(path, {**prompt, **given})
+        sent = s.workers[0].submitted[-1]
+        assert status == 200 and (sent.json_schema, sent.regex, sent.form_field) == (None, None, ""), (given, body)
+
+
+async def test_a_form_that_cannot_be_done_is_refused_naming_it(s: Stack) -> None:
+    for given, param in WRONG_FORMS:
+        status, body, _ = await s.chat(**given)
+        assert (status, body["error"]["param"]) == (400, param), (given, body)
+    assert not s.workers[0].submitted
+    _, body, _ = await s.chat(guided_grammar="x")
+    assert "guided_json" in body["error"]["message"]
+    _, body, _ = await s.chat(guided_json=A, guided_choice=["a"])
+    assert "guided_json" in body["error"]["message"]

@@ -75,7 +75,7 @@ def check_sampling(s: Sampling) -> None:
 
 
 def _names(request: GenerateRequest) -> None:
-    for name in ("request_id", "tenant", "model", "group"):
+    for name in ("request_id", "tenant", "model", "group", "form_field"):
         value = getattr(request, name)
         if not isinstance(value, str) or len(value) > _MAX_NAME_CHARS:
             raise _wrong(name, f"must be a string of at most {_MAX_NAME_CHARS} characters")
