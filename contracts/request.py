@@ -64,7 +64,9 @@ class GenerateRequest:
 
     Exactly one of `messages` (chat), `prompt` (text) and `prompt_tokens` is set, or in `packed`, where it is msgpack already: what is large
     is packed once, where that holds nobody up. A worker finds it in its field.
-    json_schema: JSON text of a schema that the answer must satisfy. tool_use: only with `messages`.
+    json_schema: JSON text of a schema that the answer must satisfy. regex: what the answer must match as a whole; without
+    json_schema and tool_use. form_field: the caller's field that json_schema or regex came from; empty: `response_format`.
+    tool_use: only with `messages`.
     group: the same for all choices of one prompt, which share the prompt's KV: while one of them computes it, those that
     came later wait. choice: its number among them.
     resume_tokens: tokens another worker has generated already (it died); they are continued, not repeated.
@@ -72,6 +74,7 @@ class GenerateRequest:
     kept_tokens: of the session, cached somewhere according to the scheduler: who waits to be admitted counts as so much shorter.
     expected_tokens: how long its caller expects the answer to be; None: as long as others are. It ends nothing.
     alone: it may have killed an engine: until its first new token, its steps hold no other sequence. It only costs turns.
+    template_kwargs: JSON text of variables for the chat template (`contracts.template_kwargs`); only with `messages`.
     weight: of its tenant, among the tenants that want the device at the same priority.
     """
 
@@ -95,6 +98,9 @@ class GenerateRequest:
     alone: bool = False
     packed: dict[str, bytes] = field(default_factory=dict)
     weight: float = 1.0
+    template_kwargs: str | None = None
+    regex: str | None = None
+    form_field: str = ""
 
     @property
     def session(self) -> SessionKey:

@@ -36,8 +36,9 @@ _NOWHERE = Route("", "")
 class Job:
     """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
 
-    prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, tool_use,
-    expected_tokens and weight: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's choices only the first has one.
+    prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, regex, form_field,
+    tool_use, template_kwargs, expected_tokens and weight: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's
+    choices only the first has one.
     """
 
     request_id: str
@@ -52,7 +53,10 @@ class Job:
     priority: int = 0
     pin: str = ""
     json_schema: str | None = None
+    regex: str | None = None
+    form_field: str = ""
     tool_use: ToolUse | None = None
+    template_kwargs: str | None = None
     hop: Hop | None = None
     expected_tokens: int | None = None
     weight: float = 1.0
@@ -242,7 +246,10 @@ class Generation:
             source_nodes=list(route.source_nodes),
             kept_tokens=route.kept_tokens,
             json_schema=job.json_schema,
+            regex=job.regex,
+            form_field=job.form_field,
             tool_use=job.tool_use,
+            template_kwargs=job.template_kwargs,
             group=turn.group,
             choice=turn.choice,
             expected_tokens=job.expected_tokens,

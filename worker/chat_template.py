@@ -56,24 +56,35 @@ class ChatTemplate:
         self.dialect: Dialect = dialect_of(with_tools, knows_tools)
         self._variables = variables
 
-    def render(self, messages: list[dict[str, Any]], reserved: list[str], tools: list[dict[str, Any]] | None = None) -> list[str]:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        reserved: list[str],
+        tools: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> list[str]:
         """The conversation's text, in parts that must be encoded one by one: it is cut inside each string of `reserved`
-        that a message or tool contains, so that no part contains it. Raises InvalidRequest naming `messages`."""
+        that a message, tool or variable contains, so that no part contains it. variables: more of them; what is set here goes first.
+        Raises InvalidRequest naming `messages`."""
+        variables = variables or {}
         plain = [_as_text(message, i) for i, message in enumerate(messages)]
         if self.dialect.told == "system":
             plain, tools = _told_in_words(plain, tools), None
-        said = [value for item in (*plain, *(tools or ())) for value in _strings(item)]
+        said = [value for item in (*plain, *(tools or ()), variables) for value in _strings(item)]
         if any(text in value for text in reserved for value in said):
             mark = next(chr(c) for c in _PRIVATE_USE if not any(chr(c) in value for value in said))
             plain = [_broken_up(message, reserved, mark) for message in plain]
             tools = tools and [_broken_up(tool, reserved, mark) for tool in tools]
+            variables = _broken_up(variables, reserved, mark)
         else:
             mark = ""
         template = self._tool_template if tools else self._template
         try:
-            text = template.render(messages=plain, add_generation_prompt=True, tools=tools or None, documents=None, **self._variables)
+            ours = {"messages": plain, "add_generation_prompt": True, "tools": tools or None, "documents": None, **self._variables}
+            text = template.render({**variables, **ours})
         except Exception as e:  # a template is a program: it may raise anything, and what it got were the messages
-            raise InvalidRequest(f"messages do not fit this model's chat template: {e}", param="messages") from e
+            what = "messages and chat_template_kwargs" if variables else "messages"
+            raise InvalidRequest(f"{what} do not fit this model's chat template: {e}", param="messages") from e
         return [part for part in text.split(mark) if part] if mark else [text]
 
     def keeps_texts(self) -> bool:
@@ -160,7 +171,7 @@ def _told_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]] |
 def _strings(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for item in inner for text in _strings(item)]
 
 
@@ -171,7 +182,7 @@ def _broken_up(value: Any, reserved: list[str], mark: str) -> Any:
             value = value.replace(text, text[:1] + mark + text[1:])
         return value
     if isinstance(value, dict):
-        return {key: _broken_up(item, reserved, mark) for key, item in value.items()}
+        return {_broken_up(key, reserved, mark): _broken_up(item, reserved, mark) for key, item in value.items()}
     return [_broken_up(item, reserved, mark) for item in value] if isinstance(value, list) else value
 
 

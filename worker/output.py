@@ -61,7 +61,8 @@ class Writer:
         """Why the answer cannot go on, if it cannot: its grammar met a limit of the library."""
         if self.guide is None or not self.guide.constraint.error:
             return None
-        field_name = "response_format" if self.sequence.request.tool_use is None else "tools"
+        request = self.sequence.request
+        field_name = (request.form_field or "response_format") if request.tool_use is None else "tools"
         return not_kept(field_name, self.guide.constraint.error)
 
     def take(self, choice: Choice) -> Output:

@@ -14,6 +14,7 @@ from contracts.context import ContextBound
 from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
 from contracts.frames import MOST_STEPS, Command, Commands, StepFrame, Unreadable, encode_steps
 from contracts.request import Failed, GenerateRequest
+from contracts.template_kwargs import decode_template_kwargs
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
 from runtime.config import WorkerSection
@@ -161,7 +162,8 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
     def _rendered(self, request: GenerateRequest) -> list[int]:
         tools = json.loads(request.tool_use.tools) if request.tool_use is not None else None
         try:
-            return self.codec.render(request.messages or [], tools, self._check_rendered)
+            variables = decode_template_kwargs(request.template_kwargs)
+            return self.codec.render(request.messages or [], tools, self._check_rendered, variables)
         except RequestError:
             raise
         except Exception as error:  # whatever a template does

@@ -72,16 +72,20 @@ class TextCodec:
         return self._template.dialect
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, check: Callable[[int], None] = lambda _: None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        check: Callable[[int], None] = lambda _: None,
+        variables: dict[str, Any] | None = None,
     ) -> list[int]:
         """The prompt of a conversation, ready for the answer to begin. `tools`: the functions that it may call, as OpenAI
-        describes them. check: told how many bytes the rendered text has, before it is tokenised. Raises InvalidRequest naming `messages`,
-        and what `check` raises.
+        describes them. check: told how many bytes the rendered text has, before it is tokenised. variables: the caller's own, for the
+        template (`contracts.template_kwargs`). Raises InvalidRequest naming `messages`, and what `check` raises.
 
-        What messages say is text: where one contains a special token's spelling, it is encoded as ordinary characters and
+        What messages and variables say is text: where one contains a special token's spelling, it is encoded as ordinary characters and
         ends no turn. (transformers would make it a special token; everything else is encoded as there.)
         """
-        rendered = self._template.render(messages, self._special_texts, tools)
+        rendered = self._template.render(messages, self._special_texts, tools, variables)
         check(sum(map(text_bytes, rendered)))
         tokens: list[int] = []
         for part in rendered:

@@ -58,6 +58,7 @@ def digest(request: GenerateRequest) -> bytes:
         "", request.tenant, "", request.model, replace(request.sampling, seed=None), request.messages, request.prompt, request.prompt_tokens
     )
     same.json_schema, same.tool_use, same.packed = request.json_schema, request.tool_use, request.packed
+    same.template_kwargs, same.regex = request.template_kwargs, request.regex
     return blake3(frames.encode_request(same)).digest()
 
 

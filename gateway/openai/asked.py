@@ -17,6 +17,7 @@ from gateway.core.admission import parse_json
 from gateway.core.implicit import History, of_messages, of_prompt, with_calls
 from gateway.core.spellings import Spelled, read
 from gateway.core.usage import estimated_tokens
+from gateway.openai.forms import Form
 from gateway.openai.parameters import validate
 from gateway.openai.requests import ChatRequest, CompletionRequest, Generation
 
@@ -77,8 +78,9 @@ class Asked:
     priority: int | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
-    json_schema: str | None = None
+    form: Form | None = None
     tool_use: ToolUse | None = None
+    template_kwargs: str | None = None
 
 
 def ask(kind: Kind, body: bytes, told: Told) -> Asked:
@@ -106,7 +108,7 @@ def _check_context(kind: Kind, data: Any, length: int, bounds: Mapping[str, Cont
 def _chat(data: Any, told: Told) -> Asked:
     wanted = validate(ChatRequest, data)
     asked = _asked(wanted, data, told)
-    asked.logprobs, asked.tool_use = bool(wanted.logprobs), wanted.tool_use
+    asked.logprobs, asked.tool_use, asked.template_kwargs = bool(wanted.logprobs), wanted.tool_use, wanted.template_kwargs
     messages = [message.plain() for message in wanted.messages]
     calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
     if len(calls) > MAX_ALL_CALLS:
@@ -150,7 +152,7 @@ def _asked(wanted: Generation, data: Mapping[str, Any], told: Told) -> Asked:
         priority=wanted.priority,
         session_id=wanted.session_id,
         prompt_cache_key=wanted.prompt_cache_key,
-        json_schema=wanted.json_schema,
+        form=wanted.form,
     )
 
 

@@ -19,9 +19,10 @@ from gateway.core.implicit import History
 from gateway.core.kv_hints import Wish, Wishes
 from gateway.core.spellings import Spelled
 from gateway.openai.asked import Asked, Kind, Prompt, Told
+from gateway.openai.forms import Form
 
 #: Their place is the extension's code; no other type is made of what comes.
-_KINDS: tuple[type[Any], ...] = (Asked, Prompt, Sampling, ToolUse, Spelled, Wish, Wishes, History, ContextBound)
+_KINDS: tuple[type[Any], ...] = (Asked, Prompt, Sampling, ToolUse, Form, Spelled, Wish, Wishes, History, ContextBound)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _NAMES = [[f.name for f in fields(kind)] for kind in _KINDS]
 #: Fields that are tuples, which msgpack gives back as lists.

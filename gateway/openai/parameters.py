@@ -1,7 +1,8 @@
 """Which request fields work, which are harmless, and which are refused by name.
 
 Four kinds, so that nothing is ignored silently: fields of the schema work; hints in other systems' words are read by
-`gateway.core.spellings`; fields of `HARMLESS` are accepted because leaving them out changes no answer (labels); fields of `REFUSED` are
+`gateway.core.spellings`; fields of `HARMLESS` are accepted because leaving them out changes no text (labels, and what other stacks are
+told about their routing); fields of `REFUSED` are
 known to OpenAI's or vLLM's clients but not done here (or not on this route), and only their do-nothing values pass. Everything else is
 unknown and refused too.
 """
@@ -29,6 +30,13 @@ HARMLESS = frozenset(
         "agent_hints",
         "cache_control",
         "kv_transfer_params",
+        "cache_salt",
+        "request_id",
+        "provider",
+        "options",
+        "include_reasoning",
+        "return_token_ids",
+        "guided_decoding_backend",
     }
 )
 
@@ -57,14 +65,15 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "documents": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
+    "guided_grammar": ("",),
+    "guided_whitespace_pattern": ("",),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+    "thinking": (False, {"type": "disabled"}),
+    "reasoning": (False, {"enabled": False}, {"effort": "none"}),
 }
+#: What to do instead of leaving a refused field out.
+INSTEAD = {"guided_grammar": "use guided_json, guided_regex or guided_choice instead"}
 _SHOWN = 80
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -94,7 +103,8 @@ def _refuse_unless_idle(name: str, value: Any) -> None:
     if value is None or any(type(value) is type(v) and value == v for v in idle):
         return
     wanted = f" other than {', '.join(repr(v) for v in idle)}" if idle else ""
-    raise InvalidRequest(f"{name}{wanted} is not supported by this server; leave it out", param=name, code="unsupported_parameter")
+    instead = INSTEAD.get(name, "leave it out")
+    raise InvalidRequest(f"{name}{wanted} is not supported by this server; {instead}", param=name, code="unsupported_parameter")
 
 
 def _named(error: ValidationError) -> InvalidRequest:

@@ -14,6 +14,8 @@ from pydantic_core import PydanticCustomError
 from contracts import ranges
 from contracts.ranges import MAX_BIASES, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS, MOST_TOKENS
 from contracts.request import Sampling, ToolUse
+from gateway.openai.forms import ChoiceField, Form, RegexField, SchemaField, StructuredOutputs, form_of_format, forms_of, the_one
+from gateway.openai.thinking import Effort, ReasoningField, ThinkingField, template_kwargs
 from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, tool_use
 
 MAX_MESSAGES = 16_384
@@ -182,6 +184,10 @@ class Generation(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaField = None
+    guided_regex: RegexField = None
+    guided_choice: ChoiceField = None
     logit_bias: Annotated[
         dict[int, float] | None,
         BeforeValidator(lambda v: None if v is None else _biases(v)),
@@ -199,8 +205,9 @@ class Generation(BaseModel):
     def _ends_and_grammars(self) -> Self:
         if self.min_tokens and (self.max_tokens or self.min_tokens) < self.min_tokens:
             raise PydanticCustomError("min_tokens", "must not be more than max_tokens", {"at": "min_tokens"})
-        if self.min_tokens and self.json_schema is not None:
-            raise PydanticCustomError("min_tokens", "does not go with response_format, which says where to end", {"at": "min_tokens"})
+        if (form := self.form) is not None and self.min_tokens:
+            what = f"does not go with {form.field}, which says where to end"
+            raise PydanticCustomError("min_tokens", "{what}", {"at": "min_tokens", "what": what})
         return self
 
     @property
@@ -209,9 +216,11 @@ class Generation(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def json_schema(self) -> str | None:
-        """JSON text of the schema that the answer must satisfy."""
-        return self.response_format.schema_text() if self.response_format else None
+    def form(self) -> Form | None:
+        """What the answer must be. Raises PydanticCustomError when several fields say it."""
+        outputs = self.structured_outputs.forms() if self.structured_outputs is not None else []
+        guided = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice)
+        return the_one([*form_of_format(self.response_format), *outputs, *guided])
 
     def sampling(self) -> Sampling:
         """The worker's parameters, without seed and token limit defaults. OpenAI's defaults where nothing was said."""
@@ -246,14 +255,21 @@ class ChatRequest(Generation):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    thinking: ThinkingField = None
+    reasoning: ReasoningField = None
 
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs_alone", "top_logprobs needs logprobs to be true", {"at": "top_logprobs"})
+        _ = self.template_kwargs  # raises for what cannot go into a template
         use = self.tool_use
         if self.min_tokens and use is not None:
             raise PydanticCustomError("min_tokens", "does not go with tools, which say where to end", {"at": "min_tokens"})
+        if use is not None and (form := self.form) is not None and form.regex is not None:
+            raise PydanticCustomError("form", "does not go with tools; use a JSON schema, or leave one of both out", {"at": form.field})
         if use is not None and self.skip_special_tokens is False:
             raise PydanticCustomError("skip_special_tokens", "does not go with tools", {"at": "skip_special_tokens"})
         return self
@@ -262,6 +278,11 @@ class ChatRequest(Generation):
     def tool_use(self) -> ToolUse | None:
         """What the worker is told of tools."""
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def template_kwargs(self) -> str | None:
+        """JSON text of the variables that the chat template is given."""
+        return template_kwargs(self.chat_template_kwargs, self.reasoning_effort, self.thinking, self.reasoning)
 
     def sampling(self) -> Sampling:
         """See `Generation.sampling`; `max_completion_tokens` is the newer name and goes first."""

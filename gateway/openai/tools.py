@@ -47,7 +47,8 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _schema(value: Any) -> Any:
+def schema_object(value: Any) -> Any:
+    """`value`, if it may be a JSON schema by its kind and size. Raises PydanticCustomError."""
     if not isinstance(value, dict):
         raise PydanticCustomError("schema_type", "expected a JSON schema, which is an object")
     json_text(value)
@@ -57,12 +58,12 @@ def _schema(value: Any) -> Any:
 def _parameters(value: Any) -> Any:
     if value is None:
         return None
-    if _schema(value).get("type", "object") != "object":
+    if schema_object(value).get("type", "object") != "object":
         raise PydanticCustomError("parameters_type", "its type must be object: arguments have names")
     return value
 
 
-JsonSchema = Annotated[dict[str, Any], BeforeValidator(_schema), WithJsonSchema({"type": "object"})]
+JsonSchema = Annotated[dict[str, Any], BeforeValidator(schema_object), WithJsonSchema({"type": "object"})]
 Parameters = Annotated[dict[str, Any] | None, BeforeValidator(_parameters), WithJsonSchema({"type": "object"})]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 

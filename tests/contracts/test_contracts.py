@@ -129,6 +129,10 @@ def take(*commands: bytes) -> list[Any]:
 def test_frames_come_back_as_they_went() -> None:
     sampling = Sampling(temperature=0.5, stop=["x"], logit_bias={5: -1.0}, seed=7)
     request = GenerateRequest("r", "t", "s", "m", sampling, messages=[{"role": "user", "content": "hé"}], resume_tokens=[1, 2], alone=True)
+    told = GenerateRequest("r", "t", "s", "m", sampling, messages=[], template_kwargs='{"a":1}')
+    assert take(encode_submit(told)) == [told] and b"template_kwargs" not in encode_submit(request), (
+        "what is not said is not sent: older workers read it"
+    )
     called = GenerateRequest("r", "t", "s", "m", sampling, messages=[], tool_use=ToolUse("[]", "required", "f", False), group="g", choice=2)
     assert take(encode_submit(request), encode_cancel("r"), encode_submit(called)) == [request, "r", called]
     assert len(take(*[encode_cancel("r")] * MOST_COMMANDS)) == MOST_COMMANDS

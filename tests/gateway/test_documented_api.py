@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gateway.core.kv_hints import ACTIONS, NOT_DONE
 from gateway.core.spellings import FIELDS, FINAL, HEADERS, PRIORITY, THREADS, WITHOUT_EFFECT
+from gateway.openai.parameters import HARMLESS
 from gateway.openai.requests import ChatRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -18,6 +19,11 @@ def test_every_session_header_is_documented() -> None:
 
 def test_every_parameter_that_works_is_documented() -> None:
     assert [name for name in ChatRequest.model_fields if f"`{name}`" not in API and name != "model"] == []
+
+
+def test_every_parameter_that_is_ignored_is_said_to_be() -> None:
+    told = API.split("Accepted and ignored")[1].split("\n\n")[0]
+    assert [name for name in HARMLESS if f"`{name}`" not in told] == []
 
 
 def test_every_other_spelling_is_documented() -> None:

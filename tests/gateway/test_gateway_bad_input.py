@@ -286,16 +286,18 @@ async def test_the_gateway_never_shows_a_traceback(s: Stack) -> None:
     assert "secret" not in json.dumps(body)
 
 
+FORMS = ["structured_outputs", "guided_json", "guided_regex", "guided_choice"]
 KEYS = "type function name parameters description json_schema schema strict id arguments role content tool_calls tool_call_id properties x"
+VLLM_KEYS = "json regex choice"
 words = st.text(max_size=6) | st.sampled_from(["function", "f", "object", "\ud800"])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS.split()), inner, max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS.split(), *VLLM_KEYS.split()]), inner, max_size=5),
     max_leaves=12,
 )
 
 
-@given(st.sampled_from(["tools", "tool_choice", "response_format", "messages", "parallel_tool_calls"]), json_values, st.booleans())
+@given(st.sampled_from(["tools", "tool_choice", "response_format", "messages", "parallel_tool_calls", *FORMS]), json_values, st.booleans())
 @settings(max_examples=600, deadline=None)
 def test_whatever_describes_tools_and_formats_is_taken_or_refused_by_name(field: str, value: Any, wrapped: bool) -> None:
     refused: InvalidRequest | None = None
@@ -308,5 +310,7 @@ def test_whatever_describes_tools_and_formats_is_taken_or_refused_by_name(field:
         assert refused.param and refused.param.split(".")[0].split("[")[0] in (field, "tool_choice"), refused.param
         return
     sent = GenerateRequest("r", "t", "s", "m", wanted.sampling(), [m.plain() for m in wanted.messages])
-    sent.json_schema, sent.tool_use = wanted.json_schema, wanted.tool_use
+    sent.tool_use = wanted.tool_use
+    if (form := wanted.form) is not None:
+        sent.json_schema, sent.regex, sent.form_field = form.json_schema, form.regex, form.field
     assert Commands().take(together([encode_submit(sent)])) == [sent]

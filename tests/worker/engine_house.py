@@ -321,6 +321,7 @@ class House:
         tool_use: ToolUse | None = None,
         tenant: str = "t",
         weight: float = 1.0,
+        regex: str | None = None,
         **sampling: object,
     ) -> str:
         """Start a request; greedy and without an end of text unless said otherwise."""
@@ -328,7 +329,7 @@ class House:
         chosen = Sampling(**{"temperature": 0.0, "ignore_eos": True, "max_tokens": max_tokens, **sampling})  # type: ignore[arg-type]
         request = GenerateRequest(
             f"r{self._count}", tenant, session, "tiny", chosen, prompt_tokens=prompt, resume_tokens=resume or [],
-            group=group, choice=choice, json_schema=json_schema, tool_use=tool_use, weight=weight,
+            group=group, choice=choice, json_schema=json_schema, tool_use=tool_use, weight=weight, regex=regex,
         )  # fmt: skip
         self._results[request.request_id] = Result()
         self.engine.inbox.put(Submit(request, prompt, max_tokens, self, self.guide(request)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import random
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -17,9 +18,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from contracts.errors import InvalidRequest
 from contracts.frames import StepFrame
 from contracts.request import GenerateRequest, Sampling, ToolUse
+from gateway.openai.forms import forms_of
 from runtime.config import WorkerSection
 from tests.worker.engine_house import DEMO, House, random_prompt, tiny_model
 from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from worker.core.grammar_wish import Wish
 from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_grammar, json_grammar
 from worker.engine import Submit
 from worker.grammars import GrammarCompiler, GrammarConstraint, Grammars
@@ -372,3 +375,56 @@ def test_whatever_text_is_asked_for_can_be_spelled_with_any_tokenizer(
             break
         written += compiler._codec.token_bytes(token)
     assert json.loads(written) in choices
+
+
+# ---- expressions -------------------------------------------------------------------------------------------------------
+def accepted(grammars: GrammarCompiler, regex: str, text: str) -> bool:
+    """Whether an answer that must match `regex` may be `text`, and may end there."""
+    matcher = grammars.matcher(Wish(GENERIC, None, None, regex).grammar(), "guided_regex")
+    tokens = TextCodec.load(DEMO).plain_tokens(text)
+    return all(matcher.consume_token(token) for token in tokens) and bool(matcher.is_accepting())
+
+
+def test_an_answer_matches_its_expression_and_ends_there(house: House) -> None:
+    prompt = random_prompt(random.Random(6), 20)
+    for n in range(4):
+        result = house.run(prompt, 60, regex=r"[a-c]{3}/\d\d", temperature=1.5, seed=n)
+        assert result.finish == "stop" and re.fullmatch(r"[a-c]{3}/\d\d", result.text), result.text
+    chosen = {house.run(prompt, 60, regex="yes|no|maybe", temperature=1.5, seed=n).text for n in range(8)}
+    assert chosen <= {"yes", "no", "maybe"} and len(chosen) > 1
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [("a/b", "a/b"), (r"a\/b[/]", "a/b/"), ("a\nb", "a\nb"), ("a\\\nb", "a\nb"), (r"^\d+$", "12"), ("(?i)yes", "YES"), (r"\\/", "\\/")],
+)
+def test_an_expression_says_what_it_says_elsewhere(grammars: GrammarCompiler, regex: str, text: str) -> None:
+    assert accepted(grammars, regex, text) and re.fullmatch(regex, text)
+    assert not accepted(grammars, regex, text + "!")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8), min_size=1, max_size=4), st.text(max_size=4))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_of_a_choice_each_text_is_taken_and_no_other(grammars: GrammarCompiler, choice: list[str], other: str) -> None:
+    [form] = forms_of("guided_", None, None, choice)
+    assert form.regex is not None
+    for text in choice:
+        assert accepted(grammars, form.regex, text)
+    if other not in choice and other.isascii():
+        assert not accepted(grammars, form.regex, other)
+
+
+async def test_a_form_that_cannot_be_enforced_is_named_by_its_own_field(judged: Grammars) -> None:
+    asked = [
+        ("guided_regex", {"regex": r"(?=a)b"}),
+        ("structured_outputs.json", {"json_schema": '{"not":{}}'}),
+        ("", {"json_schema": '{"not":{}}'}),
+    ]
+    for name, form in asked:
+        request = GenerateRequest("r", "t", "s", "m", Sampling(), messages=[], form_field=name, **form)
+        with pytest.raises(InvalidRequest) as refused:
+            await judged.guide(request)
+        assert refused.value.param == (name or "response_format") and refused.value.message.startswith(name or "response_format")
+    both = GenerateRequest("r", "t", "s", "m", Sampling(), messages=[], regex="a", json_schema="{}", form_field="guided_regex")
+    with pytest.raises(InvalidRequest, match="guided_regex"):
+        await judged.guide(both)

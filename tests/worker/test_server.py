@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -17,10 +18,11 @@ from contracts.frames import StepFrame, decode_step, encode_cancel, encode_submi
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from contracts.v1 import worker_pb2
 from runtime.config import WorkerSection
-from tests.worker.engine_house import House, tiny_model
+from tests.worker.engine_house import DEMO, House, tiny_model
 from worker import failpoints
 from worker.grammars import GrammarCompiler
 from worker.server import WorkerServer
+from worker.text import TextCodec
 
 CLOSED = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": CLOSED}}
@@ -258,4 +260,24 @@ async def test_what_a_gateway_sends_is_checked_again_and_fails_by_name(server: W
     gateway._sent.put_nowait(msgpack.packb({"submit": {"request_id": [1], "sampling": {}}}))
     gateway.submit("after")
     assert (await gateway.ended("after")).finish_reason in ("stop", "length") and not house.crashes
+    await gateway.leave()
+
+
+async def test_template_variables_change_the_prompt_and_are_checked_again(server: WorkerServer, tmp_path: Path) -> None:
+    gateway = Gateway(server)
+    for request_id, text in (("big", '{"a":"' + "x" * (16 << 10) + '"}'), ("ours", '{"messages":[]}'), ("none", "[" * 9000)):
+        gateway.submit(request_id, template_kwargs=text)
+        status, message, param, _ = (await gateway.ended(request_id)).error
+        assert status == 400 and param.startswith("chat_template_kwargs") and message
+    gateway.submit("odd", template_kwargs=5)
+    assert (await gateway.ended("odd")).error[2] == "chat_template_kwargs"
+    source = "{{ messages[0].content }}{% if enable_thinking is false %} <think></think>{% endif %}"
+    (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(source)
+    server.codec = TextCodec.load(tmp_path)
+    for request_id, text in (("off", '{"enable_thinking":false}'), ("on", '{"enable_thinking":true}'), ("unsaid", None)):
+        gateway.submit(request_id, template_kwargs=text)
+        assert (await gateway.ended(request_id)).finish_reason in ("stop", "length")
+    prompts = {a.request_id: a.prompt_tokens for frame in gateway.seen for a in frame.accepted}
+    assert prompts["off"] - prompts["on"] == len(server.codec.plain_tokens(" <think></think>")) and prompts["on"] == prompts["unsaid"]
     await gateway.leave()

@@ -14,6 +14,7 @@ from contracts import ranges
 from contracts.errors import InvalidRequest
 from contracts.ids import check_session_id
 from contracts.request import GenerateRequest, Sampling
+from contracts.template_kwargs import decode_template_kwargs
 
 _MOST = ranges.MOST_TOKENS
 #: Fields of numbers that must be whole, with their ranges.
@@ -45,6 +46,7 @@ def check_request(request: GenerateRequest) -> None:
     if request.expected_tokens is not None:
         _check_whole("expected_tokens", request.expected_tokens, (0, _MOST))
     _check_tokens("resume_tokens", request.resume_tokens)
+    decode_template_kwargs(request.template_kwargs)
     check_sampling(request.sampling)
 
 
@@ -73,7 +75,7 @@ def check_sampling(s: Sampling) -> None:
 
 
 def _names(request: GenerateRequest) -> None:
-    for name in ("request_id", "tenant", "model", "group"):
+    for name in ("request_id", "tenant", "model", "group", "form_field"):
         value = getattr(request, name)
         if not isinstance(value, str) or len(value) > _MAX_NAME_CHARS:
             raise _wrong(name, f"must be a string of at most {_MAX_NAME_CHARS} characters")
