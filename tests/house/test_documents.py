@@ -58,6 +58,12 @@ def test_every_path_that_is_named_exists(document: str) -> None:
         assert path.startswith(made_later) or (ROOT / path).exists(), f"{document}: {path}"
 
 
+@pytest.mark.parametrize("document", ["README.md", "docs/api.md", "docs/hints.md"])
+def test_where_a_reader_meets_hints_it_says_that_the_api_calls_one_an_advisory(document: str) -> None:
+    text = " ".join((ROOT / document).read_text().replace("*", "").split())
+    assert re.search(r"API calls a hint an advisory|In the API its name is advisory|a hint, which the API calls an advisory", text)
+
+
 def test_the_architecture_names_every_package() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for package in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]:
