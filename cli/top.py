@@ -98,7 +98,7 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
     waiting = {tier: look.now.get(sample("upbeat_kvstore_write_back_waiting_bytes", tier=tier), 0.0) for tier in ("ssd", "blob")}
     queued = {what: look.now.get(sample("upbeat_kvstore_queued", what=what), 0.0) for what in ("loads", *_SOURCES)}
     return {
-        "state": "serving" if node.get("serving") else "not serving",
+        "state": str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
         "requests running, waiting": f"{node.get('running', 0)}, {node.get('waiting', 0)}",
         "hints in flight": str(node.get("advised", 0)),
         "HBM used": f"{(pages - free) / pages:.0%}" if pages else "-",
