@@ -27,6 +27,10 @@ WEIGHTS_TIMEOUT_S = 3600.0
 #: What must be there, by distribution name; then what is used where it is there.
 NEEDED = ("aiohttp", "grpcio", "protobuf", "msgpack", "blake3", "torch", "tokenizers", "transformers", "safetensors", "obstore", "xxhash")
 
+#: A command that works as it is printed, in whatever environment this is.
+PIP = f"{sys.executable} -m pip install"
+INSTALL = f"run `make up`, or in the checkout {PIP} -c constraints.txt -e '.[gateway,kvstore,worker]'"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -56,7 +60,7 @@ def _packages(config: Config) -> Iterator[Finding]:
         try:
             yield Finding(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "fail", "not installed", "run `make up`, or pip install -c constraints.txt -e '.[gateway,kvstore,worker]'")
+            yield Finding(name, "fail", "not installed", INSTALL)
 
 
 def _ports(config: Config) -> Iterator[Finding]:
@@ -115,7 +119,7 @@ def _nixl(config: Config) -> Iterator[Finding]:
     if done is not None and done.returncode == 0:
         yield Finding("nixl", "ok", importlib.metadata.version("nixl-cu12"))
     else:
-        yield Finding("nixl", "warn", f"cannot be imported ({why})", "nodes use the socket transport; pip install nixl-cu12 for NIXL")
+        yield Finding("nixl", "warn", f"cannot be imported ({why})", f"nodes use the socket transport; {PIP} nixl-cu12 brings NIXL")
 
 
 def _device(config: Config) -> Iterator[Finding]:

@@ -12,6 +12,11 @@ GIB = 1 << 30
 MIB = 1 << 20
 #: Windows with fewer columns get short headings, and what is the same in all rows is said once.
 WIDE = 120
+#: What a list without sessions says: a short conversation is served like any other, and is not in it.
+NO_SESSIONS = (
+    "no sessions yet: one is listed when it has a whole chunk of tokens in the cache\n"
+    "(kv.chunk_tokens, 64 by default); a shorter conversation keeps nothing"
+)
 
 
 def show_fleet(console: Console, all_serve: bool, fleet: dict[str, Any]) -> None:
@@ -68,7 +73,7 @@ def size(bytes_: float) -> str:
 
 def show_sessions(console: Console, sessions: list[dict[str, Any]], *, more: bool = False) -> None:
     """A line a session, as they come. more: there are others."""
-    console.print(session_table(sessions, console.width) if sessions else "no sessions yet")
+    console.print(session_table(sessions, console.width) if sessions else NO_SESSIONS)
     if more:
         console.print("there are more: --limit N, or --all")
 

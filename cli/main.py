@@ -119,7 +119,8 @@ def up(
     programs = bin_dir or Path(sys.executable).parent
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
-            raise ConfigError(f"{programs / program} is not there; install with `make up`, or pip install -c constraints.txt -e .")
+            install = f"{sys.executable} -m pip install -c constraints.txt -e ."
+            raise ConfigError(f"{programs / program} is not there; install with `make up`, or in the checkout {install}")
     display = Display(as_json=as_json, own_key=own_key_of(resolved))
     # The services inherit both locks: whoever starts a stack here next waits for them, should this launcher be killed.
     locks = [

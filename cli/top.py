@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli.client import Gateway
 from cli.core.traffic import Look, sample
-from cli.fleet import GIB, MIB, session_table, size, table
+from cli.fleet import GIB, MIB, NO_SESSIONS, session_table, size, table
 
 _SOURCES = ("ssd", "peer", "blob")
 _FOUND = ("hbm", "dram", *_SOURCES)
@@ -66,7 +66,7 @@ def _screen(record: dict[str, Any], looks: dict[str, Look], width: int, *, since
         f"{fleet.get('active_requests', 0)} requests\nsums {'since the start' if since_start else 'since the last look'}"
     )
     nodes = {str(node["node"]): _rows(node, looks[str(node["node"])]) for node in fleet["nodes"]}
-    return Group(head, Text(), *_blocks(nodes, width), Text(), session_table(sessions, width) if sessions else Text("no sessions yet"))
+    return Group(head, Text(), *_blocks(nodes, width), Text(), session_table(sessions, width) if sessions else Text(NO_SESSIONS))
 
 
 def _blocks(nodes: dict[str, dict[str, str]], width: int) -> Iterator[RenderableType]:
@@ -98,7 +98,7 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
     waiting = {tier: look.now.get(sample("upbeat_kvstore_write_back_waiting_bytes", tier=tier), 0.0) for tier in ("ssd", "blob")}
     queued = {what: look.now.get(sample("upbeat_kvstore_queued", what=what), 0.0) for what in ("loads", *_SOURCES)}
     return {
-        "state": "serving" if node.get("serving") else "not serving",
+        "state": str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
         "requests running, waiting": f"{node.get('running', 0)}, {node.get('waiting', 0)}",
         "hints in flight": str(node.get("advised", 0)),
         "HBM used": f"{(pages - free) / pages:.0%}" if pages else "-",

@@ -163,6 +163,8 @@ class Gateway:
         self._tasks.start(parts.hints.run(), "tell hints")
         if self._warm:
             parts.decoding.start()
+        # Compressing them takes a tenth of a second, once: no answer that is being streamed shall wait for it.
+        await asyncio.gather(asyncio.to_thread(playground.files), asyncio.to_thread(web_sdk.files))
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
         options = {

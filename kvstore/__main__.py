@@ -22,7 +22,7 @@ from runtime.directory_lock import DirectoryLock
 DRAIN_S = 25.0
 _STOP_S = 0.5
 #: Counted from the node's first port.
-_METRICS_PORT = 4
+METRICS_PORT = 4
 #: While the store drains, an attached worker may still save: it is waited for until it has been quiet for this long.
 _QUIET_S, _LOOK_S = 3.0, 0.1
 
@@ -65,7 +65,7 @@ class KvStoreService:
         """Prometheus' text at the node's fifth port; a store without metrics still serves."""
         host, _, port = self._node.places.store_listen.rpartition(":")
         try:
-            start_http_server(int(port) + _METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+            start_http_server(int(port) + METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

@@ -1,4 +1,4 @@
-"""Makes traces of our own in the Mooncake format: `python -m loadtest.generate_trace --out FILE`.
+"""Makes traces of our own in the Mooncake format: `.venv/bin/python -m loadtest.generate_trace --out FILE`.
 
 Decides how generated conversations look: they start at random times (Poisson, or in bursts), share one preamble block, have a geometric
 number of turns, log-normal lengths (or those of `loadtest.bursts`), and a next turn after the answer was read and the next prompt typed.

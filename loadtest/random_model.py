@@ -1,6 +1,6 @@
 """Random-weight models of a given shape, so that a benchmark can have the size it needs without a download.
 
-    python -m loadtest.random_model --shape 131m --out DIR
+    .venv/bin/python -m loadtest.random_model --shape 131m --out DIR
 
 The result is an ordinary Hugging Face directory: config.json, model.safetensors, and the demo model's tokenizer, whose
 vocabulary the model's may exceed (ids past it have no text).
@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,13 +144,21 @@ def _tokenizer_size() -> int:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.random_model", description="Make a random-weight model of a given shape.")
+    parser = argparse.ArgumentParser(
+        prog=".venv/bin/python -m loadtest.random_model", description="Make a random-weight model of a given shape."
+    )
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="directory to write; made when missing")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     config, dtype = SHAPES[arguments.shape]
-    directory = make_random_model(arguments.out, config, arguments.seed, dtype)
+    try:
+        directory = make_random_model(arguments.out, config, arguments.seed, dtype)
+    except ModuleNotFoundError as e:
+        sys.exit(
+            f"loadtest.random_model: {sys.executable} has no module {e.name}; "
+            "run .venv/bin/python -m loadtest.random_model (`make up` makes .venv)"
+        )
     print(f"{directory}: {parameters(_LLAMA | config) / 1e6:.1f} M parameters in {dtype}, seed {arguments.seed}")
 
 

@@ -59,7 +59,7 @@ class SchedulerMetrics(Collector):
         yield expected
         states = Counter(node.shown for node in list(control.fleet.nodes.values()))
         nodes = GaugeMetricFamily("upbeat_scheduler_nodes", "Nodes by state", labels=["state"])
-        for state in ("serving", "suspect", "draining", "dead", "absent"):
+        for state in ("serving", "suspect", "draining", "dead", "starting", "absent"):
             nodes.add_metric((state,), states[state])
         yield nodes
         known = GaugeMetricFamily("upbeat_scheduler_sessions", "Sessions that some node has reported")

@@ -41,7 +41,7 @@ from worker.text import TextCodec
 
 log = telemetry.logger("worker")
 #: Counted from the worker's own port.
-_METRICS_PORT = 2
+METRICS_PORT = 2
 #: How long a thread may keep the interpreter's lock from others that want it, in seconds.
 _SWITCH_S = 2e-4
 
@@ -144,7 +144,7 @@ class WorkerProcess:
         telemetry.REGISTRY.register(WorkerMetrics(self.engine))
         host, _, port = self.places.worker_listen.rpartition(":")
         try:
-            start_http_server(int(port) + _METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+            start_http_server(int(port) + METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 

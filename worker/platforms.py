@@ -7,6 +7,7 @@ that device was chosen.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,7 +66,7 @@ def choose_device(choice: str, found: Found) -> str:
     """`cpu` or `cuda`. Raises ConfigError when `cuda` is asked for and impossible."""
     why = "" if found.cuda else "torch sees no CUDA device"
     if not why and found.missing:
-        why = f"not installed: {', '.join(found.missing)}; pip install 'upbeat-server[cuda]'"
+        why = f"not installed: {', '.join(found.missing)}; in the checkout, {sys.executable} -m pip install -c constraints.txt -e '.[cuda]'"
     if choice == "cpu" or (choice == "auto" and why):
         if found.cuda and choice == "auto":
             log.warning("the CPU computes although there is a CUDA device", reason=why)

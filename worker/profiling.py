@@ -156,7 +156,7 @@ async def _main(given: argparse.Namespace) -> int:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m worker.profiling", description=__doc__)
+    parser = argparse.ArgumentParser(prog=".venv/bin/python -m worker.profiling", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the configuration that the stores were started with, too")
     parser.add_argument("--out", type=Path, required=True, help="where the profile goes")
     parser.add_argument("--quick", action="store_true", help="fewer points and repetitions")

@@ -33,7 +33,7 @@ class Node:
     models: frozenset[str] = frozenset()
     running: int = 0
     waiting: int = 0
-    #: serving, suspect, draining, dead or absent.
+    #: serving, suspect, draining, dead, starting or absent.
     state: str = ""
     #: silent, as nothing is heard of its worker; engine, as that stands still; else empty.
     stalled: str = ""
@@ -172,6 +172,12 @@ def missing(fleet: FleetView | None, live: bool, connected: Collection[str], dra
     expected = max(1, fleet.expected)
     if len(serving) < expected:
         reasons.append(f"{len(serving)} of {expected} nodes serve")
-    reasons += [f"{n.name} does not serve{f' ({n.state})' if n.state else ''}" for n in fleet.nodes if not n.serving]
+    reasons += [_why_not(n) for n in fleet.nodes if not n.serving]
     reasons += [f"{n.name} has no stream to this gateway" for n in serving if n.name not in connected]
     return reasons
+
+
+def _why_not(node: Node) -> str:
+    if node.state == "starting":
+        return f"{node.name} is starting"
+    return f"{node.name} does not serve{f' ({node.state})' if node.state else ''}"

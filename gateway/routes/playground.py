@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from aiohttp import web
-from blake3 import blake3
 
 from contracts.errors import NotFound
+from gateway.assets import Asset
 
 _FILES = Path(__file__).resolve().parent.parent / "playground"
 _TYPES = {
@@ -33,21 +32,10 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    content: bytes
-    type: str
-    tag: str
-
-
 @cache
-def _files() -> dict[str, _File]:
-    found = {}
-    for path in sorted(_FILES.iterdir()):
-        if path.suffix in _TYPES:
-            content = path.read_bytes()
-            found[path.name] = _File(content, _TYPES[path.suffix], f'"{blake3(content).hexdigest(16)}"')
-    return found
+def files() -> dict[str, Asset]:
+    """Its files by name; compressed at the first call."""
+    return {path.name: Asset.read(path) for path in sorted(_FILES.iterdir()) if path.suffix in _TYPES}
 
 
 async def page(request: web.Request) -> web.Response:
@@ -61,10 +49,7 @@ async def part(request: web.Request) -> web.Response:
 
 
 def _answer(request: web.Request, name: str) -> web.Response:
-    file = _files().get(name)
+    file = files().get(name)
     if file is None:
         raise NotFound(f"the playground has no file {name[:60]!r}", code="unknown_url")
-    headers = _HEADERS | {"ETag": file.tag}
-    if request.headers.get("If-None-Match") == file.tag:
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=file.content, headers=headers | {"Content-Type": file.type})
+    return file.answer(request, _HEADERS | {"Content-Type": _TYPES[Path(name).suffix]})

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from aiohttp import web
-from blake3 import blake3
 
 from contracts.errors import NotFound
+from gateway.assets import Asset
 
 _BUILT = Path(__file__).resolve().parents[2] / "web-sdk" / "dist"
 _HEADERS = {
@@ -22,22 +22,15 @@ _HEADERS = {
 
 
 @cache
-def _file(name: str) -> tuple[bytes, str] | None:
-    path = _BUILT / name
-    if not path.is_file():
-        return None
-    content = path.read_bytes()
-    return content, f'"{blake3(content).hexdigest(16)}"'
+def files() -> dict[str, Asset]:
+    """What there is of it, by name; compressed at the first call."""
+    return {name: Asset.read(_BUILT / name) for name in ("upbeat.js", "upbeat.mjs") if (_BUILT / name).is_file()}
 
 
 async def show(request: web.Request) -> web.Response:
     """One of the two files."""
     name = request.path.rpartition("/")[2]
-    found = _file(name)
+    found = files().get(name)
     if found is None:
         raise NotFound(f"this gateway was installed without web-sdk/dist/{name}; build it with `make web`", code="unknown_url")
-    content, tag = found
-    headers = _HEADERS | {"ETag": tag}
-    if request.headers.get("If-None-Match") == tag:
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=content, headers=headers)
+    return found.answer(request, _HEADERS)

@@ -8,6 +8,7 @@ where the bytes lie is format.py.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -17,7 +18,8 @@ from contracts.kv import KvShape
 from kvstore.metrics import count, log
 from kvstore.tiers.format import RAW
 
-INSTALL = "python -m pip install --no-deps lmcache==0.5.6"
+#: A command that works as it is printed, in whatever environment this is.
+INSTALL = f"{sys.executable} -m pip install --no-deps lmcache==0.5.6"
 
 
 class Unencodable(Exception):

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from contracts.errors import ConfigError
 from contracts.ids import DEFAULT_TENANT
@@ -19,25 +18,26 @@ from loadtest.report import provenance, write_json
 from loadtest.simulate.fleet import VARIANTS, Variant
 from loadtest.simulate.presets import PRESETS, node_kind
 from loadtest.simulate.scenario import Run, scripts, simulate, trace_sessions
+from loadtest.tables import PolicyTables
 from loadtest.traces import TraceError
 
-#: The table's rows: title, path into the figures, factor and digits.
-_ROWS: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
+#: What is shown of a policy: heading, path into the figures, factor and digits.
+_FIGURES: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
     ("requests", ("requests",), 1, 0),
     ("requests/s", ("requests_per_s",), 1, 2),
     ("TTFT: mean (s)", ("ttft_s", "mean"), 1, 3),
     ("TTFT: p50 (s)", ("ttft_s", "p50"), 1, 3),
     ("TTFT: p99 (s)", ("ttft_s", "p99"), 1, 3),
-    ("TTFT, returning turns: mean (s)", ("ttft_returning_turns_s", "mean"), 1, 3),
+    ("TTFT of returning turns: mean (s)", ("ttft_returning_turns_s", "mean"), 1, 3),
     ("TPOT: mean (ms)", ("tpot_s", "mean"), 1000, 1),
     ("TPOT: p99 (ms)", ("tpot_s", "p99"), 1000, 1),
-    ("normalised latency: mean (ms)", ("normalised_s", "mean"), 1000, 1),
-    ("normalised latency: p99 (ms)", ("normalised_s", "p99"), 1000, 1),
+    ("end to end a token: mean (ms)", ("normalised_s", "mean"), 1000, 1),
+    ("end to end a token: p99 (ms)", ("normalised_s", "p99"), 1000, 1),
     ("end to end: mean (s)", ("end_to_end_s", "mean"), 1, 2),
-    ("cached share of returning history (%)", ("cached_share_returning",), 100, 1),
-    ("peak to median load, over time", ("peak_to_median", "over_time"), 1, 2),
-    ("peak to median load, worst moment", ("peak_to_median", "max"), 1, 2),
-    ("devices busy (%)", ("busy_share",), 100, 1),
+    ("history cached (%)", ("cached_share_returning",), 100, 1),
+    ("peak to median load", ("peak_to_median", "over_time"), 1, 2),
+    ("peak to median at worst", ("peak_to_median", "max"), 1, 2),
+    ("busy (%)", ("busy_share",), 100, 1),
     ("hints sent", ("hints", "sent"), 1, 0),
     ("hints moved", ("hints", "moved"), 1, 0),
     ("events", ("events",), 1, 0),
@@ -142,17 +142,14 @@ def parse_variants(text: str) -> list[Variant]:
     return [VARIANTS[name] for name in dict.fromkeys(names)]
 
 
-def table(found: Mapping[str, Mapping[str, Any]], title: str) -> Table:
-    """A column a policy, a row a figure."""
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("figure")
-    for name in found:
-        shown.add_column(name, justify="right")
-    for row, path, factor, digits in _ROWS:
+def table(found: Mapping[str, Mapping[str, Any]], title: str) -> PolicyTables:
+    """A row a policy, a column a figure; figures that nobody has are left out."""
+    shown = {}
+    for heading, path, factor, digits in _FIGURES:
         values = [_at(figures, path) for figures in found.values()]
         if any(v is not None for v in values):
-            shown.add_row(row, *("-" if v is None else f"{v * factor:.{digits}f}" for v in values))
-    return shown
+            shown[heading] = ["-" if v is None else f"{v * factor:.{digits}f}" for v in values]
+    return PolicyTables(title, list(found), shown)
 
 
 def _at(figures: Mapping[str, Any], path: tuple[str, ...]) -> float | None:

@@ -1,6 +1,6 @@
 """How well the demo model remembers: exact answers on held-out conversations, by length.
 
-    python models/demo/evaluate.py [--model DIR] [--conversations 200]
+    .venv/bin/python models/demo/evaluate.py [--model DIR] [--conversations 200]
 
 An answer is exact when greedy decoding after the true history gives it to the last character; one forward pass over the
 conversation decides that for all its answers (every token of the answer is the most likely one).

@@ -1,6 +1,6 @@
 """Trains the demo model from scratch on generated conversations, with a growing length, on a CPU.
 
-    python models/demo/train.py --minutes 120 --threads 2
+    .venv/bin/python models/demo/train.py --minutes 120 --threads 2
 
 The length grows from 128 to 1,024 tokens in stages of wall time, and is mixed at the end. In a third of the conversations
 random gaps are put between the positions of neighbouring messages, so that the rotary embedding meets distances far beyond the

@@ -3,7 +3,8 @@
 A node's life: *serving* while both of its processes are here and its worker takes work; *suspect* when its lease is over, as nothing
 was heard of it for a while, or when its worker says that its engine stands still: then it gets work only if there is no other; *dead* when
 nothing is heard of it for longer: what ran there is gone, and what it held cannot be had from it, until it reports again; *draining* when
-its worker says that it takes nothing new; *absent* while one of its processes is not here. One that comes and goes is suspect for a growing
+its worker says that it takes nothing new; *starting* while one of its processes has not come yet, for `STARTING_S` at most; *absent* when
+one of them was here and is not. One that comes and goes is suspect for a growing
 while after each return, so that work and hints do not follow it.
 
 Invariants (checked by `validate`):
@@ -26,6 +27,8 @@ DEAD_AFTER_S = 15.0
 UNCONFIRMED_S = 10.0
 #: An engine that has done nothing for this long beyond the time its step should have taken stands still, in seconds.
 STALLED_AFTER_S = 2.0
+#: A node of which only one process has ever come counts as starting for this long, in seconds: a large model takes minutes to load.
+STARTING_S = 600.0
 _WEIGHT = 0.1
 #: A node that leaves again within this time of having left before is unsteady. At its second return it is suspect for
 #: `_FIRST_DOUBT_S`, then for twice as long each time, up to this time, in seconds.
@@ -120,6 +123,10 @@ class Node:
     trusted_s: float = 0.0
     #: The last message about sessions in the store's stream; 0: none.
     held_number: int = 0
+    #: Since when something of it is known; None: for less than a tick.
+    known_s: float | None = None
+    #: Both of its processes have been here at the same time.
+    was_whole: bool = False
     #: What watchers were told of its state.
     shown: str = ""
     dram_bytes_total: int = 0
@@ -140,9 +147,10 @@ class Node:
         return self.worker_here and self.store_here and not self.draining and not self.dead
 
     def state(self, now: float) -> str:
-        """serving, suspect, draining, dead or absent."""
+        """serving, suspect, draining, dead, starting or absent."""
         if not (self.worker_here and self.store_here):
-            return "absent"
+            starting = not self.was_whole and (self.known_s is None or now - self.known_s < STARTING_S)
+            return "starting" if starting else "absent"
         if self.dead:
             return "dead"
         if self.draining:
@@ -235,6 +243,7 @@ class Fleet:
     def note_states(self, now: float) -> None:
         """Let watchers know of states that have changed because time has passed."""
         for node in self.nodes.values():
+            node.known_s = now if node.known_s is None else node.known_s
             state = node.state(now)
             if state != node.shown:
                 node.shown = state
@@ -302,6 +311,7 @@ class Fleet:
             self._ended(node, request_id)
 
     def _changed(self, node: Node, *, seen: bool = True) -> None:
+        node.was_whole |= node.worker_here and node.store_here
         young: dict[int, int] = {}
         for placed in node.young.values():
             young[placed.urgency] = young.get(placed.urgency, 0) + 1

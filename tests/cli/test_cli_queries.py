@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cli.settings import BUNDLED_MODEL
+from runtime.config import load_config
 
 FLEET = {
     "expected_nodes": 2,
@@ -67,6 +68,7 @@ class GatewayStandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
         self.all_serve, self.ready = 200, True
+        self.sessions = [SESSION]
 
     @property
     def url(self) -> str:
@@ -98,12 +100,12 @@ class _Answers(BaseHTTPRequestHandler):
             "/ready?all=1": (self.server.all_serve, {"missing": FLEET["missing"]}),
             "/v1/fleet": (200, FLEET | {"ready": self.server.ready}),
             "/v1/fleet?metrics=true": (200, FLEET | {"nodes": [FLEET["nodes"][0] | {"metrics": self._samples()}, FLEET["nodes"][1]]}),
-            "/v1/sessions": (200, {"data": [SESSION]}),
+            "/v1/sessions": (200, {"data": self.server.sessions}),
             "/v1/sessions?order=id&limit=1000&after=": (200, {"data": [SESSION], "has_more": True, "last_id": "chat/1"}),
             "/v1/sessions?order=id&limit=1000&after=chat%2F1": (200, {"data": [SESSION | {"id": "chat-2"}], "has_more": False}),
             "/v1/sessions?limit=1": (200, {"data": [SESSION], "has_more": True}),
             "/v1/sessions/leaving": (200, LEAVING),
-            "/v1/sessions?limit=10": (200, {"data": [SESSION]}),
+            "/v1/sessions?limit=10": (200, {"data": self.server.sessions}),
             "/v1/sessions/chat-1/placement": (200, PLACEMENT),
             "/v1/sessions/chat-1": (200, SESSION | {"nodes": [{"node": "node-0", "tiers": TIERS}]}),
         }
@@ -204,6 +206,17 @@ def test_sessions_are_listed_and_one_is_shown_tier_by_tier(gateway: GatewayStand
     assert "1 to 10" in shown
     assert json.loads(upbeat("sessions", "--json", "--url", gateway.url).stdout) == {"data": [SESSION]}
     assert json.loads(upbeat("sessions", "chat-1", "--json", "--url", gateway.url).stdout)["nodes"][0]["tiers"] == TIERS
+
+
+@pytest.mark.parametrize("words", [["sessions"], ["top", "--rounds", "1"]], ids=" ".join)
+def test_a_list_without_sessions_says_why_a_short_conversation_is_not_in_it(gateway: GatewayStandIn, words: list[str]) -> None:
+    gateway.sessions = []
+    said = upbeat(*words, "--url", gateway.url, COLUMNS="80").stdout
+    told = " ".join(said.split())
+    chunk_tokens = load_config().kv.chunk_tokens
+    assert "no sessions yet: one is listed when it has a whole chunk of tokens in the cache" in told
+    assert f"(kv.chunk_tokens, {chunk_tokens} by default); a shorter conversation keeps nothing" in told
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_a_placement_is_explained_in_words_and_as_json(gateway: GatewayStandIn) -> None:

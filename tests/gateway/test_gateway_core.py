@@ -235,6 +235,16 @@ def test_that_every_node_serves_needs_every_expected_node_now_and_a_stream_to_it
     assert missing(FleetView(), True, ALL, False)
 
 
+def test_why_a_deployment_is_not_ready_says_starting_while_a_node_starts_and_absent_once_it_is_lost() -> None:
+    def told(state: str) -> list[str]:
+        starting = Node("n1", "a1", False, frozenset(), state=state)
+        return missing(FleetView((nodes(0).nodes[0], starting), expected=2), True, {"n0"}, False)
+
+    assert told("starting") == ["1 of 2 nodes serve", "n1 is starting"]
+    assert told("absent") == ["1 of 2 nodes serve", "n1 does not serve (absent)"]
+    assert told("") == ["1 of 2 nodes serve", "n1 does not serve"]
+
+
 # ---- attempts ------------------------------------------------------------------------------------------------------
 def test_a_request_is_given_to_three_workers_at_most() -> None:
     attempts = Attempts(Patience(attempts=3))

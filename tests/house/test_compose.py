@@ -13,9 +13,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+import kvstore.__main__
+import worker.__main__
 from cli.core.plan import stack_plan
 from contracts.errors import ConfigError
 from runtime.config import Config, load_config
+from scheduler.metrics import metrics_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -101,6 +104,38 @@ def test_health_checks_ask_the_port_that_each_service_listens_on(monkeypatch: py
         expected[f"worker-{n}"] = f"grpc://127.0.0.1:{places.worker_listen.rpartition(':')[2]}"
     for service, address in expected.items():
         assert SERVICES[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", address]
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_prometheus_scrapes_every_service_at_the_port_where_it_shows_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("gateway", monkeypatch)
+    expected = {"gateway": config.gateway.port, "scheduler": metrics_port(config, port_of(config.scheduler_listen(0)))}
+    for n in range(config.nodes.count):
+        places = config.node(n)
+        expected[f"worker-{n}"] = port_of(places.worker_listen) + worker.__main__.METRICS_PORT
+        expected[f"kvstore-{n}"] = port_of(places.store_listen) + kvstore.__main__.METRICS_PORT
+    assert set(expected) == set(SERVICES)
+    (job,) = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["metrics_path"] == "/metrics"
+    scraped = {}
+    for group in job["static_configs"]:
+        (target,) = group["targets"]
+        name, _, port = target.partition(":")
+        scraped[name] = int(port)
+        program, _, number = name.partition("-")
+        assert group["labels"] == {"service": program} | ({"node": f"node-{number}"} if number else {}), target
+    assert scraped == expected
+
+
+def test_metrics_are_shown_where_prometheus_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("gateway", monkeypatch)
+    reachable = {"0.0.0.0", "scheduler"}
+    listening = [config.gateway.host, config.scheduler_listen(0).rpartition(":")[0]]
+    listening += [address.rpartition(":")[0] for n in range(2) for address in (config.node(n).worker_listen, config.node(n).store_listen)]
+    assert set(listening) <= reachable, "never loopback: Prometheus runs in a container of its own"
 
 
 def test_a_node_shares_one_arena_and_everybody_who_stores_shares_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -56,6 +57,56 @@ def test_every_path_that_is_named_exists(document: str) -> None:
     made_later = ("data/", ".cache/", ".venv")
     for path in paths:
         assert path.startswith(made_later) or (ROOT / path).exists(), f"{document}: {path}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/api.md", "docs/hints.md"])
+def test_where_a_reader_meets_hints_it_says_that_the_api_calls_one_an_advisory(document: str) -> None:
+    text = " ".join((ROOT / document).read_text().replace("*", "").split())
+    assert re.search(r"API calls a hint an advisory|In the API its name is advisory|a hint, which the API calls an advisory", text)
+
+
+COMMANDS = [
+    (path.relative_to(ROOT).as_posix(), " ".join(filter(None, code)))
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*/README.md")])
+    for code in re.findall(r"`([^`\n]+)`|^    (\S.+)$", path.read_text(), re.MULTILINE)
+    if re.search(r"\bpython3? (-m |\S+\.py)", " ".join(code))
+]
+
+
+@pytest.mark.parametrize(("document", "command"), COMMANDS, ids=lambda part: part[:60])
+def test_a_documented_python_command_works_outside_an_activated_environment(document: str, command: str) -> None:
+    """It names the environment's interpreter, and its program exists with these flags."""
+    found = re.search(r"(\S*)\bpython3? (?:-m (\S+)|(\S+\.py))([^#|]*)", command)
+    assert found is not None and re.fullmatch(r"(PYTHONPATH=\. )?(\S*/)?\.venv/bin/", found[1]), f"{document}: {command}"
+    if found[2] in ("pip", "pytest"):
+        return
+    program = [found[3]] if found[3] else ["-m", found[2]]
+    help_text = subprocess.run(
+        [sys.executable, *program, "--help"], capture_output=True, text=True, check=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}
+    ).stdout
+    for flag in re.findall(r"(?<!\S)--[a-z-]+", found[4]):
+        assert flag in help_text, f"{document}: {command}"
+
+
+def test_programs_print_commands_that_name_their_interpreter() -> None:
+    """What is printed is pasted: `pip` and `python` on somebody's path are others than this environment's."""
+    bare = re.compile(r"""["'`\s;,](pip install|python3? -m [a-z_.]+)""")
+    for package in ("cli", "worker", "kvstore", "gateway", "scheduler", "runtime", "loadtest"):
+        for path in (ROOT / package).rglob("*.py"):
+            for number, line in enumerate(path.read_text().splitlines(), start=1):
+                printed = re.search(r"""f?["'].*["']""", line)
+                if printed is None or line.lstrip().startswith(('"""', "#")):
+                    continue
+                assert not bare.search(re.sub(r"\.venv/bin/python -m|\{\S+\} -m pip install", "", printed[0])), f"{path}:{number}: {line}"
+
+
+def test_a_command_without_its_environment_says_which_one_has_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "loadtest.random_model", "--shape", "tiny", "--out", str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "has no module torch; run .venv/bin/python -m loadtest.random_model" in done.stderr
 
 
 def test_the_architecture_names_every_package() -> None:

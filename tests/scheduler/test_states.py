@@ -10,7 +10,7 @@ from contracts.ids import SessionKey
 from scheduler.core.attached import Attached, Stream
 from scheduler.core.control import Ask, Prefetch
 from scheduler.core.directory import Held
-from scheduler.core.fleet import DEAD_AFTER_S, STALLED_AFTER_S, STEADY_S, Load
+from scheduler.core.fleet import DEAD_AFTER_S, STALLED_AFTER_S, STARTING_S, STEADY_S, Load
 from scheduler.core.gathering import GATHER_S, Gathering
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, House, S, hint
 
@@ -24,6 +24,31 @@ def states(h: House, now: float) -> list[str]:
 
 def here(tokens: int) -> Held:
     return Held(tokens, tokens * TOKEN_BYTES, tokens)
+
+
+def test_a_node_is_starting_until_both_of_its_processes_were_here_and_absent_only_after() -> None:
+    h = House(1)
+    h.fleet.store_joined("node-9", "s9")
+    assert h.fleet.nodes["node-9"].state(0.0) == "starting", "before the first tick, too"
+    assert states(h, 1.0)[1] == "starting"
+    h.fleet.worker_joined("node-9", "w9", (MODEL,), 60.0)
+    assert states(h, 60.0)[1] == "serving"
+    h.fleet.store_left("node-9")
+    assert states(h, 61.0)[1] == "absent", "it has started: what is missing has been lost"
+    h.fleet.store_joined("node-9", "s9")
+    h.fleet.worker_left("node-9", 62.0)
+    assert states(h, 62.0)[1] == "absent"
+    h.fleet.validate()
+
+
+def test_a_node_that_never_comes_up_is_absent_in_the_end_and_watchers_hear_of_it() -> None:
+    h = House(1)
+    h.fleet.worker_joined("node-9", "w9", (MODEL,), 5.0)
+    assert states(h, 5.0)[1] == "starting"
+    assert states(h, 5.0 + STARTING_S - 1.0)[1] == "starting"
+    seen = h.fleet.version
+    assert states(h, 5.0 + STARTING_S)[1] == "absent" and h.fleet.version > seen
+    assert not h.fleet.nodes["node-9"].serving
 
 
 def test_a_silent_node_is_suspect_then_dead_and_serves_again_when_it_reports() -> None:

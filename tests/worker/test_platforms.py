@@ -36,7 +36,7 @@ def test_a_missing_device_stops_the_start_with_key_value_and_remedy() -> None:
 
 
 def test_missing_packages_are_named_with_what_installs_them() -> None:
-    with pytest.raises(ConfigError, match=r"worker\.device = 'cuda' .*triton, cuda\.bindings.*upbeat-server\[cuda\]"):
+    with pytest.raises(ConfigError, match=r"worker\.device = 'cuda' .*triton, cuda\.bindings.*-m pip install .*\.\[cuda\]"):
         choose_device("cuda", Found(cuda=True, missing=("triton", "cuda.bindings")))
 
 

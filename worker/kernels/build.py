@@ -1,6 +1,6 @@
 """Builds the CPU kernels with the machine's C++ compiler (runtime/native.py).
 
-    python -m worker.kernels.build        builds ahead, so that the first start does not wait
+    .venv/bin/python -m worker.kernels.build        builds ahead, so that the first start does not wait
 
 The library is made for the very processor it is built on. Where there is no compiler the engine computes with torch, which is
 slower and gives the same answers within rounding.

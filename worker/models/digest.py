@@ -5,7 +5,7 @@ Reading every byte takes a moment, so the result is remembered in a cache direct
 device, inode, size, times of content and of status) and a sample of their bytes: a copy that keeps its time of content (`cp -p`, images
 that are built reproducibly) is another file. That never enters the digest. `upbeat doctor` computes it anew and compares:
 
-    python -m worker.models.digest MODEL CACHE      {"remembered": hex or null, "computed": hex}
+    .venv/bin/python -m worker.models.digest MODEL CACHE      {"remembered": hex or null, "computed": hex}
 """
 
 from __future__ import annotations
