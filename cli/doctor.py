@@ -17,6 +17,8 @@ from cli import machine
 from contracts.errors import ConfigError
 from runtime.config import GIB, Config
 from runtime.config_checks import LOOPBACK
+from runtime.model_directory import check_directory
+from runtime.model_names import hub_id
 
 #: Below this a session's KV soon fills the disk.
 DISK_WANTED_BYTES = 5 * GIB
@@ -25,7 +27,20 @@ BUILD_TIMEOUT_S = 600.0
 #: A large model on a slow disk.
 WEIGHTS_TIMEOUT_S = 3600.0
 #: What must be there, by distribution name; then what is used where it is there.
-NEEDED = ("aiohttp", "grpcio", "protobuf", "msgpack", "blake3", "torch", "tokenizers", "transformers", "safetensors", "obstore", "xxhash")
+NEEDED = (
+    "aiohttp",
+    "grpcio",
+    "protobuf",
+    "msgpack",
+    "blake3",
+    "torch",
+    "tokenizers",
+    "transformers",
+    "safetensors",
+    "obstore",
+    "xxhash",
+    "huggingface_hub",
+)
 
 #: A command that works as it is printed, in whatever environment this is.
 PIP = f"{sys.executable} -m pip install"
@@ -44,9 +59,34 @@ class Finding:
 
 def examine(config: Config) -> list[Finding]:
     """All findings for this configuration. Starts nothing but children that end: one imports NIXL, one builds the CPU kernels, once, one
-    reads the model's weights."""
-    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels, _weights, _listening)
-    return [finding for check in checks for finding in check(config)]
+    reads the model's weights. A hub is asked where the model is a hub id."""
+    found, model = _model(config)
+    config = config.model_copy(update={"model": model or config.model})
+    weights = () if model is None else (_weights,)
+    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels, *weights, _listening)
+    return [*(finding for check in checks for finding in check(config)), *found]
+
+
+def _model(config: Config) -> tuple[list[Finding], Path | None]:
+    """Whether the model can be served, and its directory where it is here. A hub id is looked up; its weights are not downloaded."""
+    asked = hub_id(str(config.model))
+    try:
+        if asked is None:
+            check_directory(config.model, "model")
+            return [Finding("model", "ok", f"{config.model}: it can be served")], config.model
+        from runtime import hub
+
+        said: list[str] = []
+        found = hub.look_up(asked, "model", said.append)
+        if isinstance(found, Path) or found.is_here:
+            directory = found if isinstance(found, Path) else found.directory
+            return [Finding("model", "ok", "; ".join([f"{asked}: it can be served, from {directory}", *said]))], directory
+        hub.check_room(found, "model")
+    except ConfigError as e:
+        what, _, remedy = str(e).rpartition("; ")
+        return [Finding("model", "fail", what, remedy)], None
+    missing = f"{found.missing_bytes / GIB:.2f} GiB of its weights are not here yet"
+    return [Finding("model", "ok", f"{asked}: it can be served; {missing}: `upbeat up` downloads them")], None
 
 
 def _python(config: Config) -> Iterator[Finding]:

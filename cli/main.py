@@ -87,7 +87,13 @@ def app() -> NoReturn:
 @commands.command()
 def up(
     nodes: Annotated[int | None, _whole_option("Nodes to start: a kvstore and a worker each.  [default: 2]")] = None,
-    model: Annotated[Path | None, typer.Option(help="A Hugging Face directory.  [default: the bundled model]")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|ID", help="A Hugging Face directory, or a hub id: owner/name or owner/name@revision.  [default: the bundled model]"
+        ),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(metavar="NAME", help="Of a hub id: a branch, a tag or a commit.  [default: main]")] = None,
     port: Annotated[
         int | None,
         _whole_option("The gateway's port; the stack's other ports follow from it.  [default: 8080]"),
@@ -95,7 +101,9 @@ def up(
     data: Annotated[Path | None, typer.Option(help="Where KV is kept.  [default: data]")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
     cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
-    hbm_gib: Annotated[float | None, _number_option("Device memory for KV, a node.  [default: 1]")] = None,
+    hbm_gib: Annotated[
+        float | None, _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need]")
+    ] = None,
     dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2]")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
     host: Annotated[
@@ -114,7 +122,7 @@ def up(
     from cli.supervisor import Supervisor
 
     resolved = resolve(
-        Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, host=host, cors_origins=cors_origin)
+        Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin)
     )
     programs = bin_dir or Path(sys.executable).parent
     for program in {planned.program for planned in stack_plan(1)}:
@@ -256,6 +264,10 @@ def invalidate(
 @commands.command()
 def doctor(
     nodes: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR|ID", help="As for `upbeat up`; a hub id is looked up, and not downloaded.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(metavar="NAME", help="As for `upbeat up`.")] = None,
     port: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
@@ -265,7 +277,7 @@ def doctor(
     from cli.doctor import examine
     from cli.settings import layout
 
-    findings = examine(layout(Flags(nodes=nodes, port=port, data=data, config=config)))
+    findings = examine(layout(Flags(nodes=nodes, model=model, port=port, data=data, config=config, revision=revision)))
     failed = [finding for finding in findings if finding.level == "fail"]
     if as_json:
         _print_json({"ok": not failed, "findings": [{name: getattr(f, name) for name in f.__slots__} for f in findings]})
@@ -283,7 +295,8 @@ def doctor(
 
 @commands.command()
 def profile(
-    model: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="DIR|ID", help="As for `upbeat up`.")] = None,
+    revision: Annotated[str | None, typer.Option(metavar="NAME", help="As for `upbeat up`.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute: fewer points, more noise.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where it goes, instead of beside the model (or to --data).")] = None,
     show: Annotated[bool, typer.Option("--show", help="Show what was measured before; measure nothing.")] = False,
@@ -297,7 +310,7 @@ def profile(
     from contracts.profile import encode
     from runtime.profiles import store
 
-    resolved = resolve(Flags(nodes=nodes, model=model, data=data, config=config))
+    resolved = resolve(Flags(nodes=nodes, model=model, data=data, config=config, revision=revision))
     if show:
         found = profiles.known(resolved)
     else:

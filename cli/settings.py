@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import math
 import os
 import re
@@ -20,9 +19,13 @@ from typing import Any
 
 from cli.own_key import fresh_key, kept_key
 from contracts.errors import ConfigError
-from runtime.config import Config, load_config, said_config
+from contracts.kv import DTYPE_BYTES
+from runtime.config import GIB, Config, changed, load_config, said_config
 from runtime.config_checks import needs_keys
 from runtime.gateway_config import ORIGIN
+from runtime.model_config import load_config as load_model_config
+from runtime.model_directory import model_directory, named, weight_bytes
+from runtime.model_names import hub_id
 
 DEFAULT_PORT = 8080
 #: Where the nodes' ports begin, counted from the gateway's.
@@ -30,6 +33,8 @@ NODES_OFFSET = 20
 PORTS_A_NODE = 10
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 POLICIES = ("balanced", "sticky", "cache-aware", "random", "round-robin")
+#: Device memory beside the weights that a model gets where nobody said how much there is.
+KV_BESIDE_GIB = 1.0
 BUNDLED_MODEL = Path(__file__).parent.parent / "models" / "demo"
 
 
@@ -38,7 +43,7 @@ class Flags:
     """The flags of `upbeat up`; None: not given."""
 
     nodes: int | None = None
-    model: Path | None = None
+    model: str | None = None
     port: int | None = None
     data: Path | None = None
     config: Path | None = None
@@ -47,18 +52,19 @@ class Flags:
     dram_gib: float | None = None
     policy: str | None = None
     run_dir: Path | None = None
+    revision: str | None = None
     host: str | None = None
     #: Besides those that are configured.
     cors_origins: Sequence[str] | None = None
 
 
 def resolve(flags: Flags) -> Config:
-    """The configuration of a stack that can start: its model is there, and its directories, which are made. Raises ConfigError."""
+    """The configuration of a stack that can start: its directories, which are made, and its model, which is downloaded where it is a hub id
+    and not here yet. Raises ConfigError."""
     config = layout(flags, kept_key)
-    _check_model(config, "--model" if flags.model is not None else "model =")
     _check_directory("--data" if flags.data else "data =", config.data)
     _check_directory("--run-dir" if flags.run_dir else "run_dir =", config.run_dir)
-    return config
+    return _with_model(config, flags, said_config(flags.config))
 
 
 def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config:
@@ -84,7 +90,9 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
     elif "run_dir" not in said.model_fields_set:
         over["run_dir"] = Path(".cache") / ("run" if port == DEFAULT_PORT else f"run-{port}")
     if flags.model is not None:
-        over["model"] = flags.model
+        over["model"] = named(flags.model, flags.revision)
+    elif flags.revision is not None:
+        over["model"] = named(str(said.model), flags.revision)
     elif "model" not in said.model_fields_set and not said.model.is_dir():
         over["model"] = BUNDLED_MODEL
     if flags.data is not None:
@@ -137,19 +145,32 @@ def _is_host(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _check_model(config: Config, flag: str) -> None:
-    model, remedy = config.model, "give a Hugging Face directory with config.json, tokenizer.json and *.safetensors"
-    if not model.is_dir():
-        raise ConfigError(f"{flag} {model}: no such directory; {remedy}")
-    try:
-        if not isinstance(json.loads((model / "config.json").read_text()), dict):
-            raise ValueError("not an object")
-    except FileNotFoundError:
-        raise ConfigError(f"{flag} {model}: it has no config.json; {remedy}") from None
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{flag} {model}: config.json cannot be read ({e}); {remedy}") from None
-    if not any(model.glob("*.safetensors")):
-        raise ConfigError(f"{flag} {model}: it has no *.safetensors weights; {remedy}")
+def _with_model(config: Config, flags: Flags, said: Config) -> Config:
+    """`config` with the directory of its model, downloaded where it is a hub id, its name, and room for its weights."""
+    flag = "--model" if flags.model is not None else "model ="
+    asked = hub_id(str(config.model))
+    directory = model_directory(str(config.model), flag)
+    over: dict[str, Any] = {"model": directory}
+    if asked is not None and not config.model_name:
+        over["model_name"] = asked.repo
+    need = weight_bytes(directory) / GIB * _growth(config, directory)
+    if "hbm_gib" in said.kv.model_fields_set or flags.hbm_gib is not None:
+        if need >= config.kv.hbm_gib:
+            raise ConfigError(
+                f"--hbm-gib {config.kv.hbm_gib:g}: the weights of {asked or directory} alone need {need:.2f} GiB, and KV needs room beside "
+                f"them; give --hbm-gib {math.ceil(need + KV_BESIDE_GIB)}"
+            )
+    elif need > config.kv.hbm_gib - KV_BESIDE_GIB / 2:
+        over["kv"] = {"hbm_gib": float(math.ceil(need + KV_BESIDE_GIB))}
+    return changed(config, over)
+
+
+def _growth(config: Config, directory: Path) -> float:
+    """Bytes in memory for one in the file, where the weights are served in the type that `worker.dtype` says."""
+    stored = load_model_config(directory).dtype
+    if config.worker.dtype == "auto" or stored is None:
+        return 1.0
+    return DTYPE_BYTES[config.worker.dtype] / DTYPE_BYTES[stored]
 
 
 def _check_directory(flag: str, path: Path) -> None:

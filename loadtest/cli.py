@@ -19,6 +19,7 @@ from loadtest.policies import parse_policies
 from loadtest.report import side_by_side, write_json, write_text
 from loadtest.stack import StackError, ending_on_sigterm
 from loadtest.traces import TraceError
+from runtime.model_directory import model_directory
 
 BUNDLED_MODEL = Path(__file__).parents[1] / "models" / "demo"
 
@@ -29,7 +30,9 @@ def bench(
     requests: Annotated[int, typer.Option(help="how many requests of the trace to send", min=1)] = 200,
     time_scale: Annotated[float, typer.Option(help="all times are multiplied by this; 0.5 is twice as fast", min=0.0001)] = 1.0,
     min_turns: Annotated[int, typer.Option(help="only sessions with at least so many turns", min=1)] = 1,
-    model: Annotated[Path | None, typer.Option(help="model directory; the bundled demo model by default")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="model directory or hub id, owner/name[@revision]; the bundled model by default")
+    ] = None,
     nodes: Annotated[int, typer.Option(help="nodes of each stack", min=1, max=256)] = 2,
     hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
     dram_gib: Annotated[float | None, typer.Option(help="DRAM arena of a node, GiB")] = None,
@@ -50,7 +53,7 @@ def bench(
                 requests=requests,
                 time_scale=time_scale,
                 min_turns=min_turns,
-                model=model,
+                model=model_directory(model, "--model") if model is not None else None,
                 nodes=nodes,
                 hbm_gib=hbm_gib,
                 dram_gib=dram_gib,
@@ -103,8 +106,8 @@ def compare(
     """What `bench` does, as a document of figures (`policies`, and `comparison` for a report); prints the table. Ctrl-C leaves what was
     measured, and `interrupted`. Raises TraceError, StackError, ConfigError, ValueError, OSError."""
     console = console or Console()
-    model_directory = (model or BUNDLED_MODEL).absolute()
-    stack = UpbeatSection(nodes=nodes, model=model_directory, hbm_gib=hbm_gib, dram_gib=dram_gib, settings=settings or {})
+    directory = (model or BUNDLED_MODEL).absolute()
+    stack = UpbeatSection(nodes=nodes, model=directory, hbm_gib=hbm_gib, dram_gib=dram_gib, settings=settings or {})
     targets = [TargetFile(name=p.name, upbeat=stack.model_copy(update={"policy": p.name})) for p in parse_policies(policy)]
     load = read_workload(
         WorkloadSection(
@@ -115,7 +118,7 @@ def compare(
             length_scale=length_scale,
             max_context_tokens=max_context_tokens,
             max_answer_tokens=max_tokens,
-            model_directory=model_directory,
+            model_directory=directory,
             seed=seed,
         )
     )
@@ -134,7 +137,7 @@ def compare(
     for name, found in results.items():
         for error in found["errors"]:
             console.print(f"[red]{name}: {error}[/red]", soft_wrap=True)
-    console.print(side_by_side(results, f"{trace.name}: {count} requests, {nodes} nodes, {model_directory.name}"))
+    console.print(side_by_side(results, f"{trace.name}: {count} requests, {nodes} nodes, {directory.name}"))
     comparison = made.document()
     return {key: comparison[key] for key in ("date", "machine", "versions", "interrupted")} | {
         "trace": trace.name,
@@ -142,7 +145,7 @@ def compare(
             "requests": count,
             "sessions": sessions,
             "min_turns": min_turns,
-            "model": model_directory.name,
+            "model": directory.name,
             "nodes": nodes,
             "hbm_gib": hbm_gib,
             "dram_gib": dram_gib,

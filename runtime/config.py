@@ -24,6 +24,7 @@ from runtime.arena_file import HugePages
 from runtime.config_checks import check
 from runtime.gateway_config import STRICT, GatewaySection, Tenant
 from runtime.kept import kept
+from runtime.model_names import hub_id
 
 GIB = 1 << 30
 
@@ -173,8 +174,9 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="UPBEAT__", env_nested_delimiter="__", extra="forbid", validate_default=True, nested_model_default_partial_update=True
     )
+    #: A Hugging Face directory; for the command line also a hub id (runtime/model_names.py), which stays as it is.
     model: Path = Path("models/demo")
-    #: Name in the API; empty: the model directory's name.
+    #: Name in the API; empty: `upbeat-` and the model directory's name, or the hub id.
     model_name: str = ""
     data: Path = Path("data")
     #: Logs, sockets, locks and pids; never KV.
@@ -188,7 +190,14 @@ class Config(BaseSettings):
     kv: KvSection = KvSection()
     worker: WorkerSection = WorkerSection()
 
-    @field_validator("model", "data", "run_dir", "shm_dir")
+    @field_validator("model", mode="before")
+    @classmethod
+    def _path_or_hub_id(cls, value: Any) -> Any:
+        if not isinstance(value, str | Path) or hub_id(str(value)) is not None:
+            return value
+        return Path(value).expanduser().absolute()
+
+    @field_validator("data", "run_dir", "shm_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()

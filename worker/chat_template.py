@@ -18,8 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from contracts.errors import ConfigError, InvalidRequest
+from runtime.model_config import read_json
 from worker.core.tool_calls import Dialect, dialect_of, generic_notice, spelled_calls, spelled_result
-from worker.models.config import read_json
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}{{ 'assistant:' }}"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

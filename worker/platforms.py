@@ -16,11 +16,11 @@ import torch
 from contracts.errors import ConfigError
 from runtime import telemetry
 from runtime.config import GIB, Config
+from runtime.model_config import ModelConfig, load_config
 from worker.kernels.choice import choose_kernels
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
-from worker.models.config import ModelConfig, load_config
 from worker.models.load import Model
 from worker.models.weights import Pack
 from worker.native_runner import NativeRunner

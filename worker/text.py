@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 
 from contracts.context import text_bytes
 from contracts.errors import ConfigError, InvalidRequest
+from runtime.model_config import read_json
 from worker.chat_template import ChatTemplate, load_template
 from worker.core.token_bytes import most_bytes_of_a_token
 from worker.core.tool_calls import Dialect
-from worker.models.config import read_json
 
 _SPACE_MARK = "▁"
 _BYTE_FALLBACK_LENGTH = len("<0x00>")

@@ -27,6 +27,7 @@ from contracts.kv import chunk_keys, tenant_salt
 from contracts.request import GenerateRequest, Sampling
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
+from runtime.model_config import load_config
 from worker.core.hbm import HbmCache, Save
 from worker.core.pages import PagePool
 from worker.device import Device
@@ -36,7 +37,6 @@ from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
-from worker.models.config import load_config
 from worker.models.load import load_model
 from worker.native_runner import NativeRunner
 from worker.runner import Slice, Steps

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from contracts.kv import KvShape
+from runtime.model_config import ModelConfig, parse_config
 from worker.cuda_queue import CudaQueue, Queue
 from worker.memory.copier import Arena, Copier, Fence, HostCopier, HostFence
 from worker.memory.cuda_copier import CudaCopier
@@ -18,7 +19,6 @@ from worker.memory.cuda_memory import CudaPool
 from worker.memory.cuda_streams import CudaStream
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
-from worker.models.config import ModelConfig, parse_config
 from worker.models.llama import RopeTable
 from worker.models.load import Model
 from worker.models.weights import SlotTable, TopWeights, WeightSpan, layer_parts, top_parts

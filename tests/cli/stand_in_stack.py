@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from cli import machine
+from cli.settings import BUNDLED_MODEL
 from runtime.config import load_config
 
 PATIENCE_S = 40.0
@@ -121,7 +123,8 @@ class UpbeatUp:
         self.sessions: list[int] = []
         for made in (self.place, self.bin, self.model):
             made.mkdir(parents=True)
-        (self.model / "config.json").write_text("{}")
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copyfile(BUNDLED_MODEL / name, self.model / name)
         (self.model / "model.safetensors").write_bytes(b"")
         for kind in ("gateway", "scheduler", "kvstore", "worker"):
             program = self.bin / f"upbeat-{kind}"

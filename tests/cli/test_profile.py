@@ -69,5 +69,6 @@ def test_what_cannot_be_measured_is_one_line_that_says_why(model: Path, tmp_path
     said = [line for line in done.stderr.strip().splitlines() if "this machine is busy" not in line]
     assert done.returncode == 2 and len(said) == 1 and "longrope" in said[0]
     assert not list(broken.glob("upbeat-profile-*"))
-    none = upbeat("profile", "--show", "--model", broken, "--data", tmp_path / "data")
+    whole = make_random_model(tmp_path / "whole", SHAPES["tiny"][0], 1, "float32")
+    none = upbeat("profile", "--show", "--model", whole, "--data", tmp_path / "data")
     assert none.returncode == 2 and "no profile" in none.stderr

@@ -51,7 +51,7 @@ def test_all_policies_get_the_same_sessions_and_only_balanced_sends_hints(tmp_pa
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--trace", str(FIXTURE), "--policy", "random"], "unknown policy 'random'"),
         (["--trace", str(FIXTURE), "--min-turns", "99"], "no session of at least 99 turns"),
-        (["--trace", str(FIXTURE), "--model", "nowhere"], "max_position_embeddings"),
+        (["--trace", str(FIXTURE), "--model", "nowhere"], "no such directory"),
     ],
 )
 def test_what_cannot_be_run_says_why_in_one_line(arguments: list[str], says: str) -> None:

@@ -23,6 +23,7 @@ from contracts.request import Failed, GenerateRequest, Output, Sampling, ToolUse
 from contracts.v1 import kvstore_pb2
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
+from runtime.model_config import load_config
 from worker.core.hbm import HbmCache
 from worker.core.load_plan import Source
 from worker.core.pages import PagePool
@@ -35,7 +36,6 @@ from worker.loads import ArenaGone, ArenaHere, FromStore, LoadTable, StoreDown, 
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
-from worker.models.config import load_config
 from worker.models.load import Model, load_model
 from worker.native_runner import NativeRunner
 from worker.output import Guide

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from runtime import telemetry
+from runtime.model_config import load_config
 from worker.kernels.choice import choose_kernels
 from worker.memory.granules import HostPool
-from worker.models.config import load_config
 from worker.models.load import load_model
 from worker.models.weights import Checkpoint
 

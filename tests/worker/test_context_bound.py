@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from contracts.context import ContextBound, said_bytes
 from contracts.errors import InvalidRequest
+from runtime.model_config import read_json
 from worker.chat_template import ChatTemplate
 from worker.core.token_bytes import most_bytes_of_a_token
-from worker.models.config import read_json
 from worker.text import TextCodec
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

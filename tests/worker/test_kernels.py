@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import ConfigError
+from runtime.model_config import ModelConfig, load_config
 from tests.worker.test_models_against_transformers import CHUNK, GRANULE, Bench, prompt, reference
 from worker.kernels.build import KERNELS, NoKernels, library
 from worker.kernels.choice import choose_kernels
 from worker.kernels.cpu_kernels import CpuKernels
-from worker.models.config import ModelConfig, load_config
 
 #: Types, and for bfloat16 the ways to multiply it: pairs and tiles emulated, and as this processor does it where it does.
 WAYS = ["float32", "float16", "bfloat16-portable", "bfloat16-pairs", "bfloat16-tiles", "bfloat16-pairs-here", "bfloat16-tiles-here"]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from runtime.model_config import ModelConfig
 from tests.worker.test_kernels import WAYS, bench_by
 from tests.worker.test_models_against_transformers import Bench, prompt, reference
-from worker.models.config import ModelConfig
 from worker.models.llama import rope_frequencies
 
 TOKENS = 150  # neither full chunks nor full blocks of rows, and more than one stripe of attention by tiles

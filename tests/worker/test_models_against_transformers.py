@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
+from runtime.model_config import load_config
 from worker.kernels.choice import choose_kernels
 from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
-from worker.models.config import load_config
 from worker.models.load import Model, load_model
 from worker.native_runner import NativeRunner
 from worker.runner import Runner, Slice

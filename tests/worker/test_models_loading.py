@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from contracts.errors import ConfigError
 from contracts.kv import fingerprint
 from loadtest.random_model import SHAPES, make_random_model, parameters
+from runtime.model_config import ModelConfig, Rope, load_config, parse_config
 from worker.memory.granules import HostPool
-from worker.models.config import ModelConfig, Rope, load_config, parse_config
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.load import Model, load_model
 from worker.models.weights import Checkpoint

@@ -8,8 +8,8 @@ import pytest
 
 from contracts.errors import ConfigError
 from runtime.config import Config, load_config
+from runtime.model_config import load_config as load_model_config
 from worker.kernels.cpu_kernels import CpuKernels
-from worker.models.config import load_config as load_model_config
 from worker.platforms import Found, choose_device, choose_platform, suits_cuda
 
 BARE, WHOLE = Found(cuda=False), Found(cuda=True)

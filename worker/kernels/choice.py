@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contracts.errors import ConfigError
 from runtime import telemetry
+from runtime.model_config import ModelConfig
 from worker.kernels.build import NoKernels, library
 from worker.kernels.cpu_kernels import PRODUCTS, CpuKernels
-from worker.models.config import ModelConfig
 
 log = telemetry.logger("worker.kernels")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker.models.config import ModelConfig
+from runtime.model_config import ModelConfig
 from worker.models.weights import LayerWeights
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -23,7 +23,7 @@ import torch
 from blake3 import blake3
 
 from contracts.errors import ConfigError
-from worker.models.config import ModelConfig
+from runtime.model_config import ModelConfig
 from worker.models.weights import Checkpoint, FileState
 
 #: Of each file so many pieces of so many bytes are read to find what is remembered, evenly from its beginning to its end.

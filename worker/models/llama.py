@@ -11,7 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from worker.models.config import ModelConfig, Rope
+from runtime.model_config import ModelConfig, Rope
 from worker.models.weights import LayerWeights, TopWeights
 
 

@@ -9,8 +9,8 @@ import torch
 
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES, KvShape, fingerprint
+from runtime.model_config import ModelConfig, load_config, read_json, token_ids
 from worker.memory.granules import GranulePool, OutOfGranules
-from worker.models.config import ModelConfig, load_config, read_json, token_ids
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.llama import RopeTable
 from worker.models.weights import Checkpoint, Pack, SlotTable, TopWeights, WeightSpan, layer_parts, top_parts

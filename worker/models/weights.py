@@ -21,9 +21,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from contracts.errors import ConfigError, UpbeatError
+from runtime.model_config import ModelConfig, read_json
 from worker.memory.granules import GranulePool, Span
 from worker.memory.tensors import MappedFiles, tensor_at
-from worker.models.config import ModelConfig, read_json
 
 _ALIGNMENT = 256
 #: Old checkpoints keep the rotary embedding's frequencies, which follow from the configuration.

@@ -14,6 +14,7 @@ from typing import Any
 
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
+from runtime.elsewhere import server_of_architecture, server_of_quantisation
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -172,15 +173,21 @@ def _architecture(data: dict[str, Any], where: str) -> str:
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names else names
     if name not in ARCHITECTURES:
-        raise ConfigError(f"{where}: architectures = {names!r} is not served; served: {', '.join(ARCHITECTURES)}")
+        served = f"served: {', '.join(ARCHITECTURES)}"
+        raise ConfigError(f"{where}: architectures = {names!r} is not served; {served}; {server_of_architecture(name)}")
     return str(name)
 
 
 def _refuse_what_we_do_not_compute(get: _Reader) -> None:
     if get.data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise get.wrong("hidden_act", "is not supported; supported: silu")
-    if get.data.get("quantization_config"):
-        raise get.wrong("quantization_config", "is not supported; use the unquantised weights")
+    quantised = get.data.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        method = "mlx" if method is None and get.data.get("quantization") else method
+        raise get.wrong("quantization_config", f"is not supported; use the unquantised weights, or {server_of_quantisation(method)}")
+    if get.data.get("quantization"):
+        raise get.wrong("quantization", f"is not supported; use the unquantised weights, or {server_of_quantisation('mlx')}")
     if get.data.get("partial_rotary_factor", 1.0) != 1.0:
         raise get.wrong("partial_rotary_factor", "is not supported; supported: 1.0")
 

@@ -1,0 +1,54 @@
+"""What could serve a model that is not served here: advice in an error message, by what its files and config.json say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+#: By a part of the architecture's name, the first that fits.
+_BY_ARCHITECTURE = (
+    ("Whisper", "vLLM or faster-whisper serves speech models"),
+    ("T5", "transformers runs encoder-decoder models"),
+    ("Bart", "transformers runs encoder-decoder models"),
+    ("Marian", "transformers runs encoder-decoder models"),
+    ("ConditionalGeneration", "vLLM or SGLang serves models that read images or sound"),
+    ("Vision", "vLLM or SGLang serves models that read images or sound"),
+    ("SequenceClassification", "Text Embeddings Inference or vLLM serves classifiers and rerankers"),
+    ("TokenClassification", "transformers runs taggers"),
+    ("MaskedLM", "Text Embeddings Inference serves encoders"),
+    ("CausalLM", "vLLM, SGLang or transformers may serve it"),
+    ("LMHead", "vLLM, SGLang or transformers may serve it"),
+    ("Model", "Text Embeddings Inference or vLLM serves embedding models"),
+)
+#: By quantization_config's quant_method.
+_BY_METHOD = {
+    "exl2": "TabbyAPI (ExLlamaV2) serves it",
+    "exl3": "TabbyAPI (ExLlamaV3) serves it",
+    "gguf": "llama.cpp or Ollama serves it",
+    "mlx": "mlx-lm serves it",
+    "bitnet": "bitnet.cpp or transformers runs it",
+}
+
+
+def server_of_architecture(name: object) -> str:
+    """Who could serve models of this architecture."""
+    return next((who for part, who in _BY_ARCHITECTURE if part in str(name)), "transformers may run it")
+
+
+def server_of_quantisation(method: object) -> str:
+    """Who could serve weights that were quantised by `method`; None or an unknown one: who serves most."""
+    return _BY_METHOD.get(str(method).lower(), "vLLM or SGLang may serve it")
+
+
+def without_weights(names: Collection[str]) -> str:
+    """What a model without safetensors of its own is, from the names of its files, and what to do with it; "" when nobody can say."""
+    if "model_index.json" in names:
+        return "it is a diffusion pipeline; diffusers runs it"
+    if "adapter_config.json" in names:
+        return "it is an adapter (PEFT, LoRA); merge it into its base model and save that, or serve it with vLLM"
+    if any(name.endswith(".gguf") for name in names):
+        return "its weights are GGUF; llama.cpp or Ollama serves it; or give the model that it was made from"
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        return "its weights are pickles, which are never loaded; give a repository with safetensors, or convert it with transformers"
+    if any(name.endswith((".msgpack", ".h5", ".onnx", ".tflite")) for name in names):
+        return "its weights are of another framework; give a repository with safetensors"
+    return ""

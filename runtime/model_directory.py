@@ -1,0 +1,74 @@
+"""The directory of the model that somebody asked for, checked before anything is started: a path, or a hub id that is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contracts.errors import ConfigError
+from runtime.elsewhere import without_weights
+from runtime.model_config import load_config
+from runtime.model_names import HubId, hub_id
+
+_REMEDY = "give a Hugging Face directory with config.json, tokenizer.json and *.safetensors"
+
+
+def named(text: str, revision: str | None = None) -> str:
+    """`text` with the revision that a flag of its own says. Raises ConfigError when both say one, or `text` is a path."""
+    if revision is None:
+        return text
+    model = hub_id(text) or hub_id(f"{text}@main")
+    if model is None or Path(text).exists():
+        raise ConfigError(f"--revision {revision}: --model {text} is no hub id but a path; leave --revision out")
+    if "@" in text and model.revision != revision:
+        raise ConfigError(f"--revision {revision}: --model {text} says another one; give one of them")
+    if hub_id(f"{model.repo}@{revision}") is None:
+        raise ConfigError(f"--revision {revision} is no branch, tag or commit; give one such as main")
+    return f"{model.repo}@{revision}"
+
+
+def model_directory(text: str, flag: str) -> Path:
+    """The absolute directory of a model that can be served; a hub id is downloaded. flag: what names it in errors.
+
+    Raises ConfigError with the remedy.
+    """
+    model = hub_id(text)
+    if model is not None:
+        from runtime.hub import directory_of
+
+        return directory_of(model, flag).absolute()
+    path = Path(text).expanduser().absolute()
+    check_directory(path, flag)
+    return path
+
+
+def check_directory(path: Path, flag: str) -> None:
+    """Raise ConfigError when `path` is no directory of a model, or of one that is not served."""
+    if path.is_file() and path.suffix == ".gguf":
+        raise ConfigError(f"{flag} {path}: {without_weights([path.name])}")
+    if not path.is_dir():
+        raise ConfigError(f"{flag} {path}: no such directory; {_REMEDY}, or a hub id such as Qwen/Qwen3-0.6B{_or_the_hub(path)}")
+    names = [entry.name for entry in path.iterdir()]
+    has_weights = any(name.endswith(".safetensors") for name in names)
+    why = "" if has_weights and "config.json" in names else without_weights(names)
+    if "config.json" not in names:
+        raise ConfigError(f"{flag} {path}: it has no config.json; {why or _REMEDY}")
+    try:
+        load_config(path)
+    except ConfigError as e:
+        raise ConfigError(f"{flag} {path}: {str(e).removeprefix(f'{path}/')}") from None
+    if not has_weights:
+        raise ConfigError(f"{flag} {path}: it has no *.safetensors weights; {why or _REMEDY}")
+    if "tokenizer.json" not in names:
+        raise ConfigError(f"{flag} {path}: it has no tokenizer.json; {_REMEDY}")
+
+
+def weight_bytes(directory: Path) -> int:
+    """Bytes of the safetensors files in `directory`."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def _or_the_hub(path: Path) -> str:
+    """What to write where the path could also be meant as a hub id."""
+    model: HubId | None = hub_id(f"{path.parent.name}/{path.name}@main")
+    beside = model is not None and path.parent.is_dir() and path.parent.parent == Path.cwd()
+    return f" ({model} if {path.parent.name} is an owner on the hub)" if beside and model else ""
