@@ -26,16 +26,24 @@ class Process:
     """
 
     def __init__(
-        self, program: Path, arguments: Sequence[str], *, log: Path, environment: dict[str, str], keep_open: Sequence[int]
+        self,
+        program: Path,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        environment: dict[str, str],
+        keep_open: Sequence[int],
+        output: int | None = None,
     ) -> None:
+        """log: where its output goes. output: what brings it there (`cli.logs`); None: it writes the file itself."""
         self.log = log
         self.started_s = time.monotonic()
         launcher = os.getpid()
-        with log.open("ab") as output:
+        with log.open("ab") if output is None else contextlib.nullcontext(output) as stdout:
             self._popen = subprocess.Popen(
                 [str(program), *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=stdout,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 pass_fds=keep_open,

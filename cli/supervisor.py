@@ -20,11 +20,13 @@ from cli import machine
 from cli.core.plan import STOP_ORDER, Planned, compute_threads, stack_plan
 from cli.core.restart import RestartPolicy, Verdict
 from cli.display import Display, base_url
+from cli.logs import Logs
 from cli.process import Process, log_end
 from runtime.config import Config
 from runtime.service import SUPERVISED
 
 TAIL_LINES = 20
+MIB = 1 << 20
 _POLL_S = 0.1
 #: A second signal sooner than this is the same one, delivered twice (to the launcher and to its group).
 _SAME_SIGNAL_S = 0.5
@@ -36,7 +38,7 @@ class Supervisor:
     def __init__(self, config: Config, programs: Path, display: Display, keep_open: Sequence[int]) -> None:
         self._config, self._programs, self._display, self._keep_open = config, programs, display, tuple(keep_open)
         self._config_file = config.run_dir / "config.yaml"
-        self._logs = config.run_dir / "logs"
+        self._logs = Logs(config.run_dir / "logs", int(config.log_mib * MIB), config.log_files, keep_open, display.line)
         self._running: dict[str, Process] = {}
         self._plan = stack_plan(config.nodes.count, len(config.scheduler_addresses), config.gateway.processes)
         self._has_served = False
@@ -51,7 +53,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self._on_signal)
-        self._turn_logs_over()
+        self._logs.open(planned.name for planned in self._plan)
         machine.remove_arenas(self._config)
         self._lives = {planned.name: asyncio.create_task(self._live(planned), name=planned.name) for planned in self._plan}
         readiness = asyncio.create_task(self._watch_readiness())
@@ -63,6 +65,7 @@ class Supervisor:
             for process in self._running.values():
                 process.send(signal.SIGKILL)
             results = await asyncio.gather(*self._lives.values(), readiness, return_exceptions=True)
+            await self._logs.close()
             machine.remove_arenas(self._config)
             self._note_pids()
         for result in results:
@@ -96,6 +99,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             alive_s = time.monotonic() - process.started_s
+            await self._logs.settled()
             last = "".join(log_end(process.log, 1))
             verdict = policy.exited(alive_s=alive_s, status=status, last_line=last, has_served=self._has_served)
             self._tell_exit(planned, process, status, alive_s, verdict)
@@ -112,7 +116,8 @@ class Supervisor:
         process = Process(
             self._programs / planned.program,
             planned.arguments(str(self._config_file)),
-            log=self._logs / f"{planned.name}.log",
+            log=self._logs.path(planned.name),
+            output=self._logs.output(planned.name),
             environment=self._environment(planned),
             keep_open=self._keep_open,
         )
@@ -147,7 +152,7 @@ class Supervisor:
                 if status == 200:
                     break
                 waited = int(time.monotonic() - since) // 30 * 30
-                hint = f" (waited {waited} s; see {self._logs})" if waited else ""
+                hint = f" (waited {waited} s; see {self._config.run_dir / 'logs'})" if waited else ""
                 self._display.wait(f"waiting for the stack to serve{why and ': ' + why}{hint}")
                 await asyncio.sleep(_POLL_S)
             self._display.wait("")
@@ -189,12 +194,6 @@ class Supervisor:
 
     def _running_of(self, names: list[str]) -> list[Process]:
         return [self._running[name] for name in names if name in self._running]
-
-    def _turn_logs_over(self) -> None:
-        """Keep the last run's logs beside this one's."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        for log in self._logs.glob("*.log"):
-            log.replace(log.with_suffix(".log.1"))
 
     def _note_pids(self) -> None:
         """RUN_DIR/pids.json: name to pid of what runs, replaced whole."""

@@ -184,6 +184,9 @@ class Config(BaseSettings):
     #: tmpfs or hugetlbfs where the arenas lie.
     shm_dir: Path = Path("/dev/shm")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    #: A service's log under `upbeat up`: a new file is begun before it has more than this, in MiB, and so many are kept.
+    log_mib: float = Field(default=64.0, ge=0.001, allow_inf_nan=False)
+    log_files: int = Field(default=3, ge=2, le=1000)
     gateway: GatewaySection = GatewaySection()
     scheduler: SchedulerSection = SchedulerSection()
     nodes: NodesSection = NodesSection()

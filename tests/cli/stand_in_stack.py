@@ -2,7 +2,8 @@
 
 A stand-in lives as the real services do (`runtime.service`), listens on the ports of its service, and writes what happens
 to it into one journal. How it misbehaves is said by `BEHAVIOUR/NAME.json`: `exit` (status, at once), `drain_s`, `deaf`
-(SIGTERM is ignored). The gateway's `/ready?all=1` is 200 when everybody else's port answers, and `/ready` always.
+(SIGTERM is ignored), `lines` (so many numbered ones on stdout and stderr, as fast as it can, from two threads and a child).
+The gateway's `/ready?all=1` is 200 when everybody else's port answers, and `/ready` always.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from runtime.config import load_config
 PATIENCE_S = 40.0
 
 _STAND_IN = r"""#!{python}
-import asyncio, contextlib, json, os, signal, sys, time
+import asyncio, contextlib, json, os, signal, subprocess, sys, time
 from pathlib import Path
 from runtime.arena_sharing import path_of
 from runtime.service import arguments, run, serve, Tasks
@@ -71,12 +72,26 @@ async def answers(other):
     return True
 
 
+def speak(what, fd):
+    for i in range(behaviour["lines"]):
+        os.write(fd, f"{{os.getpid()}} {{what}} {{i}} {{'x' * (i % 90)}}.\n".encode())
+
+
+def child_speaks():
+    said = f"import os\nfor i in range({{behaviour['lines']}}): os.write(2, b'{{os.getpid()}} child %d .\\n' % i)"
+    subprocess.run([sys.executable, "-c", said], check=True)
+
+
 class StandIn:
     async def start(self):
         host, _, port = address.rpartition(":")
         self.server = await asyncio.start_server(self.answer, host, int(port))
         if KIND == "kvstore":
             path_of(node.arena_stem, b"stand-in").write_bytes(b"kv")
+        if "lines" in behaviour:
+            speakers = [asyncio.to_thread(speak, what, fd) for what, fd in (("out", 1), ("err", 2))]
+            await asyncio.gather(*speakers, asyncio.to_thread(child_speaks))
+            note("spoken")
         note("serving")
 
     async def answer(self, reader, writer):
