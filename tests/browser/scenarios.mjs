@@ -332,7 +332,8 @@ scenario("a browser that was offline hints at once when it is online again", asy
   }
   await w.gateway.hears();
   await w.context.setOffline(false);
-  await tab.waitForFunction(() => navigator.onLine);
+  // The page may know it before the browser's network does.
+  await tab.waitForFunction(() => navigator.onLine && fetch(location.href).then(Boolean, () => false));
   await w.key(tab);
   await w.gateway.hears("advisory chat-1");
 });
