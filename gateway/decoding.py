@@ -15,6 +15,7 @@ from gateway import metrics
 from gateway.core.bodies import Tally
 from gateway.openai.asked import Asked, Kind, Told, ask
 from gateway.openai.asked_wire import decode_answer, encode_question
+from runtime import niceness
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
 
 DECODER = (sys.executable, "-m", "gateway.decoder")
@@ -24,8 +25,6 @@ DEADLINE_S, WAIT_S = 30.0, 20.0
 _WAITING = 64
 #: Address space of a process beyond what it has before it has read anything, in decoded bodies: the copies of validation.
 _COPIES = 3
-#: They step back when processors are short: what they do may wait, and event loops may not.
-_NICE = 5
 
 
 class Decoding:
@@ -40,7 +39,7 @@ class Decoding:
             count=processes,
             memory_bytes=_COPIES * most_decoded_bytes,
             per_owner=_WAITING,
-            nice=_NICE,
+            nice=niceness.DECODER,
         )
         self._starting: asyncio.Future[None] | None = None
         self._closed = False

@@ -99,13 +99,14 @@ class _Child:
         """Raises OSError.
 
         By `subprocess`, which uses vfork: asyncio's and uvloop's own fork runs the fork handlers of gRPC and other libraries with
-        threads, in which the copy of the process can hang, and this loop with it.
+        threads, in which the copy of the process can hang, and this loop with it. A group of its own, so that a Ctrl-C is not for it, but
+        the same session (`runtime.niceness`).
         """
         env = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else each thread reserves address space of its own
         mine, its = socket.socketpair()
         with its:
             try:
-                process = subprocess.Popen(argv, stdin=its.fileno(), stdout=its.fileno(), env=env, start_new_session=True)  # noqa: ASYNC220
+                process = subprocess.Popen(argv, stdin=its.fileno(), stdout=its.fileno(), env=env, process_group=0)  # noqa: ASYNC220
             except BaseException:
                 mine.close()
                 raise

@@ -88,7 +88,7 @@ class WorkerProcess:
         profile = self._profile(model, kv, runner, subject(shape, threads, platform.computes))
         cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
         device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
-        self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker)
+        self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker, platform.niceness)
         seed(self.engine.admission.pace, profile)
         seed_loads(device.rates, profile, shape.piece_bytes)
         max_tokens = longest(model.max_tokens, pool.total, layers, shape.chunk_tokens)

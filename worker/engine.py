@@ -21,6 +21,7 @@ from contracts.request import Accepted, Failed, GenerateRequest, Output
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
+from runtime.niceness import step_back
 from worker.admission import Admission
 from worker.core.faults import NoFiniteLogits, told
 from worker.core.load_plan import Source
@@ -101,8 +102,16 @@ class Engine:
     """Runs one model on one device."""
 
     def __init__(
-        self, device: Device, runner: Steps, codec: TextCodec, eos_ids: set[int], model_name: str, settings: WorkerSection
+        self,
+        device: Device,
+        runner: Steps,
+        codec: TextCodec,
+        eos_ids: set[int],
+        model_name: str,
+        settings: WorkerSection,
+        niceness: int = 0,
     ) -> None:
+        """niceness: of its thread (`runtime.niceness`)."""
         self.device, self.codec, self.eos_ids, self.model_name = device, codec, eos_ids, model_name
         self.saving, self.prefetching = Saving(device), Prefetching(device)
         self.admission = Admission(device, self.prefetching)
@@ -126,6 +135,7 @@ class Engine:
         #: The same, when steps begin to hold one request only, of this id; empty: they no longer do.
         self.on_trial: Callable[[str], None] = lambda request_id: None
         self.on_crash: Callable[[BaseException], None] = lambda error: None
+        self._niceness = niceness
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -155,6 +165,7 @@ class Engine:
         return self._going_on or self.prefetching.due
 
     def _main(self) -> None:
+        step_back(self._niceness)
         try:
             while not self._stopping:
                 self.turn(block=not self.going_on)

@@ -11,8 +11,6 @@ request without one costs nothing here; tables and processes are made when the f
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 import sys
 import threading
@@ -28,7 +26,7 @@ from prometheus_client import Counter
 
 from contracts.errors import RateLimited, Unavailable
 from contracts.request import GenerateRequest
-from runtime import telemetry
+from runtime import niceness, telemetry
 from runtime.children import ChildCannotStart, ChildDied, Children, ChildrenBusy, ChildTimeout
 from runtime.config import WorkerSection
 from worker.core.grammar_cache import GrammarCache
@@ -47,9 +45,8 @@ _REFUSAL_BYTES = 1 << 10
 #: How long the refusal of a grammar that ended its process counts: another machine's hour may be better.
 _REFUSED_S = 600.0
 _DIED_S = 60.0
-#: A helper process: memory beyond its tables, and how far it steps back for the engine.
+#: A helper process's memory beyond its tables.
 _CHILD_BYTES = 256 << 20
-_NICE = 10
 #: Grammars of one tenant that may wait for a process, how long for, and how long on a busy machine one may be worked on.
 _WAITING, _WAIT_S, _BUSY_S = 16, 10.0, 4.0
 #: Processor time of an answer's masks on the engine's thread: so much, and so much more for each.
@@ -180,7 +177,7 @@ class Grammars:
         self._children: Children | None = None
         self._starting = asyncio.Lock()
         # What runs here has passed in a helper process: it ends soon. The engine's threads go first.
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="grammar", initializer=_step_back)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="grammar", initializer=niceness.step_back, initargs=(niceness.GRAMMAR,))
 
     async def guide(self, request: GenerateRequest) -> Guide | None:
         """What limits this request's tokens. None: nothing does. Raises InvalidRequest naming the field whose schema cannot be done,
@@ -262,12 +259,6 @@ class Grammars:
                     memory_bytes=_CHILD_BYTES,
                     per_owner=_WAITING,
                     setup=SECONDS.pack(self._seconds) + spellings,
-                    nice=_NICE,
+                    nice=niceness.GRAMMAR,
                 )
             return self._children
-
-
-def _step_back() -> None:
-    """Lets the engine's threads go before this one; Linux, where each thread has a niceness."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

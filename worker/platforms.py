@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from contracts.errors import ConfigError
-from runtime import telemetry
+from runtime import niceness, telemetry
 from runtime.config import GIB, Config
 from runtime.model_config import ModelConfig, load_config
 from worker.kernels.choice import choose_kernels
@@ -34,11 +34,13 @@ _WIDEST_HEAD = 256
 
 
 class Platform(Protocol):
-    """One device. computes: its name in profiles; pack: how its kernels want matrices laid out."""
+    """One device. computes: its name in profiles; pack: how its kernels want matrices laid out; niceness: of the thread that runs its
+    steps."""
 
     computes: str
     memory: GranulePool
     pack: Pack | None
+    niceness: int
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """What runs steps of `model` over `kv`, and what moves kv's pages beside it. Called once."""
@@ -99,7 +101,9 @@ class _Host:
     def __init__(self, config: Config, model: ModelConfig, threads: int) -> None:
         granule = config.worker.granule_bytes
         self.memory: GranulePool = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
-        self._kernels = choose_kernels(config.worker.kernels, model, config.kv.chunk_tokens, threads)
+        self.niceness = niceness.ENGINE
+        kernels = config.worker.kernels, model, config.kv.chunk_tokens, threads
+        self._kernels = niceness.stepped_back(self.niceness, choose_kernels, *kernels)  # they start threads
         if config.worker.batch_invariant and self._kernels is None:
             raise ConfigError(
                 "worker.batch_invariant = true needs the compiled kernels on the CPU, and torch would compute (the log says why); "
@@ -145,6 +149,7 @@ class _Cuda:
             raise ConfigError(f"worker.granule_bytes = {granule}, kv.hbm_gib = {config.kv.hbm_gib}: {e}") from e
         self.computes = "cuda"
         self.pack: Pack | None = None
+        self.niceness = 0  # it launches what the device computes, and computes little itself
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Platform.movers`."""

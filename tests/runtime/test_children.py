@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -47,6 +48,13 @@ async def wait_gone(pid: int) -> bool:
                 continue
         return True
     return False
+
+
+async def test_a_child_stays_in_the_session_where_its_niceness_counts_in_a_group_that_no_ctrl_c_is_for(make: Make) -> None:
+    children = make()
+    session, group = (await children.call("a", b"session", 20)).split()
+    assert int(session) == os.getsid(0)
+    assert int(group) == await pid_of(children)
 
 
 async def test_calls_are_answered_by_one_process_whatever_it_prints(make: Make) -> None:

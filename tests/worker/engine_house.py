@@ -250,6 +250,7 @@ class House:
         dtype: str = "float32",
         kernels: str = "auto",
         step_ms: int = 0,
+        niceness: int = 0,
         **worker: int,
     ) -> None:
         torch.set_num_threads(1)
@@ -266,7 +267,7 @@ class House:
             runner = Slow(runner, step_ms / 1000)
         self.computed = runner = Counting(runner)
         self.grammars = GrammarCompiler(self.codec, self.model.config.vocab_size, self.model.eos_ids)
-        self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
+        self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker), niceness)
         self.crashes: list[BaseException] = []
         self.engine.on_crash = self.crashes.append
         self.loader.start()

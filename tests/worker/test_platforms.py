@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from contracts.errors import ConfigError
 from runtime.config import Config, load_config
 from runtime.model_config import load_config as load_model_config
+from tests.worker.engine_house import House, tiny_model
 from worker.kernels.cpu_kernels import CpuKernels
+from worker.memory.copier import Copier
 from worker.platforms import Found, choose_device, choose_platform, suits_cuda
+from worker.runner import Steps
 
 BARE, WHOLE = Found(cuda=False), Found(cuda=True)
 DEMO = Path("models/demo").absolute()
@@ -62,3 +70,36 @@ def test_shapes_that_the_cuda_kernels_cannot_read_are_named() -> None:
     assert "kv.chunk_tokens = 20" in suits_cuda(model, 20)
     object.__setattr__(model, "head_dim", 24)
     assert "head_dim = 24" in suits_cuda(model, 64)
+
+
+def niceness_of(threads: set[str]) -> set[int]:
+    return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness a thread")
+def test_what_computes_on_the_cpu_steps_back_for_the_event_loops(tmp_path: Path) -> None:
+    here, before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), set(os.listdir("/proc/self/task"))
+    platform = choose_platform(_config(kernels="native"), 3)
+    team = set(os.listdir("/proc/self/task")) - before
+    assert len(team) == 2
+    assert niceness_of(team) == {here + platform.niceness} == {here + 5}
+
+    tiny_model(tmp_path)
+    seen: list[int] = []
+
+    class Watched(House):
+        def assemble(self, *args: Any) -> tuple[Steps, Copier]:
+            runner, copier = super().assemble(*args)
+            step = runner.step
+
+            def watched(*slices: Any) -> torch.Tensor:
+                seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+                return step(*slices)
+
+            runner.step = watched  # type: ignore[method-assign]
+            return runner, copier
+
+    house = Watched(tmp_path, niceness=platform.niceness)
+    house.run([3, 4, 5, 6], 2)
+    house.close()
+    assert set(seen) == {here + platform.niceness}
