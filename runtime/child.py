@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 #: A frame is its length and so many bytes.
 LENGTH = struct.Struct("<Q")
-#: The first frame: bytes of memory, niceness. The setup follows.
-LIMITS = struct.Struct("<Qi")
+#: The first frame: bytes of memory. The setup follows.
+LIMITS = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,11 +36,11 @@ def serve(handler: Callable[[bytes], bytes], begin: Callable[[bytes], None] | No
     hello = _read(source)
     if hello is None:
         return
-    memory_bytes, nice = LIMITS.unpack_from(hello)
+    (memory_bytes,) = LIMITS.unpack_from(hello)
     if begin is not None:
         begin(hello[LIMITS.size :])
     del hello
-    _limit(memory_bytes, nice)
+    _limit(memory_bytes)
     with contextlib.suppress(BrokenPipeError):
         _write(sink, b"")
         while (payload := _read(source)) is not None:
@@ -71,13 +71,12 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _limit(memory_bytes: int, nice: int) -> None:
+def _limit(memory_bytes: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # not on every system
         with open("/proc/self/statm") as f:
             most = int(f.read().split()[0]) * resource.getpagesize() + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what strangers sent is not written to disks
-    os.nice(nice)
     if sys.platform == "linux":
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
             f.write("1000")

@@ -95,8 +95,8 @@ class _Child:
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def start(cls, argv: Sequence[str]) -> _Child:
-        """Raises OSError.
+    async def start(cls, argv: Sequence[str], nice: int) -> _Child:
+        """nice: added to this process's niceness, from its first instruction on: what it imports takes a second. Raises OSError.
 
         By `subprocess`, which uses vfork: asyncio's and uvloop's own fork runs the fork handlers of gRPC and other libraries with
         threads, in which the copy of the process can hang, and this loop with it. A group of its own, so that a Ctrl-C is not for it, but
@@ -111,6 +111,8 @@ class _Child:
                 mine.close()
                 raise
         try:
+            with contextlib.suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
             mine.setblocking(False)
             return cls(process, *await asyncio.open_connection(sock=mine))
         except BaseException:  # cancelled: nobody else knows of it
@@ -279,13 +281,13 @@ class Children:
                 return child
             await self._lose(child)  # it died between two calls
         try:
-            child = await _Child.start(self._argv)
+            child = await _Child.start(self._argv, self._nice)
         except OSError as e:
             raise ChildCannotStart(f"{self._argv[0]} cannot be started: {e.strerror}") from e
         self._all.add(child)
         try:
             async with asyncio.timeout(_START_S):
-                await child.send(LIMITS.pack(self._memory_bytes, self._nice), self._setup)
+                await child.send(LIMITS.pack(self._memory_bytes), self._setup)
                 await child.receive(0)
         except (TimeoutError, EOFError, OSError) as e:
             status = await self._lose(child, _GRACE_S)
