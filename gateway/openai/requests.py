@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from contracts import ranges
@@ -111,6 +111,8 @@ _TEXT_SCHEMA = {
         },
     ]
 }
+#: Text of valid Unicode.
+Text = Annotated[str, AfterValidator(_utf8)]
 Idle = Annotated[None, BeforeValidator(_idle)]
 Ignored = Annotated[None, BeforeValidator(_ignored)]
 

@@ -89,7 +89,7 @@ async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: li
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
     job, arrived_s = prompts[0].job, parts.clock.now()
-    ticket = admit(request, job.session.tenant, [prompt.job for prompt in prompts])
+    ticket = admit(request, job.session.tenant, sum(prompt.job.prompt_estimate for prompt in prompts))
     try:
         place = await parts.turnstile.enter(job.session.tenant, job.priority)
     except BaseException:

@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import grpc
 from blake3 import blake3
+from toy_tokenizer import ToyTokenizer
 
 from contracts import frames
 from contracts.errors import InvalidRequest, NotFound, RequestError, Unavailable, to_wire
@@ -83,10 +84,11 @@ def toy_call(request: GenerateRequest, position: int, last: bool) -> ToolCallDel
     return ToolCallDelta(0, arguments="0]}" if last else f"{toy_token(request, position)},")
 
 
-class ToyWorker(worker_pb2_grpc.WorkerServicer):
+class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
     """One worker. `die_after`: end the process's stream after so many tokens of a request, once."""
 
     def __init__(self, node: str) -> None:
+        super().__init__()
         self.node, self.port = node, free_port()
         self.submitted: list[GenerateRequest] = []
         self.cancelled: list[str] = []
