@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -31,14 +32,14 @@ async def s() -> AsyncIterator[Stack]:
         yield running
 
 
-@pytest.fixture(scope="module")
-async def bounded() -> AsyncIterator[Stack]:
-    """Its gateway knows how long a prompt may be."""
+@contextlib.asynccontextmanager
+async def serving(**model: int) -> AsyncIterator[Stack]:
+    """A node whose model has these bounds."""
     async with stack(1, wait=False) as running:
-        running.scheduler.model = pb.ModelInfo(
-            name=MODEL, max_tokens=MAX_MODEL_LEN, created_s=1_700_000_000, longest_token_bytes=4, message_token_bytes=4
-        )
+        running.scheduler.model = pb.ModelInfo(name=MODEL, created_s=1_700_000_000, **model)
         running.scheduler.set_absent()
+        await until(lambda: running.gateway.parts is not None and running.gateway.parts.fleet.models.get(MODEL) is not None)
+        await until(lambda: running.gateway.parts.fleet.models[MODEL].max_tokens == model["max_tokens"])
         await running.ready()
         yield running
 
@@ -135,7 +136,12 @@ async def test_an_unknown_model_does_not_exist(s: Stack) -> None:
     assert await refused(s, "/detokenize", {"model": "other", "tokens": [1]}) == (404, "model", "model_not_found")
 
 
-async def test_what_fits_no_context_is_refused_before_any_worker_reads_it(bounded: Stack) -> None:
+async def test_what_fits_no_context_is_refused_before_any_worker_reads_it() -> None:
+    async with serving(max_tokens=MAX_MODEL_LEN, longest_token_bytes=4, message_token_bytes=4) as bounded:
+        await refuses_what_fits_no_context(bounded)
+
+
+async def refuses_what_fits_no_context(bounded: Stack) -> None:
     long = "x" * (4 * MAX_MODEL_LEN)
     for body, param in (
         ({"prompt": long}, "prompt"),
@@ -149,13 +155,14 @@ async def test_what_fits_no_context_is_refused_before_any_worker_reads_it(bounde
     assert (await post(bounded, "/detokenize", {"tokens": [97] * MAX_MODEL_LEN}))[0] == 200
 
 
-async def test_large_bodies_are_read_by_helpers_and_give_the_same_answer(s: Stack) -> None:
+async def test_large_bodies_are_read_by_helpers_and_give_the_same_answer() -> None:
     text = "a,{[:" * 60_000
-    status, answer = await post(s, "/tokenize", {"prompt": text})
-    assert status == 200 and answer["count"] == len(text) and answer["tokens"] == [ord(c) for c in text]
-    assert await post(s, "/detokenize", {"tokens": answer["tokens"][:100_000]}) == (200, {"prompt": text[:100_000]})
-    tokens = [97] * 50_000 + [-1]
-    assert await refused(s, "/detokenize", {"tokens": tokens}) == (400, "tokens[50000]", "invalid_type")
+    async with serving(max_tokens=1 << 20) as s:
+        status, answer = await post(s, "/tokenize", {"prompt": text})
+        assert status == 200 and answer["count"] == len(text) and answer["tokens"] == [ord(c) for c in text]
+        assert await post(s, "/detokenize", {"tokens": answer["tokens"]}) == (200, {"prompt": text})
+        tokens = [97] * 50_000 + [-1]
+        assert await refused(s, "/detokenize", {"tokens": tokens}) == (400, "tokens[50000]", "invalid_type")
 
 
 async def test_what_a_worker_refuses_is_its_callers_error(s: Stack) -> None:
