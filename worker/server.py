@@ -140,7 +140,8 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             guide = await self.grammars.guide(request)
             make_ready = functools.partial(self.engine.make_ready, request, prompt, limit, guide)
             ready = await self._tokenising.run(request.tenant, amount, make_ready)
-            submit = Submit(request, prompt, limit, stream, guide, ready)
+            thinking = request.messages is not None and self.codec.ends_thinking(prompt)
+            submit = Submit(request, prompt, limit, stream, guide, ready, thinking)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a library in Rust that panics raises what is no Exception

@@ -21,6 +21,9 @@ from worker.chat_template import ChatTemplate, load_template
 from worker.core.token_bytes import most_bytes_of_a_token
 from worker.core.tool_calls import Dialect
 
+_THOUGHT_BEGINS = b"<think>"
+#: Of a prompt's end, so many tokens hold the tag and the space after it.
+_TAG_TOKENS = 16
 _SPACE_MARK = "▁"
 _BYTE_FALLBACK_LENGTH = len("<0x00>")
 
@@ -120,6 +123,10 @@ class TextCodec:
         """The tokens of a plain prompt, with the special tokens that the tokenizer puts around one. Special tokens that are
         spelled out in `text` count as such: the caller of a plain prompt writes the whole of it. Raises InvalidRequest."""
         return self._tokens(text, "prompt", add_special_tokens=add_special_tokens)
+
+    def ends_thinking(self, prompt: Sequence[int]) -> bool:
+        """A prompt ends with the beginning of a thought: some templates begin each answer so."""
+        return b"".join(map(self.spelling, prompt[-_TAG_TOKENS:])).rstrip().endswith(_THOUGHT_BEGINS)
 
     def vocabulary_text(self, token: int) -> str:
         """How the vocabulary spells `token`, as transformers' `convert_ids_to_tokens`; empty for an id without one."""

@@ -35,7 +35,7 @@ _USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_C
 _ENDS: Schema = {"enum": ["stop", "length", "tool_calls", "function_call", "content_filter", None]}
 _CALL = _object(id=_TEXT, type=_one("function"), function=_object(name=_TEXT, arguments=_TEXT))
 _MESSAGE = _object(role=_one("assistant"), content=_OPTIONAL_TEXT)
-_MESSAGE["properties"]["tool_calls"] = _list(_CALL)
+_MESSAGE["properties"] |= {"tool_calls": _list(_CALL), "reasoning_content": _TEXT}
 _CHAT = _object(
     id=_TEXT,
     object=_one("chat.completion"),

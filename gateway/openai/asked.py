@@ -84,6 +84,8 @@ class Asked:
     form: Form | None = None
     tool_use: ToolUse | None = None
     template_kwargs: str | None = None
+    #: What becomes of a thought at the beginning of the answer: it stays in the text, goes into a field of its own, or away.
+    reasoning: Literal["text", "field", "away"] = "text"
 
 
 @overload
@@ -123,6 +125,8 @@ def _chat(data: Any, told: Told) -> Asked:
     wanted = validate(ChatRequest, data)
     asked = _asked(wanted, data, told)
     asked.logprobs, asked.tool_use, asked.template_kwargs = bool(wanted.logprobs), wanted.tool_use, wanted.template_kwargs
+    if asked.form is None:  # else the form leaves no room for a thought
+        asked.reasoning = "field" if wanted.shows_reasoning else "away"
     messages = [message.plain() for message in wanted.messages]
     calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
     if len(calls) > MAX_ALL_CALLS:

@@ -34,7 +34,6 @@ HARMLESS = frozenset(
         "request_id",
         "provider",
         "options",
-        "include_reasoning",
         "return_token_ids",
         "guided_decoding_backend",
     }
@@ -65,6 +64,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "documents": (),
+    "include_reasoning": (True, False),
     "guided_grammar": ("",),
     "guided_whitespace_pattern": ("",),
     "chat_template": (),

@@ -101,6 +101,9 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
         self.die_after: int | None = None
         self.refuse: RequestError | None = None
         self.cached_tokens = 3
+        #: What it answers instead, a token each; and its prompts end within a thought.
+        self.says: list[str] | None = None
+        self.thinking = False
         #: It reads, and never says anything.
         self.silent = False
         self._streams: set[asyncio.Queue[frames.StepFrame | None]] = set()
@@ -168,13 +171,13 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
             error = InvalidRequest("the prompt is too long", param="messages", code="context_length_exceeded")
             out.put_nowait(frames.StepFrame(failed=[Failed(rid, to_wire(error))]))
             return
-        out.put_nowait(frames.StepFrame(accepted=[Accepted(rid, len(text))]))
-        limit = min(request.sampling.max_tokens or self.tokens_by_default, self.tokens_at_most)
+        out.put_nowait(frames.StepFrame(accepted=[Accepted(rid, len(text), self.thinking)]))
+        limit = len(self.says) if self.says is not None else min(request.sampling.max_tokens or self.tokens_by_default, self.tokens_at_most)
         for position in range(len(request.resume_tokens), limit):
             if self.token_s:
                 await asyncio.sleep(self.token_s)
             token = toy_token(request, position)
-            word = f"{token} "
+            word = f"{token} " if self.says is None else self.says[position]
             top = [(word.encode(), -0.5), (b"other", -1.0)][: request.sampling.logprobs or 0]
             logprobs = None if request.sampling.logprobs is None else [TokenLogprob(word.encode(), -0.5, top)]
             last = position == limit - 1
