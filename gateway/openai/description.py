@@ -6,12 +6,10 @@ from functools import cache
 from typing import Any
 
 from contracts.errors import BY_STATUS
-from gateway.core.spellings import ROOTS
 from gateway.openai.answers import ANSWERS, PARAMETERS, TEXTS
 from gateway.openai.bodies import ID, Schema
-from gateway.openai.parameters import HARMLESS, REFUSED
-from gateway.openai.requests import ChatRequest
 from gateway.openai.routes import TAGS, Route, routes
+from runtime import version as release
 
 _ERROR: Schema = {
     "type": "object",
@@ -47,6 +45,7 @@ _ERRORS: dict[int, tuple[str, str, str | None, str]] = {
 }  # fmt: skip
 _ERROR_REFERENCE: Schema = {"$ref": "#/components/schemas/Error"}
 _READY_OR_ERROR: Schema = {"oneOf": [ANSWERS[("get", "/ready")], _ERROR_REFERENCE]}
+_ABOUT = "An LLM serving system with OpenAI's API, which moves a conversation's cache to where its next turn runs. More: `docs/api.md`."
 _HINTS = ("/v1/advisory", "/v1/invalidate")
 
 
@@ -59,8 +58,7 @@ def openapi(model: str = "upbeat-demo") -> Schema:
         paths.setdefault(route.path, {})[route.method] = _operation(route, components)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Upbeat", "version": "1", "description": _fields()},
-        "servers": [{"url": "/"}],
+        "info": {"title": "Upbeat", "version": release.version(), "description": _ABOUT},
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": {
@@ -112,22 +110,6 @@ def _operation(route: Route, components: dict[str, Any]) -> Schema:
         described["application/json"]["examples"] = {name: {"value": value} for name, value in route.examples}
         operation["requestBody"] = {"required": True, "content": described}
     return operation
-
-
-def _fields() -> str:
-    """What becomes of fields that no schema names."""
-    beside = set(REFUSED) - set(ChatRequest.model_fields)
-    completions = set(REFUSED) & set(ChatRequest.model_fields)
-    return (
-        "An LLM serving system with OpenAI's API: `docs/api.md` in its sources says more.\n\n"
-        f"In requests for text, accepted and without effect on any answer: {_list(HARMLESS)}. "
-        f"Hints in other systems' words: {_list(ROOTS)}. "
-        f"Refused by name unless idle: {_list(beside)}; and by completions {_list(completions)}."
-    )
-
-
-def _list(names: Any) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _error_answer(status: int) -> Schema:

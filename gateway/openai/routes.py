@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from gateway.core.spellings import ROOTS
 from gateway.openai.bodies import ADVISORY, BATCH, CLIENT_SECRET, INVALIDATION, WORKFLOW, Schema
+from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
 from gateway.openai.token_requests import Detokenize, TokenizeMessages, TokenizePrompt
 
@@ -50,8 +53,21 @@ _TOOL = {
     },
 }
 _TOOL_EXAMPLE = {"messages": [{"role": "user", "content": "Is it raining in Rome?"}], "tools": [_TOOL], "tool_choice": "required"}
+_SESSION = {"session_id": "conversation-1"}
 _ANSWER_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 _JSON_EXAMPLE = {"response_format": {"type": "json_schema", "json_schema": {"name": "cat", "schema": _ANSWER_SCHEMA}}}
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+#: What becomes of fields that no schema of a request for text names.
+_OTHER_FIELDS = (
+    f"Accepted besides, and without effect: {_list(HARMLESS)}. Hints in other systems' words: {_list(ROOTS)}. "
+    f"Refused by name unless idle: {_list(set(REFUSED) - set(ChatRequest.model_fields))}; "
+    f"and by completions {_list(set(REFUSED) & set(ChatRequest.model_fields))}."
+)
 
 
 def routes(model: str) -> list[Route]:
@@ -68,11 +84,12 @@ def routes(model: str) -> list[Route]:
                 ("JSON by a schema", chat | _JSON_EXAMPLE),
                 ("A tool", named | _TOOL_EXAMPLE | {"max_tokens": 64}),
             ),
-            _TEXT_ERRORS,
+            _TEXT_ERRORS, more=_OTHER_FIELDS,
         ),
         Route(
             "post", "/v1/completions", GENERATE, "Complete a prompt, streamed or not. OpenAI's format.",
             CompletionRequest.model_json_schema(), (("A prompt", named | {"prompt": "Once upon a time", "max_tokens": 16}),), _TEXT_ERRORS,
+            more=_OTHER_FIELDS,
         ),
         Route("get", "/v1/models", GENERATE, "List the models that are served."),
         Route("get", "/v1/models/{model}", GENERATE, "One model.", errors=(404,)),
@@ -94,17 +111,17 @@ def routes(model: str) -> list[Route]:
         ),
         Route(
             "post", "/v1/advisory", HINTS, "Sessions are about to speak: bring their caches up. No text.", {"oneOf": [ADVISORY, BATCH]},
-            (("One", {"session_id": "chat-1", "expected_arrival": 2.0}), ("Several", {"advisories": [{"session_id": "chat-1"}]})),
+            (("One", _SESSION | {"expected_arrival": 2.0}), ("Several", {"advisories": [_SESSION]})),
             (400, 413, 429),
             more="Answered in the same way whether or not the session exists.",
         ),
         Route(
             "post", "/v1/invalidate", HINTS, "A session will not speak after all.", INVALIDATION,
-            (("A session", {"session_id": "chat-1"}),), (400, 413, 429),
+            (("A session", _SESSION),), (400, 413, 429),
         ),
         Route(
             "post", "/v1/client_secrets", HINTS, "A browser token: for minutes, for a session or a prefix, for hints only.", CLIENT_SECRET,
-            (("A session", {"session_id": "chat-1", "expires_after": {"anchor": "created_at", "seconds": 600}}),), (*_BODY_ERRORS, 403),
+            (("A session", _SESSION | {"expires_after": {"anchor": "created_at", "seconds": 600}}),), (*_BODY_ERRORS, 403),
             more="For server keys.",
         ),
         Route("get", "/v1/sessions", SESSIONS, "List this tenant's sessions.", errors=(400, 403)),

@@ -292,7 +292,7 @@ async def test_a_gateway_is_told_when_the_template_begins_a_thought(server: Work
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}assistant: {{ " + repr(end) + " }}")
     server.codec = TextCodec.load(tmp_path)
     gateway.submit("chat")
-    gateway.submit("plain", messages=None, prompt="a <think>")
+    gateway.send(together([encode_submit(GenerateRequest("plain", "t", "s", "tiny", Sampling(max_tokens=2), prompt="a <think>"))]))
     for request_id in ("chat", "plain"):
         await gateway.ended(request_id)
     told = {a.request_id: a.thinking for frame in gateway.seen for a in frame.accepted}
