@@ -18,7 +18,7 @@ def check_count(tokens: Sequence[Any], max_tokens: int, param: str = "tokens") -
     most = min(max_tokens or MOST_TOKENS, MOST_TOKENS)
     if len(tokens) > most:
         raise InvalidRequest(
-            f"this model's context holds {most} tokens; {len(tokens)} are given. Send them in parts",
+            f"{len(tokens)} token ids are given, and at most {most} are taken at a time; send them in parts",
             param=param,
             code="context_length_exceeded",
         )
