@@ -19,7 +19,7 @@ ARGS ?=
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite node-client web recipes lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
+.PHONY: help up test test-slow faults soak gpu azurite node-client web api-page recipes lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -103,6 +103,9 @@ $(NODE_CLIENT): tests/clients/package-lock.json
 
 web: $(WEB_TOOLS) ## build web-sdk/dist (needs Node 18 and npm)
 	node web-sdk/build.mjs
+
+api-page: $(WEB_TOOLS) ## take gateway/api_page/vendor from Swagger UI's package (needs Node 18 and npm)
+	node web-sdk/api-page.mjs
 
 $(WEB_TOOLS): web-sdk/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --silent --no-fund --no-audit --prefix web-sdk && touch $@ || echo "the web SDK's tools could not be installed: its tests are skipped"; \

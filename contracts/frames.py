@@ -206,7 +206,7 @@ def _unreadable(request_id: str, why: str) -> Unreadable:
 def encode_step(step: StepFrame) -> bytes:
     """One step, whatever it takes."""
     data: dict[str, Any] = {
-        "accepted": [[a.request_id, a.prompt_tokens] for a in step.accepted],
+        "accepted": [[a.request_id, a.prompt_tokens, *([True] if a.thinking else [])] for a in step.accepted],
         "outputs": [_output(o) for o in step.outputs],
         "failed": [[f.request_id, f.error] for f in step.failed],
     }

@@ -130,10 +130,12 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class Accepted:
-    """The worker took the request: it is valid, and will run. Sent before any output."""
+    """The worker took the request: it is valid, and will run. Sent before any output. thinking: the prompt ends within a thought of the
+    assistant's, so that the answer begins there."""
 
     request_id: str
     prompt_tokens: int
+    thinking: bool = False
 
 
 @dataclass(slots=True)

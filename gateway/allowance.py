@@ -10,7 +10,6 @@ from aiohttp import web
 from contracts.errors import RateLimited
 from gateway import metrics
 from gateway.core.usage import Allowance, Refused, Ticket, Usage, duration
-from gateway.generate import Job
 from gateway.parts import PARTS
 from runtime.gateway_config import GatewaySection, TenantLimits
 
@@ -39,11 +38,11 @@ def _allowance(limits: TenantLimits, section: GatewaySection) -> Allowance:
     return Allowance(**said).share(section.processes)
 
 
-def admit(request: web.Request, tenant: str, jobs: list[Job]) -> Ticket:
-    """Let a request in, to be settled later. Raises Limited."""
+def admit(request: web.Request, tenant: str, prompt_tokens: int) -> Ticket:
+    """Let a request with about so many tokens of prompts in, to be settled later. Raises Limited."""
     parts = request.app[PARTS]
     request[LIMITED] = tenant
-    ticket = parts.usage.begin(tenant, sum(job.prompt_estimate for job in jobs), parts.clock.now(), parts.clock.wall())
+    ticket = parts.usage.begin(tenant, prompt_tokens, parts.clock.now(), parts.clock.wall())
     if isinstance(ticket, Ticket):
         return ticket
     metrics.LIMITED.labels(ticket.what).inc()

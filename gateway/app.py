@@ -31,7 +31,21 @@ from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
-from gateway.routes import advisory, chat, client_secrets, completions, events, models, ops, playground, sessions, web_sdk, workflows
+from gateway.routes import (
+    advisory,
+    api_page,
+    chat,
+    client_secrets,
+    completions,
+    events,
+    models,
+    ops,
+    playground,
+    sessions,
+    tokens,
+    web_sdk,
+    workflows,
+)
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
 from gateway.slots import Turnstile
@@ -76,13 +90,16 @@ def build(parts: Parts) -> web.Application:
     get("/v1/models", models.index)
     get("/v1/models/{model:.+}", models.show)
     add("POST", "/v1/embeddings", models.embeddings)
+    for path, handler in (("/tokenize", tokens.tokenize), ("/detokenize", tokens.detokenize)):
+        add("POST", path, handler, expect_handler=expect_continue)
     get("/v1/fleet", ops.fleet)
     get("/health", ops.health)
     get("/ready", ops.ready)
     get("/version", ops.version)
     get("/metrics", ops.metrics)
     get("/openapi.json", ops.description)
-    get("/docs", ops.docs)
+    get("/docs", api_page.page)
+    get("/docs/{name}", api_page.part)
     get("/upbeat.js", web_sdk.show)
     get("/upbeat.mjs", web_sdk.show)
     get("/", playground.page)
@@ -164,7 +181,7 @@ class Gateway:
         if self._warm:
             parts.decoding.start()
         # Compressing them takes a tenth of a second, once: no answer that is being streamed shall wait for it.
-        await asyncio.gather(asyncio.to_thread(playground.files), asyncio.to_thread(web_sdk.files))
+        await asyncio.gather(*map(asyncio.to_thread, (playground.files, api_page.files, web_sdk.files)))
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
         options = {

@@ -18,6 +18,8 @@ from runtime.gateway_config import ORIGIN
 log = telemetry.logger("gateway.cors")
 #: Answer the same whether a session exists or not, so any page may ask.
 OPEN_ROUTES = frozenset({"/v1/advisory", "/v1/invalidate"})
+#: Of the API's routes, those that vLLM has beside `/v1/`.
+_BESIDE_V1 = frozenset({"/tokenize", "/detokenize"})
 _METHODS = "GET, POST, PUT, DELETE, OPTIONS"
 _ACCEPTED = (
     "Authorization, Content-Type, Idempotency-Key, OpenAI-Organization, OpenAI-Project, X-Session-Id, X-Upbeat-Session, X-Upbeat-Node, "
@@ -34,11 +36,16 @@ _LOGGED, _SHOWN = 64, 100
 _ANY_PAGE = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
 
 
+def is_api(path: str) -> bool:
+    """A page that calls it needs to be one of the configured ones, except for the open routes."""
+    return path.startswith("/v1/") or path in _BESIDE_V1
+
+
 def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> Mapping[str, str]:
     """What an answer says to the browser; empty: this page may not read it. origin: the request's header. origins: as configured."""
-    if path in OPEN_ROUTES or (path.startswith("/v1/") and "*" in origins):
+    if path in OPEN_ROUTES or (is_api(path) and "*" in origins):
         return _ANY_PAGE
-    if not origins or not path.startswith("/v1/"):
+    if not origins or not is_api(path):
         return {}
     if origin is None or origin not in origins:
         return {"Vary": "Origin"}
@@ -48,7 +55,7 @@ def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> Map
 def preflight(request: web.Request, origins: Collection[str]) -> web.Response | None:
     """The answer to a browser that asks whether a page may call; None: this is not such a question. Raises Forbidden where it may not."""
     origin = request.headers.get(hdrs.ORIGIN)
-    if request.method != hdrs.METH_OPTIONS or not request.path.startswith("/v1/"):
+    if request.method != hdrs.METH_OPTIONS or not is_api(request.path):
         return None
     if "Access-Control-Allow-Origin" not in cors_headers(request.path, origin, origins):
         if origin is None:

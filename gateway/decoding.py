@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
+from typing import overload
 
 from contracts.errors import BodyTooLarge, Unavailable
 from gateway import metrics
 from gateway.core.bodies import Tally
-from gateway.openai.asked import Asked, Kind, Told, ask
+from gateway.openai.asked import Asked, Kind, TextKind, Told, ask
 from gateway.openai.asked_wire import decode_answer, encode_question
+from gateway.openai.token_requests import TokenKind, TokensAsked
 from runtime import niceness
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
 
@@ -52,7 +54,11 @@ class Decoding:
         with contextlib.suppress(ChildDied):  # it is logged; the first large body tries again
             await self._children.start()
 
-    async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked:
+    @overload
+    async def ask(self, kind: TextKind, body: bytes, tally: Tally, told: Told) -> Asked: ...
+    @overload
+    async def ask(self, kind: TokenKind, body: bytes, tally: Tally, told: Told) -> TokensAsked: ...
+    async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked | TokensAsked:
         """What `body` asks for. Raises RequestError: InvalidRequest for what is wrong with it, Unavailable when too much waits."""
         if tally.light:
             return ask(kind, body, told)
@@ -62,7 +68,8 @@ class Decoding:
         question = encode_question(kind, body, told)
         for _ in range(self._tries):
             try:
-                return decode_answer(await self._children.call(told.tenant, question, DEADLINE_S, WAIT_S))
+                answer: Asked | TokensAsked = decode_answer(await self._children.call(told.tenant, question, DEADLINE_S, WAIT_S))
+                return answer
             except (ChildrenBusy, ChildTimeout):
                 metrics.SHED.labels("decoding").inc()
                 raise Unavailable("this gateway reads as many large bodies as it can; try again", code="overloaded") from None

@@ -75,11 +75,13 @@ class Turn:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a choice is. `cached_tokens` is the first attempt's, as that is what the caller's cache was worth."""
+    """How far a choice is. `cached_tokens` is the first attempt's, as that is what the caller's cache was worth. thinking: its prompt
+    ended within a thought."""
 
     node: str = ""
     why: str = ""
     prompt_tokens: int = 0
+    thinking: bool = False
     cached_tokens: int | None = None
     tokens: list[int] = field(default_factory=list)
 
@@ -151,7 +153,7 @@ class Generation:
             if isinstance(event, Accepted):
                 self._shared.fleet.served(self._job.session, route.node)
                 done = self.progress
-                done.node, done.why = route.node, route.why
+                done.node, done.why, done.thinking = route.node, route.why, event.thinking
                 done.prompt_tokens = done.prompt_tokens or event.prompt_tokens
                 return
             await self._failed(event)

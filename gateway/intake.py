@@ -9,12 +9,13 @@ from aiohttp import hdrs, web
 
 from contracts.errors import BodyTooLarge, Forbidden, InvalidRequest, WrongMediaType
 from gateway.core.admission import Caller, bearer, parse_json
-from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, most_useful_bytes
+from gateway.core.bodies import MOST_DECODED, SMALL_VALUES, Tally, most_useful_bytes
 from gateway.core.browser_tokens import Grant, is_browser_token
 from gateway.core.callers import network_of
 from gateway.core.spellings import FINAL, PRIORITY, session_of
-from gateway.openai.asked import Asked, Kind, Told
+from gateway.openai.asked import Asked, TextKind, Told
 from gateway.openai.requests import MAX_PROMPTS
+from gateway.openai.token_requests import TokenKind, TokensAsked
 from gateway.parts import PARTS, Parts
 
 #: Request header: run on this node. Response header: it ran there.
@@ -104,25 +105,39 @@ async def read_json(request: web.Request, owner: str, limit_bytes: int = SMALL_B
     return parse_json(body)
 
 
-async def read_asked(request: web.Request, kind: Kind, caller: Caller) -> Asked:
+async def read_asked(request: web.Request, kind: TextKind, caller: Caller) -> Asked:
     """What a request for text asks for. A large body is read in another process, and holds afterwards what is left of it. Raises what
     `check_json_type` and `Bodies.read` raise, InvalidRequest for what is wrong with it, and BodyTooLarge where decoding it would take too
     much memory."""
+    body, tally, told = await _read(request, caller, MAX_PROMPTS if kind == "completion" else 1)
+    asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
+    if not tally.light:
+        request.app[PARTS].bodies.hold(request, sum(prompt.packed_bytes for prompt in asked.prompts))
+    return asked
+
+
+async def read_tokens_asked(request: web.Request, kind: TokenKind, caller: Caller) -> TokensAsked:
+    """As `read_asked`, for the routes that ask a tokenizer."""
+    body, tally, told = await _read(request, caller, 1)
+    asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
+    if not tally.light:
+        request.app[PARTS].bodies.hold(request, asked.packed_bytes)
+    return asked
+
+
+async def _read(request: web.Request, caller: Caller, prompts: int) -> tuple[bytes, Tally, Told]:
+    """The body of a request with so many prompts at most, what is in it, and what is known besides."""
     check_json_type(request)
     parts = request.app[PARTS]
     most, bounds = parts.config.gateway.max_body_bytes, parts.fleet.bounds
-    useful = most_useful_bytes(bounds.values(), 1 if kind == "chat" else MAX_PROMPTS)
+    useful = most_useful_bytes(bounds.values(), prompts)
     body, tally = await parts.bodies.read(request, caller.tenant, most, useful)
     if tally.light:
         parts.bodies.hold(request, tally.length + tally.decoded)
     elif tally.decoded > MOST_DECODED * most:
         raise BodyTooLarge("the body holds too many values; send fewer of them")
     said = {name: value for name in (FINAL, PRIORITY) if (value := request.headers.get(name)) is not None}
-    told = Told(caller.tenant, session_of(request.headers) is not None, said, bounds)
-    asked = await parts.decoding.ask(kind, body, tally, told)
-    if not tally.light:
-        parts.bodies.hold(request, sum(prompt.packed_bytes for prompt in asked.prompts))
-    return asked
+    return body, tally, Told(caller.tenant, session_of(request.headers) is not None, said, bounds, parts.config.served_model)
 
 
 async def expect_continue(request: web.Request) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiohttp import HttpVersion11, hdrs, web
 
 from contracts.errors import InvalidRequest, Misdirected
-from gateway.cors import listing, refusal
+from gateway.cors import is_api, listing, refusal
 from gateway.parts import PARTS
 
 _SITE = "Sec-Fetch-Site"
@@ -26,7 +26,7 @@ def check_sender(request: web.Request) -> None:
         for name in (*named, *also):
             if not hosts.knows(name):
                 raise Misdirected(f"this server is not called {name[:100]!r}; list its names in gateway.hosts", param=hdrs.HOST)
-    if hosts.checks_pages and request.path.startswith("/v1/"):
+    if hosts.checks_pages and is_api(request.path):
         origin = request.headers.get(hdrs.ORIGIN)
         if not hosts.trusts(origin, request.headers.get(_SITE)):
             remedy = f"start it with {listing(origin)}, or configure gateway.api_keys"

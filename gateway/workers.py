@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from contracts import frames
-from contracts.errors import to_wire
+from contracts.errors import Unavailable, to_wire
 from contracts.request import Accepted, Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from gateway import metrics
@@ -36,6 +36,13 @@ _REST_S = (0.1, 0.2, 0.5, 1.0)
 _LOOK_S = 0.5
 
 
+class Question(NamedTuple):
+    """A call to a worker beside its stream: the method of `Worker` in proto/, and its message."""
+
+    method: str
+    message: Any
+
+
 class WorkerStream:
     """The stream to one worker. Invariant: `flights` holds exactly the requests submitted on the standing connection
     that have not ended."""
@@ -47,6 +54,8 @@ class WorkerStream:
         self.heard_s = clock.now()
         self._up = asyncio.Event()
         self._outbox, self._some = Outbox(), asyncio.Event()
+        #: For calls beside the stream; none before `run`.
+        self._stub: Any = None
         #: Whose trial it is, as the worker last said; and that it leaves.
         self._trial, self._leaving = "", False
 
@@ -68,6 +77,24 @@ class WorkerStream:
         self._outbox.submit(request)
         self._some.set()
         return flight
+
+    async def ask(self, question: Question, timeout_s: float) -> Any:
+        """What the worker replies; timeout_s 0: however long it takes. Raises Unavailable when it cannot be reached, or does not answer in
+        time."""
+        if not self.connected:
+            raise Unavailable(f"{self.node} cannot be reached; try again")
+        try:
+            return await getattr(self._stub, question.method)(question.message, timeout=timeout_s or None)
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise Unavailable(f"{self.node} did not answer within {timeout_s:g} s; try again") from None
+            log.warning("a call was lost", node=self.node, method=question.method, reason=f"{e.code().name}: {e.details()}")
+            raise Unavailable(f"{self.node} was lost; try again") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Unavailable(f"{self.node} has left; try again") from None  # its channel was closed
 
     def drop(self, flight: Flight) -> None:
         """Forget a flight and tell the worker."""
@@ -96,6 +123,7 @@ class WorkerStream:
         failures = 0
         async with rpc.channel(self.address) as channel:
             stub: Any = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+            self._stub = stub
             while True:
                 self._outbox, self._some, self._trial, self._leaving = Outbox(), asyncio.Event(), "", False
                 call = stub.Stream(wait_for_ready=True)

@@ -171,9 +171,10 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome, now: 
             outcome.error = str(chunk["error"].get("message", chunk["error"]))[:300]
             return
         for choice in chunk.get("choices", []):
-            text = choice.get("delta", {}).get("content")
-            if text:
+            delta = choice.get("delta", {})
+            if delta.get("content") or delta.get("reasoning_content"):
                 outcome.first_s = outcome.first_s or now()
+            if text := delta.get("content"):
                 texts.append(text)
         if chunk.get("usage"):
             _take_usage(chunk["usage"], outcome)

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,11 +137,11 @@ def _ask(model: HubId, flag: str) -> Found:
     names = {entry.path for entry in api.list_repo_tree(model.repo, revision=commit) if isinstance(entry, RepoFile)}
     if _SINGLE not in names and _INDEX not in names and (why := without_weights(names)):
         raise ConfigError(f"{flag} {model}: it has no {_SINGLE}: {why}")
-    for name in ("config.json", _SINGLE if _INDEX not in names else _INDEX, "tokenizer.json"):
-        if name not in names:
-            raise ConfigError(f"{flag} {model}: it has no {name}; give a model with config.json, tokenizer.json and *.safetensors")
+    for name in ("config.json", _SINGLE if _INDEX not in names else _INDEX):
+        _check_has(name, names, model, flag)
     directory = Path(hf_hub_download(model.repo, "config.json", revision=commit)).parent
     _check_kind(directory, model, flag)
+    _check_has("tokenizer.json", names, model, flag)
     small = tuple(name for name in _SMALL if name in names)
     weights: tuple[str, ...] = (_SINGLE,)
     if _SINGLE not in names:
@@ -151,6 +151,11 @@ def _ask(model: HubId, flag: str) -> Found:
         if absent:
             raise ConfigError(f"{flag} {model}: {_INDEX} names {absent[0]}, which is not there; its publisher must upload it")
     return Found(model, commit, directory, tuple(_blob(model, commit, directory / name) for name in weights), small)
+
+
+def _check_has(name: str, names: Collection[str], model: HubId, flag: str) -> None:
+    if name not in names:
+        raise ConfigError(f"{flag} {model}: it has no {name}; give a model with config.json, tokenizer.json and *.safetensors")
 
 
 def _blob(model: HubId, commit: str, pointer: Path) -> Blob:

@@ -21,7 +21,10 @@ from contracts.errors import ConfigError, InvalidRequest
 from runtime.model_config import read_json
 from worker.core.tool_calls import Dialect, dialect_of, generic_notice, spelled_calls, spelled_result
 
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}{{ 'assistant:' }}"
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{{ 'assistant:' if add_generation_prompt else '' }}"
+)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: Where a separator is looked for that no message contains: Unicode's private use area.
 _PRIVATE_USE = range(0xE000, 0xF900)
@@ -62,29 +65,43 @@ class ChatTemplate:
         reserved: list[str],
         tools: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[str]:
         """The conversation's text, in parts that must be encoded one by one: it is cut inside each string of `reserved`
         that a message, tool or variable contains, so that no part contains it. variables: more of them; what is set here goes first.
-        Raises InvalidRequest naming `messages`."""
+        add_generation_prompt: it ends with the beginning of an answer. continue_final_message: it ends where the last message does, so that
+        this goes on. Raises InvalidRequest naming `messages`."""
         variables = variables or {}
         plain = [_as_text(message, i) for i, message in enumerate(messages)]
         if self.dialect.told == "system":
             plain, tools = _told_in_words(plain, tools), None
         said = [value for item in (*plain, *(tools or ()), variables) for value in _strings(item)]
+        unused = (chr(c) for c in _PRIVATE_USE if not any(chr(c) in value for value in said))
         if any(text in value for text in reserved for value in said):
-            mark = next(chr(c) for c in _PRIVATE_USE if not any(chr(c) in value for value in said))
+            mark = next(unused)
             plain = [_broken_up(message, reserved, mark) for message in plain]
             tools = tools and [_broken_up(tool, reserved, mark) for tool in tools]
             variables = _broken_up(variables, reserved, mark)
         else:
             mark = ""
+        if continue_final_message:
+            # The space tells whether the template strips what is said.
+            end = next(unused)
+            plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}{end} "}
         template = self._tool_template if tools else self._template
         try:
-            ours = {"messages": plain, "add_generation_prompt": True, "tools": tools or None, "documents": None, **self._variables}
-            text = template.render({**variables, **ours})
+            ours = {"messages": plain, "tools": tools or None, "documents": None, **self._variables}
+            text = template.render({**variables, **ours, "add_generation_prompt": add_generation_prompt})
         except Exception as e:  # a template is a program: it may raise anything, and what it got were the messages
             what = "messages and chat_template_kwargs" if variables else "messages"
             raise InvalidRequest(f"{what} do not fit this model's chat template: {e}", param="messages") from e
+        if continue_final_message:
+            before, found, after = text.rpartition(end)
+            if not found:
+                raise InvalidRequest("this model's chat template leaves the final message out, so it cannot be continued", param="messages")
+            text = before if after.startswith(" ") else before.rstrip()
         return [part for part in text.split(mark) if part] if mark else [text]
 
     def keeps_texts(self) -> bool:

@@ -55,7 +55,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A valid, tokenised request. guide: its grammar, after `resume_tokens`."""
+    """A valid, tokenised request. guide: its grammar, after `resume_tokens`. thinking: see `Accepted`."""
 
     request: GenerateRequest
     prompt: list[int]
@@ -64,6 +64,7 @@ class Submit:
     guide: Guide | None = None
     #: What was made of it off the engine's thread; None: the engine makes it.
     ready: Ready | None = None
+    thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ class Engine:
         self._arrivals += 1
         self._live[request.request_id] = _Live(ready, event.stream)
         self.scheduling.joined(ready.sequence)
-        self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt)))
+        self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt), event.thinking))
         self.prefetching.came_true(request.session)
 
     def _refuse(self, event: Submit, error: RequestError) -> None:

@@ -24,7 +24,8 @@ from worker.core.faults import told
 from worker.engine import Cancel, Engine, Submit
 from worker.grammars import GrammarCompiler, Grammars
 from worker.text import TextCodec
-from worker.tokenising import Tokenising
+from worker.token_calls import TokenCalls
+from worker.tokenising import Tokenising, size
 
 log = telemetry.logger("worker.server")
 
@@ -62,6 +63,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         self._streams: set[_Stream] = set()
         engine.on_trial = lambda request_id: self._tell_all(StepFrame(trial=request_id))
         self._tokenising = Tokenising()
+        self._calls = TokenCalls(codec, self.bound, vocab_size, self._tokenising)
 
     async def Stream(self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any) -> AsyncIterator[worker_pb2.Frame]:
         """See the proto: until the gateway goes away, which cancels what it asked for."""
@@ -89,6 +91,14 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             requests, stream.requests = stream.requests, set()
             for request_id in requests:
                 self.engine.inbox.put(Cancel(request_id))
+
+    async def Tokenize(self, request: worker_pb2.TokenizeRequest, context: Any) -> worker_pb2.TokenizeReply:
+        """See `worker.token_calls`."""
+        return await self._calls.tokenize(request)
+
+    async def Detokenize(self, request: worker_pb2.DetokenizeRequest, context: Any) -> worker_pb2.DetokenizeReply:
+        """See `worker.token_calls`."""
+        return await self._calls.detokenize(request)
 
     async def _read(self, frames: AsyncIterator[worker_pb2.Frame], stream: _Stream) -> None:
         async for frame in frames:
@@ -122,13 +132,16 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             if self.draining:
                 raise Unavailable("this node is shutting down; try again")
             self.grammars.compiler.wish(request)  # refused at sight, or not: before anybody reads what is too large
-            prompt = await self._tokenising.run(request, functools.partial(self._tokens, request, stream))
+            amount = size(request)
+            prompt = await self._tokenising.run(request.tenant, amount, functools.partial(self._tokens, request, stream))
             if not prompt:
                 return
             limit = self._limit(request, len(prompt))
             guide = await self.grammars.guide(request)
-            ready = await self._tokenising.run(request, functools.partial(self.engine.make_ready, request, prompt, limit, guide))
-            submit = Submit(request, prompt, limit, stream, guide, ready)
+            make_ready = functools.partial(self.engine.make_ready, request, prompt, limit, guide)
+            ready = await self._tokenising.run(request.tenant, amount, make_ready)
+            thinking = request.messages is not None and self.codec.ends_thinking(prompt)
+            submit = Submit(request, prompt, limit, stream, guide, ready, thinking)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a library in Rust that panics raises what is no Exception

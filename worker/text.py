@@ -21,6 +21,9 @@ from worker.chat_template import ChatTemplate, load_template
 from worker.core.token_bytes import most_bytes_of_a_token
 from worker.core.tool_calls import Dialect
 
+_THOUGHT_BEGINS = b"<think>"
+#: Of a prompt's end, so many tokens hold the tag and the space after it.
+_TAG_TOKENS = 16
 _SPACE_MARK = "▁"
 _BYTE_FALLBACK_LENGTH = len("<0x00>")
 
@@ -77,27 +80,63 @@ class TextCodec:
         tools: list[dict[str, Any]] | None = None,
         check: Callable[[int], None] = lambda _: None,
         variables: dict[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
     ) -> list[int]:
-        """The prompt of a conversation, ready for the answer to begin. `tools`: the functions that it may call, as OpenAI
-        describes them. check: told how many bytes the rendered text has, before it is tokenised. variables: the caller's own, for the
-        template (`contracts.template_kwargs`). Raises InvalidRequest naming `messages`, and what `check` raises.
+        """The prompt of a conversation, ready for the answer to begin, unless `add_generation_prompt` and `continue_final_message` say
+        otherwise (`ChatTemplate.render`). `tools`: the functions that it may call, as OpenAI describes them. check: told how many bytes the
+        rendered text has, before it is tokenised. variables: the caller's own, for the template (`contracts.template_kwargs`).
+        add_special_tokens: also those that the tokenizer puts around a plain prompt; templates write their own.
+        Raises InvalidRequest naming `messages`, and what `check` raises.
 
         What messages and variables say is text: where one contains a special token's spelling, it is encoded as ordinary characters and
         ends no turn. (transformers would make it a special token; everything else is encoded as there.)
         """
-        rendered = self._template.render(messages, self._special_texts, tools, variables)
+        rendered = self._template.render(
+            messages,
+            self._special_texts,
+            tools,
+            variables,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         check(sum(map(text_bytes, rendered)))
         tokens: list[int] = []
         for part in rendered:
             tokens += self._tokens(part, "messages", add_special_tokens=False)
         if not tokens:
             raise InvalidRequest("messages give an empty prompt", param="messages")
-        return tokens
+        if not add_special_tokens:
+            return tokens
+        before, after = self._around()
+        return [*before, *tokens, *after]
 
-    def encode(self, text: str) -> list[int]:
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and after a text."""
+        found = self._tokenizer.encode("a", add_special_tokens=True)
+        inner = [i for i, special in enumerate(found.special_tokens_mask) if not special]
+        return list(found.ids[: inner[0]]), list(found.ids[inner[-1] + 1 :])
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a plain prompt, with the special tokens that the tokenizer puts around one. Special tokens that are
         spelled out in `text` count as such: the caller of a plain prompt writes the whole of it. Raises InvalidRequest."""
-        return self._tokens(text, "prompt", add_special_tokens=True)
+        return self._tokens(text, "prompt", add_special_tokens=add_special_tokens)
+
+    def ends_thinking(self, prompt: Sequence[int]) -> bool:
+        """A prompt ends with the beginning of a thought: some templates begin each answer so."""
+        return b"".join(map(self.spelling, prompt[-_TAG_TOKENS:])).rstrip().endswith(_THOUGHT_BEGINS)
+
+    def vocabulary_text(self, token: int) -> str:
+        """How the vocabulary spells `token`, as transformers' `convert_ids_to_tokens`; empty for an id without one."""
+        return str(self._tokenizer.id_to_token(token) or "")
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of a whole prompt, special tokens spelled: the inverse of `encode` with no special tokens added, as far as the tokenizer
+        has one."""
+        # `decode` holds the interpreter's lock until it is done.
+        return str(self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)[0])
 
     def _tokens(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         try:

@@ -69,10 +69,11 @@ class Tokenising:
         self._small = _Lane("tokenise")
         self._large = _Lane("tokenise-large")
 
-    async def run(self, request: GenerateRequest, work: Callable[[], T]) -> T:
-        """What `work` makes of the request's prompt, or raises. Raises Unavailable when too much of its tenant waits."""
-        lane = self._small if size(request) <= SMALL else self._large
-        return await lane.run(request.tenant, work)
+    async def run(self, tenant: str, amount: int, work: Callable[[], T]) -> T:
+        """What `work` makes of a prompt of about `amount` bytes of text or token ids, or raises. Raises Unavailable when too much of its
+        tenant waits."""
+        lane = self._small if amount <= SMALL else self._large
+        return await lane.run(tenant, work)
 
     def stop(self) -> None:
         """End the threads."""

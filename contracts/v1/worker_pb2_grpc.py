@@ -39,12 +39,34 @@ class WorkerStub:
                 request_serializer=contracts_dot_v1_dot_worker__pb2.Frame.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_worker__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/upbeat.v1.Worker/Tokenize',
+                request_serializer=contracts_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_worker__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/upbeat.v1.Worker/Detokenize',
+                request_serializer=contracts_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_worker__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Stream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -57,6 +79,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Stream,
                     request_deserializer=contracts_dot_v1_dot_worker__pb2.Frame.FromString,
                     response_serializer=contracts_dot_v1_dot_worker__pb2.Frame.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=contracts_dot_v1_dot_worker__pb2.TokenizeRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_worker__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=contracts_dot_v1_dot_worker__pb2.DetokenizeRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_worker__pb2.DetokenizeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +118,60 @@ class Worker:
             '/upbeat.v1.Worker/Stream',
             contracts_dot_v1_dot_worker__pb2.Frame.SerializeToString,
             contracts_dot_v1_dot_worker__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Worker/Tokenize',
+            contracts_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
+            contracts_dot_v1_dot_worker__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Worker/Detokenize',
+            contracts_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
+            contracts_dot_v1_dot_worker__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,7 @@ _USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_C
 _ENDS: Schema = {"enum": ["stop", "length", "tool_calls", "function_call", "content_filter", None]}
 _CALL = _object(id=_TEXT, type=_one("function"), function=_object(name=_TEXT, arguments=_TEXT))
 _MESSAGE = _object(role=_one("assistant"), content=_OPTIONAL_TEXT)
-_MESSAGE["properties"]["tool_calls"] = _list(_CALL)
+_MESSAGE["properties"] |= {"tool_calls": _list(_CALL), "reasoning_content": _TEXT}
 _CHAT = _object(
     id=_TEXT,
     object=_one("chat.completion"),
@@ -53,6 +53,8 @@ _COMPLETION = _object(
     usage=_USAGE,
 )
 _MODEL = _object(id=_TEXT, object=_one("model"), created=_COUNT, owned_by=_TEXT)
+_TOKENS = _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT))
+_TOKENS["properties"]["token_strs"] = {"type": ["array", "null"], "items": _TEXT}
 _ACCEPTED = _object(advisory_id=_TEXT, session_id=_TEXT, status=_one("accepted"))
 _SESSION = _object(
     id=_TEXT, object=_one("session"), model=_TEXT, tokens=_COUNT, last_use_s=_NUMBER, node=_OPTIONAL_TEXT, held_by=_list(_TEXT)
@@ -95,6 +97,8 @@ _READY = _object(status={"enum": ["ready", "not ready"]}, missing=_list(_TEXT), 
 ANSWERS: dict[tuple[str, str], Schema] = {
     ("post", "/v1/chat/completions"): _CHAT,
     ("post", "/v1/completions"): _COMPLETION,
+    ("post", "/tokenize"): _TOKENS,
+    ("post", "/detokenize"): _object(prompt=_TEXT),
     ("get", "/v1/models"): _listing(_MODEL),
     ("get", "/v1/models/{model}"): _MODEL,
     ("post", "/v1/advisory"): {"oneOf": [_ACCEPTED, _object(advisories=_list(_ACCEPTED))]},
@@ -125,6 +129,8 @@ _HEADER_ID: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9._:
 PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
     ("post", "/v1/chat/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
     ("post", "/v1/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
+    ("post", "/tokenize"): [("header", "X-Upbeat-Node", _TEXT)],
+    ("post", "/detokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
     ("get", "/v1/fleet"): [("query", "metrics", {"enum": ["true", "false"]})],
     ("get", "/ready"): [("query", "all", {"enum": ["1", "true", "0", "false"], "description": "1: whether every node serves"})],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from contracts.context import ContextBound, text_bytes
 from contracts.errors import InvalidRequest
@@ -20,8 +20,10 @@ from gateway.core.usage import estimated_tokens
 from gateway.openai.forms import Form
 from gateway.openai.parameters import validate
 from gateway.openai.requests import ChatRequest, CompletionRequest, Generation
+from gateway.openai.token_requests import TOKEN_KINDS, TokenKind, TokensAsked, ask_tokens, check_context
 
-Kind = Literal["chat", "completion"]
+TextKind = Literal["chat", "completion"]
+Kind = TextKind | TokenKind
 #: Choices of all prompts of a completion.
 MAX_ALL_CHOICES = 64
 #: Of all messages of a chat.
@@ -31,12 +33,13 @@ MAX_ALL_CALLS = 8192
 @dataclass(slots=True)
 class Told:
     """What is known besides the body. named: a header names the session. headers: those that say hints in other systems' words.
-    bounds: of the models that are known."""
+    bounds: of the models that are known. served: the model that is meant where none has to be named."""
 
     tenant: str
     named: bool
     headers: Mapping[str, str]
     bounds: Mapping[str, ContextBound]
+    served: str = ""
 
 
 @dataclass(slots=True)
@@ -81,20 +84,33 @@ class Asked:
     form: Form | None = None
     tool_use: ToolUse | None = None
     template_kwargs: str | None = None
+    #: What becomes of a thought at the beginning of the answer: it stays in the text, goes into a field of its own, or away.
+    reasoning: Literal["text", "field", "away"] = "text"
 
 
-def ask(kind: Kind, body: bytes, told: Told) -> Asked:
+@overload
+def ask(kind: TextKind, body: bytes, told: Told) -> Asked: ...
+@overload
+def ask(kind: TokenKind, body: bytes, told: Told) -> TokensAsked: ...
+def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked:
     """What `body` asks for. Raises InvalidRequest naming the first field that is wrong."""
     data = parse_json(body)
-    _check_context(kind, data, len(body), told.bounds)
+    _check_context(kind, data, len(body), told)
+    if kind == "tokenize" or kind == "detokenize":
+        return ask_tokens(kind, data)
     return _chat(data, told) if kind == "chat" else _completion(data, told)
 
 
-def _check_context(kind: Kind, data: Any, length: int, bounds: Mapping[str, ContextBound]) -> None:
+def _check_context(kind: Kind, data: Any, length: int, told: Told) -> None:
     """Before anything is validated: what is too long is not looked at again."""
     model = data.get("model") if isinstance(data, dict) else None
-    bound = bounds.get(model) if isinstance(model, str) else None
+    if model is None and kind in TOKEN_KINDS:
+        model = told.served
+    bound = told.bounds.get(model) if isinstance(model, str) else None
     if bound is None or length < bound.max_tokens:  # a token takes at least a byte
+        return
+    if kind == "tokenize" or kind == "detokenize":
+        check_context(kind, data, bound)
         return
     if kind == "chat":
         bound.check_messages(data.get("messages"))
@@ -109,6 +125,8 @@ def _chat(data: Any, told: Told) -> Asked:
     wanted = validate(ChatRequest, data)
     asked = _asked(wanted, data, told)
     asked.logprobs, asked.tool_use, asked.template_kwargs = bool(wanted.logprobs), wanted.tool_use, wanted.template_kwargs
+    if asked.form is None:  # else the form leaves no room for a thought
+        asked.reasoning = "field" if wanted.shows_reasoning else "away"
     messages = [message.plain() for message in wanted.messages]
     calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
     if len(calls) > MAX_ALL_CALLS:

@@ -20,9 +20,10 @@ from gateway.core.kv_hints import Wish, Wishes
 from gateway.core.spellings import Spelled
 from gateway.openai.asked import Asked, Kind, Prompt, Told
 from gateway.openai.forms import Form
+from gateway.openai.token_requests import TokensAsked
 
 #: Their place is the extension's code; no other type is made of what comes.
-_KINDS: tuple[type[Any], ...] = (Asked, Prompt, Sampling, ToolUse, Form, Spelled, Wish, Wishes, History, ContextBound)
+_KINDS: tuple[type[Any], ...] = (Asked, Prompt, Sampling, ToolUse, Form, Spelled, Wish, Wishes, History, ContextBound, TokensAsked)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _NAMES = [[f.name for f in fields(kind)] for kind in _KINDS]
 #: Fields that are tuples, which msgpack gives back as lists.
@@ -39,20 +40,22 @@ class _Large:
 
 def encode_question(kind: Kind, body: bytes, told: Told) -> bytes:
     """What the other process is asked."""
-    return _encoded([kind, told.tenant, told.named, dict(told.headers), dict(told.bounds)], [], body)
+    return _encoded([kind, told.tenant, told.named, dict(told.headers), dict(told.bounds), told.served], [], body)
 
 
 def decode_question(payload: bytes) -> tuple[Kind, bytes, Told]:
     """The inverse of `encode_question`."""
-    (kind, tenant, named, headers, bounds), rest = _decoded(payload)
-    return kind, bytes(rest), Told(tenant, named, headers, bounds)
+    (kind, tenant, named, headers, bounds, served), rest = _decoded(payload)
+    return kind, bytes(rest), Told(tenant, named, headers, bounds, served)
 
 
-def encode_answer(answer: Asked | RequestError) -> bytes:
-    """What the other process found. Mutates `answer`: its prompts are packed."""
+def encode_answer(answer: Asked | TokensAsked | RequestError) -> bytes:
+    """What the other process found. Mutates an `Asked`: its prompts are packed."""
     if isinstance(answer, RequestError):
         return _encoded(to_wire(answer), [], b"")
     large: list[bytes] = []
+    if isinstance(answer, TokensAsked):
+        return _encoded(answer, large, b"")
     for prompt in answer.prompts:
         for name in ("messages", "prompt", "prompt_tokens"):
             if (value := getattr(prompt, name)) is not None:
@@ -61,10 +64,10 @@ def encode_answer(answer: Asked | RequestError) -> bytes:
     return _encoded(answer, large, b"")
 
 
-def decode_answer(payload: bytes) -> Asked:
-    """The inverse of `encode_answer`. Raises the RequestError that was found."""
+def decode_answer(payload: bytes) -> Any:
+    """The inverse of `encode_answer`: an Asked or a TokensAsked. Raises the RequestError that was found."""
     answer, _ = _decoded(payload)
-    if isinstance(answer, Asked):
+    if isinstance(answer, Asked | TokensAsked):
         return answer
     status, message, param, code = answer
     raise from_wire(status, message, param, code)

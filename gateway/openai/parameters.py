@@ -10,7 +10,7 @@ unknown and refused too.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -34,7 +34,6 @@ HARMLESS = frozenset(
         "request_id",
         "provider",
         "options",
-        "include_reasoning",
         "return_token_ids",
         "guided_decoding_backend",
     }
@@ -65,6 +64,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "documents": (),
+    "include_reasoning": (True, False),
     "guided_grammar": ("",),
     "guided_whitespace_pattern": ("",),
     "chat_template": (),
@@ -79,17 +79,23 @@ _SHOWN = 80
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def validate(schema: type[Schema], data: Any) -> Schema:
-    """`data` as a `schema`. Raises InvalidRequest naming the first wrong field."""
+def validate(
+    schema: type[Schema],
+    data: Any,
+    refused: Mapping[str, tuple[Any, ...]] = REFUSED,
+    ignored: Collection[str] = HARMLESS | ROOTS,
+) -> Schema:
+    """`data` as a `schema`. refused: further fields, of which only these values pass. ignored: those that may say anything. Raises
+    InvalidRequest naming the first wrong field."""
     if not isinstance(data, dict):
         raise InvalidRequest("the body must be a JSON object")
     known = {}
     for name, value in data.items():
         if name in schema.model_fields:
             known[name] = value
-        elif name in REFUSED:
-            _refuse_unless_idle(name, value)
-        elif name not in HARMLESS and name not in ROOTS:
+        elif name in refused:
+            _refuse_unless_idle(name, value, refused[name])
+        elif name not in ignored:
             shown = _shown(name)
             raise InvalidRequest(f"unrecognized request argument supplied: {shown}", param=shown, code="unknown_parameter")
     try:
@@ -98,8 +104,7 @@ def validate(schema: type[Schema], data: Any) -> Schema:
         raise _named(e) from None
 
 
-def _refuse_unless_idle(name: str, value: Any) -> None:
-    idle = REFUSED[name]
+def _refuse_unless_idle(name: str, value: Any, idle: tuple[Any, ...]) -> None:
     if value is None or any(type(value) is type(v) and value == v for v in idle):
         return
     wanted = f" other than {', '.join(repr(v) for v in idle)}" if idle else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from contracts import ranges
@@ -111,6 +111,8 @@ _TEXT_SCHEMA = {
         },
     ]
 }
+#: Text of valid Unicode.
+Text = Annotated[str, AfterValidator(_utf8)]
 Idle = Annotated[None, BeforeValidator(_idle)]
 Ignored = Annotated[None, BeforeValidator(_ignored)]
 
@@ -259,6 +261,7 @@ class ChatRequest(Generation):
     reasoning_effort: Effort | None = None
     thinking: ThinkingField = None
     reasoning: ReasoningField = None
+    include_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
@@ -278,6 +281,11 @@ class ChatRequest(Generation):
     def tool_use(self) -> ToolUse | None:
         """What the worker is told of tools."""
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """What the model thinks is part of the answer."""
+        return self.include_reasoning is not False and not (self.reasoning is not None and self.reasoning.exclude)
 
     @property
     def template_kwargs(self) -> str | None:

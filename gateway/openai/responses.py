@@ -15,7 +15,7 @@ Body = dict[str, Any]
 @dataclass(slots=True)
 class Choice:
     """What one choice has come to. `completion_tokens` counts what the worker generated, `logprobs` one a token when asked for;
-    `calls`: functions that it calls, each with all of its arguments so far."""
+    `calls`: functions that it calls, each with all of its arguments so far. `reasoning`: what it thought, and in how many tokens."""
 
     index: int
     text: list[str] = field(default_factory=list)
@@ -23,6 +23,8 @@ class Choice:
     completion_tokens: int = 0
     finish_reason: str = "stop"
     calls: list[ToolCallDelta] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    reasoning_tokens: int = 0
 
     def called(self, deltas: Sequence[ToolCallDelta]) -> None:
         """Add what its calls gained."""
@@ -41,11 +43,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. `cached_tokens`: prompt tokens whose KV was not computed."""
+    """Tokens of a request. `cached_tokens`: prompt tokens whose KV was not computed. `reasoning_tokens`: of the completion's."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
     def body(self) -> Body:
         """OpenAI's `usage`."""
@@ -54,7 +57,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens, "audio_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens, "audio_tokens": 0},
         }
 
 
@@ -67,6 +70,10 @@ class Shape(Protocol):
 
     def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
         """A chunk of new text, or of new parts of calls."""
+        ...
+
+    def thought(self, index: int, text: str) -> Body:
+        """A chunk of what was thought."""
         ...
 
     def closing(self, index: int, finish_reason: str) -> Body:
@@ -113,6 +120,9 @@ class ChatShape(_Head):
             delta["tool_calls"] = [_call_delta(call) for call in calls]
         return self._delta(index, delta, logprobs)
 
+    def thought(self, index: int, text: str) -> Body:
+        return self._delta(index, {"reasoning_content": text})
+
     def closing(self, index: int, finish_reason: str) -> Body:
         return self._delta(index, {}, finish_reason=finish_reason)
 
@@ -125,6 +135,8 @@ class ChatShape(_Head):
     def _choice(self, choice: Choice) -> Body:
         text = "".join(choice.text)
         message: Body = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        if choice.reasoning:
+            message["reasoning_content"] = "".join(choice.reasoning)
         if choice.calls:
             message["content"] = text or None
             message["tool_calls"] = [
@@ -159,6 +171,9 @@ class CompletionShape(_Head):
 
     def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
         return self._chunk("text_completion", [self._choice(index, text, logprobs, None)])
+
+    def thought(self, index: int, text: str) -> Body:
+        return self.delta(index, text, None)
 
     def closing(self, index: int, finish_reason: str) -> Body:
         return self._chunk("text_completion", [self._choice(index, "", None, finish_reason)])

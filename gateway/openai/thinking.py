@@ -30,7 +30,7 @@ class Thinking(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """OpenRouter's form, and that of OpenAI's responses. Only `enabled` and `effort` do something."""
+    """OpenRouter's form, and that of OpenAI's responses. `enabled`, `effort` and `exclude` do something."""
 
     model_config = STRICT
     enabled: bool | None = None

@@ -21,6 +21,7 @@ from gateway import metrics, sse
 from gateway.allowance import admit, settle, withdraw
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
+from gateway.core.reasoning import ReasoningReader
 from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.core.usage import Ticket
 from gateway.envelope import route_name
@@ -89,7 +90,7 @@ async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: li
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
     job, arrived_s = prompts[0].job, parts.clock.now()
-    ticket = admit(request, job.session.tenant, [prompt.job for prompt in prompts])
+    ticket = admit(request, job.session.tenant, sum(prompt.job.prompt_estimate for prompt in prompts))
     try:
         place = await parts.turnstile.enter(job.session.tenant, job.priority)
     except BaseException:
@@ -210,12 +211,14 @@ class _Run:
             plain = sse.TextEvents(lambda text: self.shape.delta(index, text, None))
             async for outputs in self._outputs(index):
                 made = []
-                for o in outputs:
+                for o, thought in outputs:
+                    if thought:
+                        made.append(sse.event(self.shape.thought(index, thought)))
                     if o.logprobs or o.tool_calls:
                         made.append(sse.event(self.shape.delta(index, o.text, o.logprobs, o.tool_calls or ())))
                     elif o.text:
                         made.append(plain.event(o.text))
-                if outputs[-1].finish_reason is not None:
+                if outputs[-1][0].finish_reason is not None:
                     closing = self.shape.closing(index, self.choices[index].ended_by)
                     made.append(sse.event(closing if index else closing | self._results()))
                     running -= 1
@@ -226,15 +229,17 @@ class _Run:
 
         await _together([send(choice.index) for choice in self.choices])
 
-    async def _outputs(self, index: int) -> AsyncGenerator[list[Output]]:
-        """What choice `index` gains, all that waits together."""
+    async def _outputs(self, index: int) -> AsyncGenerator[list[tuple[Output, str]]]:
+        """What choice `index` gains, all that waits together: outputs without thoughts, and with each what was thought."""
         choice, clock = self.choices[index], self.parts.clock
         last_s = self.arrived_s
+        reader = None if self.asked.reasoning == "text" else ReasoningReader(self.generations[index].progress.thinking)
         async with contextlib.aclosing(self.generations[index].outputs()) as batches:
             async for outputs in batches:
-                tokens = 0
+                tokens, gained = 0, []
                 for output in outputs:
                     tokens += len(output.tokens)
+                    gained.append((output, "" if reader is None else self._take_thought(choice, reader, output)))
                     choice.text.append(output.text)
                     if output.tool_calls:
                         choice.called(output.tool_calls)
@@ -247,9 +252,19 @@ class _Run:
                     if index not in self._first_s:
                         self._first_s[index] = last_s
                         metrics.child(metrics.TTFT, self.route).observe(last_s - self.arrived_s)
-                yield outputs
+                yield gained
         if choice.completion_tokens > 1:
             metrics.child(metrics.TPOT, self.route).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
+
+    def _take_thought(self, choice: Choice, reader: ReasoningReader, output: Output) -> str:
+        """What `output` has of a thought, for the caller; mutates its text to the rest."""
+        thought, output.text = reader.push(output.text, last=output.finish_reason is not None)
+        if reader.state in ("thinking", "thought"):
+            choice.reasoning_tokens += len(output.tokens)
+        if not thought or self.asked.reasoning == "away":
+            return ""
+        choice.reasoning.append(thought)
+        return thought
 
     def _results(self) -> dict[str, Any]:
         """What became of the actions of `kv_hints`; a stream says it with the end of choice 0."""
@@ -257,14 +272,15 @@ class _Run:
 
     def _usage(self) -> Usage:
         """Of the whole request, as far as it is."""
-        prompt_tokens = cached_tokens = completion_tokens = 0
+        prompt_tokens = cached_tokens = completion_tokens = reasoning_tokens = 0
         for choice in self.choices:
             completion_tokens += choice.completion_tokens
+            reasoning_tokens += choice.reasoning_tokens
             if not choice.index % self.n:
                 progress = self.generations[choice.index].progress
                 prompt_tokens += progress.prompt_tokens
                 cached_tokens += progress.cached_tokens or 0
-        return Usage(prompt_tokens, completion_tokens, cached_tokens)
+        return Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
 
     def used_tokens(self) -> int:
         """Prompt and answers, of the choices that a worker has accepted; a prompt once for all its choices."""

@@ -1,9 +1,7 @@
-"""For operators and newcomers: health, readiness, metrics, the fleet, the API's description, and a first page."""
+"""For operators and newcomers: health, readiness, metrics, the fleet, and the API's description."""
 
 from __future__ import annotations
 
-import html
-import json
 from collections import Counter
 from typing import Any
 
@@ -12,15 +10,10 @@ from aiohttp import web
 from contracts.errors import InvalidRequest
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.intake import server_caller_of
-from gateway.openai.description import ROUTES, openapi
+from gateway.openai.description import openapi
 from gateway.parts import PARTS
 from runtime import version as release
 
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem;color:#1b1b1b;background:#fff}"
-    "pre{background:#f4f4f2;padding:.8rem;overflow-x:auto;border-radius:4px}code{font-size:.92em}h1{font-weight:600}"
-    "td{padding:.15rem 1rem .15rem 0;vertical-align:top}a{color:#0b57d0}"
-)
 #: What a switch in a query may be.
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
@@ -113,24 +106,6 @@ def _scheduler(address: str, seen: pb.Fleet | None) -> dict[str, Any]:
     return {"address": address, "state": state, "nodes": len(seen.nodes), "advised": sum(n.advised for n in seen.nodes)}
 
 
-async def description(_request: web.Request) -> web.Response:
+async def description(request: web.Request) -> web.Response:
     """OpenAPI 3.1."""
-    return web.json_response(openapi())
-
-
-async def docs(_request: web.Request) -> web.Response:
-    """The API on one page, without a script from anywhere."""
-    rows = "".join(f"<tr><td><code>{m.upper()}</code><td><code>{html.escape(p)}</code><td>{html.escape(s)}" for m, p, s, _ in ROUTES)
-    schemas = "".join(
-        f"<h2>{html.escape(f'{m.upper()} {p}')}</h2><p>{html.escape(s)}</p><pre>{html.escape(json.dumps(schema, indent=1))}</pre>"
-        for m, p, s, schema in ROUTES
-        if schema
-    )
-    return _page(
-        "Upbeat API", f'<h1>Upbeat API</h1><p>As OpenAPI: <a href="/openapi.json">/openapi.json</a></p><table>{rows}</table>{schemas}'
-    )
-
-
-def _page(title: str, body: str) -> web.Response:
-    text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style><body>{body}</body></html>'
-    return web.Response(text=text, content_type="text/html")
+    return web.json_response(openapi(request.app[PARTS].config.served_model))

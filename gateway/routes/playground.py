@@ -11,7 +11,7 @@ from contracts.errors import NotFound
 from gateway.assets import Asset
 
 _FILES = Path(__file__).resolve().parent.parent / "playground"
-_TYPES = {
+TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -22,7 +22,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
+HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -35,7 +35,7 @@ _HEADERS = {
 @cache
 def files() -> dict[str, Asset]:
     """Its files by name; compressed at the first call."""
-    return {path.name: Asset.read(path) for path in sorted(_FILES.iterdir()) if path.suffix in _TYPES}
+    return {path.name: Asset.read(path) for path in sorted(_FILES.iterdir()) if path.suffix in TYPES}
 
 
 async def page(request: web.Request) -> web.Response:
@@ -52,4 +52,4 @@ def _answer(request: web.Request, name: str) -> web.Response:
     file = files().get(name)
     if file is None:
         raise NotFound(f"the playground has no file {name[:60]!r}", code="unknown_url")
-    return file.answer(request, _HEADERS | {"Content-Type": _TYPES[Path(name).suffix]})
+    return file.answer(request, HEADERS | {"Content-Type": TYPES[Path(name).suffix]})

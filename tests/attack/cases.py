@@ -20,6 +20,8 @@ from gateway.core.spellings import FIELDS, FINAL, HEADERS, PRIORITY, THREADS
 from gateway.openai.description import openapi
 from gateway.openai.parameters import HARMLESS, REFUSED
 from gateway.openai.requests import ChatRequest, CompletionRequest
+from gateway.openai.token_requests import REFUSED as TOKENS_REFUSED
+from gateway.openai.token_requests import Detokenize, TokenizeMessages, TokenizePrompt
 from tests.attack.world import NAME
 
 JSON = {"Content-Type": "application/json"}
@@ -76,6 +78,7 @@ LEGAL: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.integers(-1000, 1000),
     "logprobs": st.sampled_from([True, False, 0, 20]),
     "top_logprobs": st.integers(0, 20),
+    "tokens": st.lists(st.integers(0, 2050), max_size=300),
     "prompt": st.lists(st.integers(0, 2050), min_size=1, max_size=300) | st.text(min_size=1, max_size=500),
 }
 SCHEMAS: list[Any] = [
@@ -112,6 +115,13 @@ WITH_FORMAT: dict[str, Any] = CHAT | {
     "stream_options": {"include_usage": True}, "stream": True,
 }  # fmt: skip
 COMPLETION: dict[str, Any] = {"model": NAME, "prompt": "Hello.", "max_tokens": 2}
+TOKENIZE: dict[str, Any] = {"model": NAME, "prompt": "Hello.", "return_token_strs": True}
+TOKENIZE_CHAT: dict[str, Any] = {"messages": TURNS["messages"], "tools": [TOOL], "add_generation_prompt": False}
+CONTINUED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hel"}],
+    "add_generation_prompt": False, "continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False},
+}  # fmt: skip
+DETOKENIZE: dict[str, Any] = {"model": NAME, "tokens": [1, 2, 300]}
 ADVISORY: dict[str, Any] = {
     "session_id": "hostile",
     "model_id": NAME,
@@ -168,11 +178,15 @@ class Target:
 
 _CHAT_FIELDS = tuple((name,) for name in ChatRequest.model_fields) + tuple(_OTHER_FIELDS)
 _COMPLETION_FIELDS = tuple((name,) for name in CompletionRequest.model_fields) + tuple(_OTHER_FIELDS)
+_TOKENIZE_FIELDS = tuple((name,) for name in {**TokenizePrompt.model_fields, **TokenizeMessages.model_fields, **TOKENS_REFUSED})
+_DETOKENIZE_FIELDS = tuple((name,) for name in Detokenize.model_fields)
 TARGETS = {
     "chat": Target("POST", "/v1/chat/completions", (CHAT, TURNS, WITH_TOOLS, WITH_FORMAT, CHAT | HINTS), _CHAT_FIELDS, (
         ("response_format", "json_schema", "schema"), ("tools", 0, "function", "parameters"))),
     "completions": Target("POST", "/v1/completions", (COMPLETION, COMPLETION | {"prompt": ["a", [1, 2]], "logprobs": 1}),
     _COMPLETION_FIELDS),
+    "tokenize": Target("POST", "/tokenize", (TOKENIZE, TOKENIZE_CHAT, CONTINUED), _TOKENIZE_FIELDS),
+    "detokenize": Target("POST", "/detokenize", (DETOKENIZE,), _DETOKENIZE_FIELDS),
     "advisory": Target("POST", "/v1/advisory", (ADVISORY, {"advisories": [ADVISORY, {"session_id": "b"}]}, ADVISORY | {"token": "ek_a"})),
     "invalidate": Target("POST", "/v1/invalidate", ({"session_id": "hostile"}, {"advisory_id": "adv-1"}, {"session_id": "a",
     "token": "x"})),
@@ -249,7 +263,7 @@ _ID = st.sampled_from(["hostile", "a", "a/b", "..", "%2e%2e", "%00", "é", "a" *
 _BARE = ["/v1/sessions", "/v1/sessions/{}", "/v1/sessions/{}/placement", "/v1/sessions/{}/events", "/v1/models", "/v1/models/{}",
     "/v1/workflows", "/v1/workflows/{}",
          "/v1/fleet", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/", "/upbeat.js", "/playground/{}",
-         "/v1/embeddings", "/nowhere/{}"]  # fmt: skip
+         "/v1/embeddings", "/tokenize", "/detokenize", "/nowhere/{}"]  # fmt: skip
 
 
 @st.composite
@@ -328,7 +342,7 @@ KINDS: dict[str, tuple[int, Callable[[], st.SearchStrategy[Case]]]] = {
     "broken": (6, broken),
     **{
         f"mutated {name}": (3, lambda name=name: mutated(TARGETS[name]))
-        for name in ("advisory", "invalidate", "client_secrets", "workflows")
+        for name in ("tokenize", "detokenize", "advisory", "invalidate", "client_secrets", "workflows")
     },  # type: ignore[misc]
     "described": (6, lambda: st.none()),  # type: ignore[arg-type,return-value]
 }

@@ -137,7 +137,7 @@ def test_frames_come_back_as_they_went() -> None:
     assert take(encode_submit(request), encode_cancel("r"), encode_submit(called)) == [request, "r", called]
     assert len(take(*[encode_cancel("r")] * MOST_COMMANDS)) == MOST_COMMANDS
     step = StepFrame(
-        [Accepted("a", 5)],
+        [Accepted("a", 5), Accepted("b", 7, thinking=True)],
         [
             Output("b", "é", [1], 64, [TokenLogprob("é".encode(), -0.5, [(b"\xc3", -1.5)])], None),
             Output("c", "", [], 0, None, "stop", [ToolCallDelta(0, "i", "f", "{")]),

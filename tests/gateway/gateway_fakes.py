@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import grpc
 from blake3 import blake3
+from toy_tokenizer import ToyTokenizer
 
 from contracts import frames
 from contracts.errors import InvalidRequest, NotFound, RequestError, Unavailable, to_wire
@@ -83,10 +84,11 @@ def toy_call(request: GenerateRequest, position: int, last: bool) -> ToolCallDel
     return ToolCallDelta(0, arguments="0]}" if last else f"{toy_token(request, position)},")
 
 
-class ToyWorker(worker_pb2_grpc.WorkerServicer):
+class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
     """One worker. `die_after`: end the process's stream after so many tokens of a request, once."""
 
     def __init__(self, node: str) -> None:
+        super().__init__()
         self.node, self.port = node, free_port()
         self.submitted: list[GenerateRequest] = []
         self.cancelled: list[str] = []
@@ -99,6 +101,9 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
         self.die_after: int | None = None
         self.refuse: RequestError | None = None
         self.cached_tokens = 3
+        #: What it answers instead, a token each; and its prompts end within a thought.
+        self.says: list[str] | None = None
+        self.thinking = False
         #: It reads, and never says anything.
         self.silent = False
         self._streams: set[asyncio.Queue[frames.StepFrame | None]] = set()
@@ -166,13 +171,13 @@ class ToyWorker(worker_pb2_grpc.WorkerServicer):
             error = InvalidRequest("the prompt is too long", param="messages", code="context_length_exceeded")
             out.put_nowait(frames.StepFrame(failed=[Failed(rid, to_wire(error))]))
             return
-        out.put_nowait(frames.StepFrame(accepted=[Accepted(rid, len(text))]))
-        limit = min(request.sampling.max_tokens or self.tokens_by_default, self.tokens_at_most)
+        out.put_nowait(frames.StepFrame(accepted=[Accepted(rid, len(text), self.thinking)]))
+        limit = len(self.says) if self.says is not None else min(request.sampling.max_tokens or self.tokens_by_default, self.tokens_at_most)
         for position in range(len(request.resume_tokens), limit):
             if self.token_s:
                 await asyncio.sleep(self.token_s)
             token = toy_token(request, position)
-            word = f"{token} "
+            word = f"{token} " if self.says is None else self.says[position]
             top = [(word.encode(), -0.5), (b"other", -1.0)][: request.sampling.logprobs or 0]
             logprobs = None if request.sampling.logprobs is None else [TokenLogprob(word.encode(), -0.5, top)]
             last = position == limit - 1

@@ -242,8 +242,10 @@ async def test_the_description_lists_every_route_and_resolves_every_reference(s:
     names = set(document["components"]["schemas"])
     wanted = {line.split("/")[-1] for line in json.dumps(document).split('"') if line.startswith("#/components/schemas/")}
     assert wanted <= names and "Message" in names
+    answers = {line.split("/")[-1] for line in json.dumps(document).split('"') if line.startswith("#/components/responses/")}
+    assert answers == set(document["components"]["responses"])
     paths = set(document["paths"])
-    for path, word in (("/", "playground"), ("/docs", "/v1/advisory")):
+    for path, word in (("/", "playground"), ("/docs", "Upbeat API")):
         async with s.http.get(s.url + path) as r:
             assert r.status == 200 and word in await r.text()
     assert {"/v1/chat/completions", "/v1/advisory", "/v1/sessions/{session_id}", "/ready"} <= paths

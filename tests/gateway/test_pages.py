@@ -25,13 +25,22 @@ ROUTES = [
     ("GET", "/v1/fleet"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/v1/advisory"),
     ("POST", "/v1/invalidate"),
     ("POST", "/v1/client_secrets"),
     ("OPTIONS", "/v1/chat/completions"),
     ("GET", "/nothing/of/the/kind"),
 ]
-BODIES = [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/client_secrets"), ("PUT", "/v1/workflows/w")]
+BODIES = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/client_secrets"),
+    ("PUT", "/v1/workflows/w"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,9 @@ async def k(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
 def untouched(h: House) -> bool:
     """Nothing of a request has reached whom it was for."""
     scheduler = h.scheduler
-    return not (h.worker.submitted or scheduler.asked_for or scheduler.erased or scheduler.advised or scheduler.invalidated)
+    return not (
+        h.worker.submitted or h.worker.asked or scheduler.asked_for or scheduler.erased or scheduler.advised or scheduler.invalidated
+    )
 
 
 def code_of(answer: Answer) -> tuple[int, str]:

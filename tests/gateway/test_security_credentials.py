@@ -19,6 +19,8 @@ ASKED: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/v1/chat/completions"): ("/v1/chat/completions", CHAT),
     ("POST", "/v1/completions"): ("/v1/completions", {"model": "toy", "prompt": "x"}),
     ("POST", "/v1/embeddings"): ("/v1/embeddings", {"model": "toy", "input": "x"}),
+    ("POST", "/tokenize"): ("/tokenize", {"prompt": "x"}),
+    ("POST", "/detokenize"): ("/detokenize", {"tokens": [1]}),
     ("POST", "/v1/advisory"): ("/v1/advisory", {"session_id": SESSION}),
     ("POST", "/v1/invalidate"): ("/v1/invalidate", {"session_id": SESSION}),
     ("POST", "/v1/client_secrets"): ("/v1/client_secrets", {"session_id": SESSION}),

@@ -34,6 +34,8 @@ class FakeOpenAI:
     port: int = 0
     fail_sessions: set[str] = field(default_factory=set)
     cut_sessions: set[str] = field(default_factory=set)
+    #: Sessions in which it thinks for so long, in seconds, before it says anything.
+    thinks_s: dict[str, float] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
 
@@ -80,6 +82,9 @@ class FakeOpenAI:
         prompt = "".join(f"<{m['role']}>{m['content']}" for m in body["messages"])
         cached = max((_common(prompt, p) for p in self._prompts), default=0)
         await self._send(response, {"choices": [{"delta": {"role": "assistant"}}]})
+        if session_id in self.thinks_s:
+            await self._send(response, {"choices": [{"delta": {"reasoning_content": "Hm."}}]})
+            await asyncio.sleep(self.thinks_s[session_id])
         words = [f" word{i}" for i in range(body["max_tokens"])]
         for word in words:
             await self._send(response, {"choices": [{"delta": {"content": word}}]})

@@ -48,6 +48,14 @@ async def test_what_the_server_says_is_what_is_measured() -> None:
         assert o.tpot_s is not None
 
 
+async def test_a_thought_is_the_first_token_and_no_part_of_the_history() -> None:
+    async with FakeOpenAI(thinks_s={"a": 0.2}) as server:
+        outcomes = await load(server, session("a", turns=2))
+    for outcome in outcomes:
+        assert outcome.first_s is not None and outcome.end_s is not None and outcome.end_s - outcome.first_s >= 0.2
+    assert server.calls("chat")[1].body["messages"][1] == {"role": "assistant", "content": " word0 word1 word2 word3"}
+
+
 async def test_a_hint_comes_after_the_previous_answer_and_before_its_request() -> None:
     async with FakeOpenAI() as server:
         outcomes = await load(server, session("a", every_s=0.001, typing_s=0.03))

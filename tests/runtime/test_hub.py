@@ -250,12 +250,18 @@ def test_a_kind_that_is_not_served_is_refused_before_its_weights_come(
         ({"model_index.json": b"{}"}, "diffusers"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "merge it into its base model"),
         ({"config.json": b"{}", "pytorch_model.bin": b""}, "pickles"),
-        ({"config.json": b"{}", "model.safetensors": b""}, "no tokenizer.json"),
+        ({"config.json": b'{"architectures": ["T5ForConditionalGeneration"]}', "model.safetensors": b"", "spiece.model": b""}, "T5"),
     ],
 )
 def test_files_that_are_no_model_for_us(hub: HubServer, client: Client, files: dict[str, bytes], named: str) -> None:
     hub.add("acme/other", files)
     assert named in client.refusal("acme/other")
+    assert not hub.asked("/store/")
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_come(hub: HubServer, client: Client, tiny: dict[str, bytes]) -> None:
+    hub.add("acme/other", {name: content for name, content in tiny.items() if name != "tokenizer.json"})
+    assert "no tokenizer.json" in client.refusal("acme/other")
     assert not hub.asked("/store/")
 
 

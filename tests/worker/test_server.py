@@ -281,3 +281,20 @@ async def test_template_variables_change_the_prompt_and_are_checked_again(server
     prompts = {a.request_id: a.prompt_tokens for frame in gateway.seen for a in frame.accepted}
     assert prompts["off"] - prompts["on"] == len(server.codec.plain_tokens(" <think></think>")) and prompts["on"] == prompts["unsaid"]
     await gateway.leave()
+
+
+@pytest.mark.parametrize(
+    ("end", "thinking"), [("<think>", True), ("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("<thinking>", False), ("", False)]
+)
+async def test_a_gateway_is_told_when_the_template_begins_a_thought(server: WorkerServer, tmp_path: Path, end: str, thinking: bool) -> None:
+    gateway = Gateway(server)
+    (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}assistant: {{ " + repr(end) + " }}")
+    server.codec = TextCodec.load(tmp_path)
+    gateway.submit("chat")
+    gateway.send(together([encode_submit(GenerateRequest("plain", "t", "s", "tiny", Sampling(max_tokens=2), prompt="a <think>"))]))
+    for request_id in ("chat", "plain"):
+        await gateway.ended(request_id)
+    told = {a.request_id: a.thinking for frame in gateway.seen for a in frame.accepted}
+    assert told == {"chat": thinking, "plain": False}
+    await gateway.leave()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -16,6 +16,10 @@ from worker.tokenising import SMALL, Tokenising, size
 
 def request(tenant: str, prompt: str) -> GenerateRequest:
     return GenerateRequest("r", tenant, "s", "m", Sampling(), prompt=prompt)
+
+
+async def run(pool: Tokenising, tenant: str, prompt: str, work: Callable[[], list[int]]) -> list[int]:
+    return await pool.run(tenant, len(prompt), work)
 
 
 @pytest.fixture
@@ -32,13 +36,13 @@ async def test_a_tenants_large_prompts_delay_neither_small_ones_nor_another_tena
         assert go.wait(20)
         return [1]
 
-    waiting = [asyncio.create_task(pool.run(request("a", large), slow)) for _ in range(8)]
+    waiting = [asyncio.create_task(run(pool, "a", large, slow)) for _ in range(8)]
     await asyncio.sleep(0.05)
     try:
         async with asyncio.timeout(10):
-            assert await pool.run(request("a", "small"), lambda: [2]) == [2]
-            assert await pool.run(request("b", large), lambda: [3]) == [3]
-            assert await pool.run(request("b", "small"), lambda: [4]) == [4]
+            assert await run(pool, "a", "small", lambda: [2]) == [2]
+            assert await run(pool, "b", large, lambda: [3]) == [3]
+            assert await run(pool, "b", "small", lambda: [4]) == [4]
         assert not any(task.done() for task in waiting)
     finally:
         go.set()
@@ -50,8 +54,8 @@ async def test_what_is_wrong_with_a_prompt_is_raised_and_the_next_one_is_read(po
         raise InvalidRequest("no")
 
     with pytest.raises(InvalidRequest):
-        await pool.run(request("a", "x"), refuse)
-    assert await pool.run(request("a", "x"), lambda: [1]) == [1]
+        await run(pool, "a", "x", refuse)
+    assert await run(pool, "a", "x", lambda: [1]) == [1]
 
 
 async def test_more_than_may_wait_is_refused(pool: Tokenising) -> None:
@@ -61,11 +65,11 @@ async def test_more_than_may_wait_is_refused(pool: Tokenising) -> None:
         assert go.wait(20)
         return []
 
-    waiting = [asyncio.create_task(pool.run(request("a", "x"), slow)) for _ in range(tokenising.WAITING + 1)]
+    waiting = [asyncio.create_task(run(pool, "a", "x", slow)) for _ in range(tokenising.WAITING + 1)]
     await asyncio.sleep(0.1)
     with pytest.raises(Unavailable):
-        await pool.run(request("a", "x"), slow)
-    assert await pool.run(request("b", "x"), lambda: [5]) == [5], "another tenant has its own queue"
+        await run(pool, "a", "x", slow)
+    assert await run(pool, "b", "x", lambda: [5]) == [5], "another tenant has its own queue"
     go.set()
     for task in waiting:
         task.cancel()

@@ -1,0 +1,67 @@
+"""Which part of a chat's answer is what the model thought, and which is what it said.
+
+Models think between `<think>` and `</think>`, before they say anything; some templates write the first of both themselves, at the end of
+the prompt. Space around a thought belongs to neither part. A model that never ends its thought has said nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+BEGIN, END = "<think>", "</think>"
+#: More space than this is somebody's answer, and is not held back.
+MOST_SPACE = 4096
+State = Literal["undecided", "thinking", "thought", "saying"]
+
+
+class ReasoningReader:
+    """Takes an answer apart as it comes. `state`: undecided: it may still begin with a thought; thought: nothing was said since it ended.
+
+    Invariant: what is held back is at most `MOST_SPACE` characters of space, and what may be the beginning of a tag.
+    """
+
+    def __init__(self, thinking: bool) -> None:
+        """thinking: the prompt ends within a thought."""
+        self.state: State = "thinking" if thinking else "undecided"
+        self._held = ""
+        self._begun = False
+
+    def push(self, text: str, last: bool = False) -> tuple[str, str]:
+        """What was thought, and what was said, of the next piece; last: no further one comes, and nothing is held back."""
+        if self.state == "saying":
+            return "", text
+        text, self._held = self._held + text, ""
+        thought = ""
+        if self.state == "undecided":
+            rest = text.lstrip()
+            if not last and BEGIN.startswith(rest) and rest != BEGIN and len(text) - len(rest) <= MOST_SPACE:
+                self._held = text
+                return "", ""
+            if not rest.startswith(BEGIN):
+                self.state = "saying"
+                return "", text
+            self.state, text = "thinking", rest[len(BEGIN) :]
+        if self.state == "thinking":
+            thought, found, text = text.partition(END)
+            if not found:
+                return self._still_thinking(thought, last), ""
+            thought = self._without_space_before(thought).rstrip()
+            self.state = "thought"
+        text = text.lstrip()
+        if text:
+            self.state = "saying"
+        return thought, text
+
+    def _still_thinking(self, text: str, last: bool) -> str:
+        keep = next((n for n in range(min(len(END) - 1, len(text)), 0, -1) if END.startswith(text[-n:])), 0)
+        text, tag = (text, "") if last else (text[: len(text) - keep], text[len(text) - keep :])
+        shown = text.rstrip()
+        if len(text) - len(shown) > MOST_SPACE:
+            shown = text
+        self._held = "" if last else text[len(shown) :] + tag
+        return self._without_space_before(shown)
+
+    def _without_space_before(self, text: str) -> str:
+        text = text if self._begun else text.lstrip()
+        self._begun = self._begun or bool(text)
+        return text

@@ -1,0 +1,101 @@
+"""`POST /tokenize`, `POST /detokenize`: the tokenizer of a model, as vLLM's servers offer it.
+
+Some worker that serves the model answers. A request counts toward its tenant's requests, and no tokens: no model computes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from aiohttp import web
+
+from contracts.errors import Unavailable
+from contracts.v1 import worker_pb2 as pb
+from gateway.allowance import admit, settle, withdraw
+from gateway.core.admission import Caller
+from gateway.core.refusals import refusal
+from gateway.core.routing import FleetView, direct_route
+from gateway.generate import unknown_model
+from gateway.intake import NODE_HEADER, caller_of, pinned_node, read_tokens_asked
+from gateway.openai.token_answers import detokenized, tokenized
+from gateway.openai.token_requests import TokensAsked
+from gateway.parts import PARTS
+from gateway.workers import Question
+
+#: An answer is held twice for a moment: as the worker's reply, and as JSON, in which an id takes up to twice the bytes.
+_HELD_TIMES = 4
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The ids of a prompt, or of messages by the model's template."""
+    caller = caller_of(request)
+    asked = await read_tokens_asked(request, "tokenize", caller)
+    question = pb.TokenizeRequest(
+        tenant=caller.tenant,
+        prompt=asked.prompt,
+        messages=asked.messages,
+        tools=asked.tools,
+        template_kwargs=asked.template_kwargs,
+        add_special_tokens=asked.add_special_tokens,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        return_token_strs=asked.return_token_strs,
+    )
+
+    def answer(reply: pb.TokenizeReply) -> Iterator[bytes]:
+        return tokenized(reply.tokens, reply.token_strs if asked.return_token_strs else None, reply.max_model_len)
+
+    return await _answered(request, caller, asked, Question("Tokenize", question), answer)
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The text of ids, with special tokens spelled."""
+    caller = caller_of(request)
+    asked = await read_tokens_asked(request, "detokenize", caller)
+    question = Question("Detokenize", pb.DetokenizeRequest(tenant=caller.tenant, tokens=asked.tokens))
+    return await _answered(request, caller, asked, question, lambda reply: detokenized(reply.text))
+
+
+async def _answered(request: web.Request, caller: Caller, asked: TokensAsked, question: Question, answer: Any) -> web.Response:
+    parts = request.app[PARTS]
+    model = asked.model or parts.config.served_model
+    if not parts.fleet.knows_model(model):
+        raise unknown_model(model)
+    if parts.draining:
+        raise Unavailable("this gateway is stopping; try again")
+    pin = pinned_node(request, caller, parts)
+    ticket = admit(request, caller.tenant, 0)
+    try:
+        place = await parts.turnstile.enter(caller.tenant, caller.priority(0))
+    except BaseException:
+        withdraw(request, ticket)
+        raise
+    parts.enter()
+    try:
+        node, reply = await _asked(request, model, pin, question)
+        parts.bodies.hold(request, _HELD_TIMES * reply.ByteSize())
+        body = bytearray()
+        for piece in answer(reply):
+            body += piece
+            await asyncio.sleep(0)
+    finally:
+        settle(request, ticket, 0)
+        parts.leave()
+        parts.turnstile.leave(place)
+    return web.Response(body=bytes(body), headers={"Content-Type": "application/json; charset=utf-8", NODE_HEADER: node})
+
+
+async def _asked(request: web.Request, model: str, pin: str, question: Question) -> tuple[str, Any]:
+    """The reply of the least busy worker that serves the model, and its node. Raises RequestError. What a worker may have died of is not
+    asked again elsewhere: its caller may."""
+    parts = request.app[PARTS]
+    workers = parts.workers
+    route = direct_route(parts.fleet.view or FleetView(), model, workers.in_flight, workers.connected, pin=pin)
+    if route is None:
+        raise Unavailable(f"no node serves {model} at the moment; try again")
+    reply = await workers.stream(route.node, route.worker_address).ask(question, parts.generator.patience.accept_s)
+    if reply.refused:
+        raise refusal(reply.refused) or Unavailable(f"{route.node} refused without saying why; try again")
+    return route.node, reply
