@@ -102,9 +102,9 @@ def up(
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
     cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
     hbm_gib: Annotated[
-        float | None, _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need]")
+        float | None, _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need; bundled model: little]")
     ] = None,
-    dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2]")] = None,
+    dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2; bundled model: little]")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
     host: Annotated[
         str | None, typer.Option(help="Where the gateway listens; beyond this machine it has keys.  [default: 127.0.0.1]")
@@ -117,13 +117,14 @@ def up(
     """Start a stack on this machine and keep it running until Ctrl-C."""
     from cli import machine
     from cli.core.plan import stack_plan
+    from cli.demo_memory import SMALL, with_demo_memory
     from cli.display import Display, base_url
     from cli.own_key import own_key_of
     from cli.supervisor import Supervisor
 
-    resolved = resolve(
-        Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin)
-    )
+    flags = Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin)
+    asked = resolve(flags)
+    resolved = with_demo_memory(asked, flags)
     programs = bin_dir or Path(sys.executable).parent
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
@@ -139,6 +140,8 @@ def up(
     machine.check_memory(resolved)
     machine.check_ports(resolved)
     machine.warn_of_disk(resolved, display.line)
+    if resolved is not asked:
+        display.line(SMALL.format(resolved.kv.hbm_gib * 1024, resolved.kv.dram_gib * 1024), "")
     cluster_secret(resolved.data)
     written = resolved.run_dir / "config.yaml"
     written.touch(mode=0o600)
@@ -275,9 +278,11 @@ def doctor(
 ) -> int:
     """Check that this machine can run a stack. The exit status is 0 when nothing stands in the way."""
     from cli.doctor import examine
+    from cli.demo_memory import with_demo_memory
     from cli.settings import layout
 
-    findings = examine(layout(Flags(nodes=nodes, model=model, port=port, data=data, config=config, revision=revision)))
+    flags = Flags(nodes=nodes, model=model, port=port, data=data, config=config, revision=revision)
+    findings = examine(with_demo_memory(layout(flags), flags))
     failed = [finding for finding in findings if finding.level == "fail"]
     if as_json:
         _print_json({"ok": not failed, "findings": [{name: getattr(f, name) for name in f.__slots__} for f in findings]})

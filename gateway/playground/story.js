@@ -11,6 +11,8 @@ const REMARKS = [
   "Some are small and some are very large.",
   "They are best enjoyed with time and good company.",
 ];
+/** Words of the text that tells how many tokens this model makes of a word. */
+const SAMPLE_WORDS = 120;
 
 /** Numbers from 0 to 1, the same for the same seed (a linear congruential generator). */
 function drawing(seed) {
@@ -32,6 +34,19 @@ export function story(seed, words, number = 0) {
     told.push(sentence);
     count += sentence.split(" ").length;
   }
-  told.push(`What is the code of the ${lock}?`);
+  told.push(question(number));
   return told.join(" ");
+}
+
+/** What story `number` of a conversation asks at its end. */
+export const question = (number) => `What is the code of the ${LOCKS[number % LOCKS.length]}?`;
+
+/** Tokens that the server's model makes of a word of a story, as the server counts them. Throws what it refuses. */
+export async function wordTokens(api, model) {
+  const session = `sample-${crypto.randomUUID()}`;
+  const messages = [{ role: "user", content: story(1, SAMPLE_WORDS) }];
+  const body = { model: model.id, messages, max_tokens: 1, temperature: 0 };
+  const answer = await api.json("/v1/chat/completions", { method: "POST", headers: { "X-Session-Id": session }, body });
+  await api.call(`/v1/sessions/${session}`, { method: "DELETE" }).catch(() => {});
+  return answer.usage.prompt_tokens / messages[0].content.split(" ").length;
 }
