@@ -1,24 +1,11 @@
 // The conversation: its messages, one turn after the other, and what each turn was measured to take.
 
-import { EACH, compared } from "./compare.js";
 import { hintedSince, hinting } from "./hints.js";
-import { letOthersSpeak } from "./others.js";
-import { Picture, follow, largestShare, share } from "./picture.js";
-import { question, story, wordTokens } from "./story.js";
-import { STAYED, Turns, milliseconds, point } from "./turns.js";
+import { Picture, follow, share } from "./picture.js";
+import { Tasks } from "./tasks.js";
+import { Turns, milliseconds, point } from "./turns.js";
 
 const MAX_TOKENS = 256;
-/** Of the turns of a comparison. */
-const SHORT_TOKENS = 16;
-/** A story's tokens at most, and the share that it takes of what a conversation may have. */
-const STORY_TOKENS = 8000;
-const STORY_SHARE = 0.6;
-/** Another conversation's length, in lengths of this one; its tokens at least, and the share of what it may have that it takes at most. */
-const OTHERS_LENGTHS = 1.5;
-const OTHERS_TOKENS = 1000;
-const OTHERS_SHARE = 0.85;
-/** The others have spoken enough when no node has more than this of the session's cache in HBM or in DRAM. */
-const LITTLE = 0.25;
 
 const by = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
@@ -43,14 +30,22 @@ export class Chat {
   #running = null;
   /** What keeps Send waiting: others speak, or turns are compared. */
   #task = null;
-  #stories = 0;
-  #wordTokens = null;
+  #tasks;
 
   /** model: {id, layers, chunkTokens, maxTokens: of a prompt and its answer}; fleet: names of its nodes. */
   constructor(api, model, fleet) {
     this.#api = api;
     this.#model = model;
     this.#fleet = fleet;
+    this.#tasks = new Tasks(api, model, {
+      session: () => this.#session,
+      tokens: () => this.#saidTokens,
+      turn: (text, maxTokens) => this.#turn(text, maxTokens),
+      hint: () => (this.#hints = hinting(api, "#prompt", this.#session)).advise(),
+      othersSpoke: (left) => (this.#left = left),
+      point: (text) => (by("point").textContent = text),
+      note: (text, bad) => this.#note(text, bad),
+    });
     const prompt = by("prompt");
     by("compose").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -64,9 +59,9 @@ export class Chat {
     });
     by("stop").addEventListener("click", () => this.#stop());
     by("new").addEventListener("click", () => this.begin());
-    by("story").addEventListener("click", () => this.#occupied("A story is being written …", () => this.#tellStory()));
-    by("others").addEventListener("click", () => this.#occupied("", (signal) => this.#others(signal)));
-    by("compare").addEventListener("click", () => this.#occupied("", (signal) => this.#compareAll(signal)));
+    by("story").addEventListener("click", () => this.#occupied((signal) => this.#tasks.tellStory(signal)));
+    by("others").addEventListener("click", () => this.#occupied((signal) => this.#tasks.letOthersSpeak(signal)));
+    by("compare").addEventListener("click", () => this.#occupied((signal) => this.#tasks.compare(signal)));
     by("hints").addEventListener("change", () => this.#switchHints());
   }
 
@@ -78,7 +73,6 @@ export class Chat {
     this.#session = `playground-${Array.from(bytes, (b) => b.toString(16).padStart(2, "0")).join("")}`;
     this.#history = [];
     this.#saidTokens = 0;
-    this.#stories = 0;
     this.#lastNode = this.#left = null;
     by("session").textContent = this.#session;
     by("session").title = this.#session;
@@ -238,12 +232,12 @@ export class Chat {
 
   // ---- what keeps Send waiting
   /** Runs `act(signal)` while nothing else can be sent. */
-  async #occupied(saying, act) {
+  async #occupied(act) {
     if (this.#task || this.#running) return;
     const task = (this.#task = new AbortController());
     this.#switchHints();
     this.#busy();
-    this.#note(saying);
+    this.#note("");
     try {
       await act(task.signal);
     } catch (error) {
@@ -253,80 +247,6 @@ export class Chat {
     this.#switchHints();
     this.#busy();
     by("prompt").focus({ preventScroll: true });
-  }
-
-  /** Words of a story, and of another conversation, that come to so many tokens. */
-  async #words(tokens) {
-    this.#wordTokens ??= await wordTokens(this.#api, this.#model);
-    return Math.max(8, Math.floor(tokens / this.#wordTokens));
-  }
-
-  get #storyTokens() {
-    return Math.min(STORY_TOKENS, Math.floor(STORY_SHARE * this.#model.maxTokens));
-  }
-
-  /** The turn, or null: it failed, or the conversation has no room for a story. */
-  async #tellStory() {
-    const room = this.#model.maxTokens - this.#saidTokens - 2 * MAX_TOKENS;
-    const tokens = Math.min(this.#storyTokens, room);
-    if (tokens < this.#storyTokens / 4) {
-      this.#note(`This conversation has ${count(this.#saidTokens)} of the ${count(this.#model.maxTokens)} tokens that this server has room for. Begin a new chat.`, true);
-      return null;
-    }
-    const turn = await this.#turn(story(Date.now(), await this.#words(tokens), this.#stories++));
-    this.#note(turn ? `That was ${count(turn.prompt)} tokens. Let others speak, so that they have to leave HBM.` : "The story was not told.", !turn);
-    return turn;
-  }
-
-  /** Others speak; whether some of this session left HBM. */
-  async #others(signal, saying = "") {
-    const where = async () => {
-      const seen = await this.#api.json(`/v1/sessions/${encodeURIComponent(this.#session)}`, { signal }).catch((error) => {
-        if (error.status === 404) return { nodes: [] };
-        throw error;
-      });
-      return { hbm: largestShare(seen, "hbm"), dram: largestShare(seen, "dram") };
-    };
-    const tokens = Math.max(OTHERS_TOKENS, OTHERS_LENGTHS * this.#saidTokens);
-    const words = await this.#words(Math.min(tokens, OTHERS_SHARE * this.#model.maxTokens));
-    await letOthersSpeak(this.#api, this.#model, words, {
-      signal,
-      told: (spoken, of) => this.#note(`${saying}${spoken} of at most ${of} other conversations have spoken; Send waits for them, so that turns are measured alike …`),
-      enough: async () => {
-        const { hbm, dram } = await where();
-        return hbm !== null && hbm < LITTLE && dram < LITTLE;
-      },
-    });
-    this.#left = (await where()).hbm;
-    if (this.#left === null) this.#note("The others have spoken, but nothing of this session was cached. Tell a long story first.", true);
-    else if (this.#left >= STAYED) {
-      const small = this.#saidTokens < this.#storyTokens / 2;
-      this.#note(
-        small
-          ? "Nothing of this session left HBM: it is short. Tell a long story first."
-          : "Nothing of this session left HBM: this server has room for everybody, and a hint has nothing to bring. Start it with less memory (--hbm-gib, --dram-gib).",
-        true,
-      );
-    } else this.#note(`The others have spoken: ${Math.floor(100 * this.#left)} % of this session is left in HBM. Type, see it come back, and send.`);
-    return this.#left !== null && this.#left < STAYED;
-  }
-
-  async #compareAll(signal) {
-    if (this.#saidTokens < this.#storyTokens / 2 && !(await this.#tellStory())) return;
-    let said = "";
-    const asked = question(Math.max(0, this.#stories - 1));
-    const turns = await compared({
-      signal,
-      crowd: () => this.#others(signal, said),
-      hint: () => (this.#hints = hinting(this.#api, "#prompt", this.#session)).advise(),
-      turn: () => this.#turn(asked, SHORT_TOKENS),
-      told: (done, of) => (said = `${done} of ${of} turns measured; `),
-    });
-    if (!turns) return;
-    const measured = new Turns();
-    for (const turn of turns) measured.add(turn);
-    by("point").textContent = point(turns.at(-1), measured.like(turns.at(-1)), true);
-    this.#note(`Compared: the medians of ${EACH} turns with a hint and ${EACH} without, by turns, others speaking before each.`);
   }
 
   // ---- the page
