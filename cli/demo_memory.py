@@ -1,7 +1,7 @@
 """How much memory `upbeat up` gives the bundled model where nobody said: little, so that conversations push each other out.
 
-With plenty, all that a newcomer says stays in HBM, and a hint has nothing to bring. On a GPU the general defaults hold: there, memory is mapped
-in larger units, and this model's cache is moved before anybody could tell.
+With plenty, all that a newcomer says stays in HBM, and a hint has nothing to bring. On a GPU the general defaults hold: there, this
+model's cache is moved before anybody could tell.
 """
 
 from __future__ import annotations
@@ -9,19 +9,23 @@ from __future__ import annotations
 from cli.machine import on_host
 from cli.settings import BUNDLED_MODEL, Flags
 from contracts.kv import DTYPE_BYTES
-from runtime.config import GIB, Config, changed, said_config
+from runtime.config import GIB, Config, changed, says
 from runtime.model_config import load_config
 from runtime.model_directory import weight_bytes
 
 #: Tokens whose KV fits into a node's HBM, about, and into its DRAM: one long conversation, and not another one beside it.
-KV_TOKENS = 10_240
+KV_TOKENS = 13_312
 #: What `upbeat up` says of it, in MiB.
-SMALL = "the bundled model gets {:.0f} MiB of HBM and {:.0f} MiB of DRAM a node, so that conversations push each other out; more: --hbm-gib 1 --dram-gib 2"
+SMALL = (
+    "the bundled model gets {:.0f} MiB of HBM and {:.0f} MiB of DRAM a node, so that conversations push each other out; "
+    "more: --hbm-gib 1 --dram-gib 2"
+)
 
 
 def with_demo_memory(config: Config, flags: Flags) -> Config:
-    """`config` with small HBM and DRAM if it serves the bundled model on the CPU and neither flags, file nor environment give a size; else as it is."""
-    said = {"hbm_gib", "dram_gib"} & said_config(flags.config).kv.model_fields_set or flags.hbm_gib or flags.dram_gib
+    """`config` with little HBM and DRAM where it serves the bundled model on the CPU and neither flags, file nor environment say a size;
+    else `config` itself. Raises ConfigError."""
+    said = flags.hbm_gib or flags.dram_gib or any(says(flags.config, "kv", key) for key in ("hbm_gib", "dram_gib"))
     if said or config.model.resolve() != BUNDLED_MODEL.resolve() or not on_host(config):
         return config
     model = load_config(config.model)

@@ -102,7 +102,8 @@ def up(
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
     cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
     hbm_gib: Annotated[
-        float | None, _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need; bundled model: little]")
+        float | None,
+        _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need; bundled model: little]"),
     ] = None,
     dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2; bundled model: little]")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
@@ -122,7 +123,9 @@ def up(
     from cli.own_key import own_key_of
     from cli.supervisor import Supervisor
 
-    flags = Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin)
+    flags = Flags(
+        nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin
+    )
     asked = resolve(flags)
     resolved = with_demo_memory(asked, flags)
     programs = bin_dir or Path(sys.executable).parent
@@ -277,8 +280,8 @@ def doctor(
     as_json: _Json = False,
 ) -> int:
     """Check that this machine can run a stack. The exit status is 0 when nothing stands in the way."""
-    from cli.doctor import examine
     from cli.demo_memory import with_demo_memory
+    from cli.doctor import examine
     from cli.settings import layout
 
     flags = Flags(nodes=nodes, model=model, port=port, data=data, config=config, revision=revision)

@@ -7,13 +7,13 @@ import { STAYED, Turns, point } from "./turns.js";
 
 /** A story's tokens at most, and the share that it takes of what a conversation may have. */
 const STORY_TOKENS = 8000;
-const STORY_SHARE = 0.6;
+const STORY_SHARE = 0.65;
 /** What a story leaves free of it at least, for its answer and for turns after it. */
 const ROOM_TOKENS = 512;
 /** Another conversation's length, in lengths of this one; its tokens at least, and the share of what it may have that it takes at most. */
 const OTHERS_LENGTHS = 1.5;
 const OTHERS_TOKENS = 1000;
-const OTHERS_SHARE = 0.85;
+const OTHERS_SHARE = 0.9;
 /** The others have spoken enough when no node has more than this share of the session's cache in HBM, nor in DRAM. */
 const LITTLE = 0.25;
 /** Turns of each kind in a comparison, and tokens of an answer in it. */
