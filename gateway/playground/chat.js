@@ -9,6 +9,9 @@ const MAX_TOKENS = 256;
 
 const by = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
+/** What is shown of a message: of a story its beginning and its end, as laying out all of it takes longer than many a first token. */
+const LONG = 600;
+const excerpt = (text) => (text.length <= 2 * LONG ? text : `${text.slice(0, LONG)} … (${count(text.length)} characters) … ${text.slice(-LONG / 2)}`);
 
 export class Chat {
   #api;
@@ -148,7 +151,7 @@ export class Chat {
     if (!this.#task) this.#note("");
     by("empty").hidden = true;
     this.#history.push({ role: "user", content: text });
-    this.#message("user", text).item.classList.toggle("long", text.length > 600);
+    this.#message("user", excerpt(text)).item.classList.toggle("long", text.length > LONG);
     const answer = this.#message("assistant", "");
     let said = "", usage = null, ttftMs = null, node = null;
     try {
@@ -159,15 +162,17 @@ export class Chat {
         headers: { "X-Session-Id": session },
         body: { model: this.#model.id, messages: this.#history, stream: true, stream_options: { include_usage: true }, temperature: 0, max_tokens: maxTokens },
       });
-      // The turn has been placed, so its hint is used up: the first key of the next message is to hint at once, not after the rest of four seconds.
-      this.#switchHints();
       node = response.headers.get("X-Upbeat-Node");
       this.#why(response.headers.get("X-Upbeat-Why"));
       for await (const chunk of this.#api.events(response)) {
         if (chunk.error) throw new Error(chunk.error.message);
         const delta = chunk.choices[0]?.delta?.content;
         if (delta) {
-          ttftMs ??= performance.now() - sent;
+          if (ttftMs === null) {
+            ttftMs = performance.now() - sent;
+            // This turn's hint is used up: the first key of the next message is to hint at once, not after the rest of four seconds.
+            this.#switchHints();
+          }
           said += delta;
           answer.text.textContent = said;
           by("messages").scrollTop = by("messages").scrollHeight;

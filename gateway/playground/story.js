@@ -12,7 +12,7 @@ const REMARKS = [
   "They are best enjoyed with time and good company.",
 ];
 /** Words of the text that tells how many tokens this model makes of a word. */
-const SAMPLE_WORDS = 120;
+const SAMPLE_WORDS = 300;
 
 /** Numbers from 0 to 1, the same for the same seed (a linear congruential generator). */
 function drawing(seed) {
