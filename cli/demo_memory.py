@@ -14,7 +14,7 @@ from runtime.model_config import load_config
 from runtime.model_directory import weight_bytes
 
 #: Tokens whose KV fits into a node's HBM, about, and into its DRAM: one long conversation, and not another one beside it.
-KV_TOKENS = 13_312
+KV_TOKENS = 10_240
 #: What `upbeat up` says of it, in MiB.
 SMALL = (
     "the bundled model gets {:.0f} MiB of HBM and {:.0f} MiB of DRAM a node, so that conversations push each other out; "

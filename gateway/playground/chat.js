@@ -185,6 +185,7 @@ export class Chat {
         this.#failed(answer, error);
       }
     }
+    if (ttftMs === null) this.#switchHints();
     if (this.#running === running) this.#running = null;
     this.#busy();
     if (session !== this.#session) return null; // a new chat has begun meanwhile

@@ -20,9 +20,10 @@ async def test_the_page_with_a_whole_stack(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", named("speed"))
 async def test_a_hint_is_worth_it_with_the_defaults(name: str, tmp_path: Path) -> None:
     """With the memory that `make up` gives the bundled model, and the disk as it is."""
     with Stack(directory=tmp_path) as whole:
-        found = await run("speed", whole.url)
+        found = await run("speed", whole.url, limit_s=500)
     assert found[name] is None, found[name]
