@@ -15,6 +15,8 @@ from runtime.model_directory import weight_bytes
 
 #: Tokens whose KV fits into a node's HBM, about, and into its DRAM: one long conversation, and not another one beside it.
 KV_TOKENS = 10_240
+#: Tokens of a chunk: of a conversation's unfinished last one little is computed again.
+CHUNK_TOKENS = 32
 #: What `upbeat up` says of it, in MiB.
 SMALL = (
     "the bundled model gets {:.0f} MiB of HBM and {:.0f} MiB of DRAM a node, so that conversations push each other out; "
@@ -23,9 +25,9 @@ SMALL = (
 
 
 def with_demo_memory(config: Config, flags: Flags) -> Config:
-    """`config` with little HBM and DRAM where it serves the bundled model on the CPU and neither flags, file nor environment say a size;
-    else `config` itself. Raises ConfigError."""
-    said = flags.hbm_gib or flags.dram_gib or any(says(flags.config, "kv", key) for key in ("hbm_gib", "dram_gib"))
+    """`config` with little HBM and DRAM, and small chunks, where it serves the bundled model on the CPU and neither flags, file nor
+    environment say a size; else `config` itself. Raises ConfigError."""
+    said = flags.hbm_gib or flags.dram_gib or any(says(flags.config, "kv", key) for key in ("hbm_gib", "dram_gib", "chunk_tokens"))
     if said or config.model.resolve() != BUNDLED_MODEL.resolve() or not on_host(config):
         return config
     model = load_config(config.model)
@@ -35,4 +37,10 @@ def with_demo_memory(config: Config, flags: Flags) -> Config:
     weights_bytes = weight_bytes(config.model) * wide // DTYPE_BYTES[model.dtype or "float32"]
     # A layer's weights fill whole granules, the last of them by half on average.
     held_bytes = weights_bytes + model.layers * config.worker.granule_bytes // 2
-    return changed(config, {"kv": {"hbm_gib": (kv_bytes + held_bytes) / GIB, "dram_gib": kv_bytes / GIB}})
+    kv = {"hbm_gib": (kv_bytes + held_bytes) / GIB, "dram_gib": kv_bytes / GIB, "chunk_tokens": CHUNK_TOKENS}
+    return changed(config, {"kv": kv})
+
+
+def with_demo_chunks(config: Config, flags: Flags) -> Config:
+    """`config` with the chunks of `with_demo_memory` and memory of its own: what is measured for a stack holds for its chunks only."""
+    return changed(config, {"kv": {"chunk_tokens": with_demo_memory(config, flags).kv.chunk_tokens}})

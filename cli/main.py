@@ -126,8 +126,7 @@ def up(
     flags = Flags(
         nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin
     )
-    asked = resolve(flags)
-    resolved = with_demo_memory(asked, flags)
+    resolved = with_demo_memory(asked := resolve(flags), flags)
     programs = bin_dir or Path(sys.executable).parent
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
@@ -315,10 +314,12 @@ def profile(
 ) -> None:
     """Measure how fast this machine computes a model and loads its KV; workers, placement and simulations reckon with it."""
     from cli import profile as profiles
+    from cli.demo_memory import with_demo_chunks
     from contracts.profile import encode
     from runtime.profiles import store
 
-    resolved = resolve(Flags(nodes=nodes, model=model, data=data, config=config, revision=revision))
+    flags = Flags(nodes=nodes, model=model, data=data, config=config, revision=revision)
+    resolved = with_demo_chunks(resolve(flags), flags)
     if show:
         found = profiles.known(resolved)
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo_memory import KV_TOKENS, with_demo_memory
+from cli.demo_memory import CHUNK_TOKENS, KV_TOKENS, with_demo_chunks, with_demo_memory
 from cli.settings import BUNDLED_MODEL, Flags, layout
 from loadtest.random_model import SHAPES, make_random_model
 from runtime.config import GIB, KvSection
@@ -34,6 +34,11 @@ def test_the_bundled_model_has_room_for_one_long_conversation(flags: Flags) -> N
     assert one < hbm < 2 * one + 0.05, "room for the weights, and for no second conversation"
 
 
+def test_what_is_measured_has_the_same_chunks_and_plenty_of_memory() -> None:
+    kv = with_demo_chunks(layout(Flags()), Flags()).kv
+    assert (kv.chunk_tokens, kv.hbm_gib, kv.dram_gib) == (CHUNK_TOKENS, *PLENTY)
+
+
 @pytest.mark.parametrize("flags", [Flags(hbm_gib=1.0), Flags(dram_gib=2.0)])
 def test_a_size_that_a_flag_says_leaves_both_as_they_were(flags: Flags) -> None:
     assert sizes(flags) == PLENTY
@@ -43,7 +48,7 @@ def test_a_size_of_the_environment_or_of_the_file_leaves_both_as_they_were(tmp_p
     file = tmp_path / "upbeat.yaml"
     file.write_text("kv: {dram_gib: 2}\n")
     assert sizes(Flags(config=file)) == PLENTY
-    file.write_text("kv: {chunk_tokens: 32}\n")
+    file.write_text("kv: {cache: true}\n")
     assert sizes(Flags(config=file)) < PLENTY
     monkeypatch.setenv("UPBEAT__KV__HBM_GIB", "1")
     assert sizes(Flags()) == PLENTY
