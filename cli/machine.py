@@ -72,10 +72,14 @@ def shared_memory_bytes(config: Config) -> tuple[int, int]:
     return need * config.nodes.count, have
 
 
+def on_host(config: Config) -> bool:
+    """Whether models are computed by this machine's processors, as far as can be told without asking a driver: then HBM is host memory."""
+    return config.worker.device == "cpu" or (config.worker.device == "auto" and not Path("/dev/nvidiactl").exists())
+
+
 def memory_bytes(config: Config) -> tuple[int, int]:
     """(what HBM and DRAM of all nodes need of this machine's memory, what it has), in bytes."""
-    on_host = config.worker.device == "cpu" or (config.worker.device == "auto" and not Path("/dev/nvidiactl").exists())
-    gib = config.kv.dram_gib + (config.kv.hbm_gib if on_host else 0)
+    gib = config.kv.dram_gib + (config.kv.hbm_gib if on_host(config) else 0)
     return int(gib * GIB) * config.nodes.count, psutil.virtual_memory().total
 
 

@@ -102,9 +102,10 @@ def up(
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
     cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
     hbm_gib: Annotated[
-        float | None, _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need]")
+        float | None,
+        _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need; bundled model: little]"),
     ] = None,
-    dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2]")] = None,
+    dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2; bundled model: little]")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
     host: Annotated[
         str | None, typer.Option(help="Where the gateway listens; beyond this machine it has keys.  [default: 127.0.0.1]")
@@ -117,13 +118,15 @@ def up(
     """Start a stack on this machine and keep it running until Ctrl-C."""
     from cli import machine
     from cli.core.plan import stack_plan
+    from cli.demo_memory import SMALL, with_demo_memory
     from cli.display import Display, base_url
     from cli.own_key import own_key_of
     from cli.supervisor import Supervisor
 
-    resolved = resolve(
-        Flags(nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin)
+    flags = Flags(
+        nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin
     )
+    resolved = with_demo_memory(asked := resolve(flags), flags)
     programs = bin_dir or Path(sys.executable).parent
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
@@ -139,6 +142,8 @@ def up(
     machine.check_memory(resolved)
     machine.check_ports(resolved)
     machine.warn_of_disk(resolved, display.line)
+    if resolved is not asked:
+        display.line(SMALL.format(resolved.kv.hbm_gib * 1024, resolved.kv.dram_gib * 1024), "")
     cluster_secret(resolved.data)
     written = resolved.run_dir / "config.yaml"
     written.touch(mode=0o600)
@@ -274,10 +279,12 @@ def doctor(
     as_json: _Json = False,
 ) -> int:
     """Check that this machine can run a stack. The exit status is 0 when nothing stands in the way."""
+    from cli.demo_memory import with_demo_memory
     from cli.doctor import examine
     from cli.settings import layout
 
-    findings = examine(layout(Flags(nodes=nodes, model=model, port=port, data=data, config=config, revision=revision)))
+    flags = Flags(nodes=nodes, model=model, port=port, data=data, config=config, revision=revision)
+    findings = examine(with_demo_memory(layout(flags), flags))
     failed = [finding for finding in findings if finding.level == "fail"]
     if as_json:
         _print_json({"ok": not failed, "findings": [{name: getattr(f, name) for name in f.__slots__} for f in findings]})
@@ -307,10 +314,12 @@ def profile(
 ) -> None:
     """Measure how fast this machine computes a model and loads its KV; workers, placement and simulations reckon with it."""
     from cli import profile as profiles
+    from cli.demo_memory import with_demo_chunks
     from contracts.profile import encode
     from runtime.profiles import store
 
-    resolved = resolve(Flags(nodes=nodes, model=model, data=data, config=config, revision=revision))
+    flags = Flags(nodes=nodes, model=model, data=data, config=config, revision=revision)
+    resolved = with_demo_chunks(resolve(flags), flags)
     if show:
         found = profiles.known(resolved)
     else:

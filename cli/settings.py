@@ -20,7 +20,7 @@ from typing import Any
 from cli.own_key import fresh_key, kept_key
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
-from runtime.config import GIB, Config, changed, load_config, said_config
+from runtime.config import GIB, Config, changed, load_config, said_config, says
 from runtime.config_checks import needs_keys
 from runtime.gateway_config import ORIGIN
 from runtime.model_config import load_config as load_model_config
@@ -64,7 +64,7 @@ def resolve(flags: Flags) -> Config:
     config = layout(flags, kept_key)
     _check_directory("--data" if flags.data else "data =", config.data)
     _check_directory("--run-dir" if flags.run_dir else "run_dir =", config.run_dir)
-    return _with_model(config, flags, said_config(flags.config))
+    return _with_model(config, flags)
 
 
 def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config:
@@ -77,9 +77,9 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
     port = flags.port or said.gateway.port
     nodes = flags.nodes or said.nodes.count
     over: dict[str, Any] = {"gateway": {"port": port}, "nodes": {"count": nodes}, "scheduler": {}, "kv": {}}
-    if "port" not in said.scheduler.model_fields_set:
+    if not says(flags.config, "scheduler", "port"):
         over["scheduler"]["port"] = port + 1
-    if "base_port" not in said.nodes.model_fields_set:
+    if not says(flags.config, "nodes", "base_port"):
         last = port + NODES_OFFSET + PORTS_A_NODE * nodes - 1
         if last > 65_535:
             flag = f"--port {port}" if flags.port else f"gateway.port = {port}"
@@ -145,7 +145,7 @@ def _is_host(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _with_model(config: Config, flags: Flags, said: Config) -> Config:
+def _with_model(config: Config, flags: Flags) -> Config:
     """`config` with the directory of its model, downloaded where it is a hub id, its name, and room for its weights."""
     flag = "--model" if flags.model is not None else "model ="
     asked = hub_id(str(config.model))
@@ -154,7 +154,7 @@ def _with_model(config: Config, flags: Flags, said: Config) -> Config:
     if asked is not None and not config.model_name:
         over["model_name"] = asked.repo
     need = weight_bytes(directory) / GIB * _growth(config, directory)
-    if "hbm_gib" in said.kv.model_fields_set or flags.hbm_gib is not None:
+    if says(flags.config, "kv", "hbm_gib") or flags.hbm_gib is not None:
         if need >= config.kv.hbm_gib:
             raise ConfigError(
                 f"--hbm-gib {config.kv.hbm_gib:g}: the weights of {asked or directory} alone need {need:.2f} GiB, and KV needs room beside "

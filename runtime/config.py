@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from contracts.api_keys import hashed, is_hashed
 from contracts.errors import ConfigError
@@ -286,20 +286,33 @@ def load_config(file: Path | None = None, overrides: dict[str, Any] | None = Non
 
 def said_config(file: Path | None = None) -> Config:
     """What `file` and `UPBEAT__*` say, each value checked and nothing as a whole. Raises ConfigError."""
-    data: Any = {}
-    if file is not None:
-        try:
-            data = yaml.safe_load(file.read_text()) or {}
-        except OSError as e:
-            raise ConfigError(f"--config {file}: {e.strerror}; give a readable YAML file") from e
-        except yaml.YAMLError as e:
-            raise ConfigError(f"--config {file} is not YAML: {e}") from e
-        if not isinstance(data, dict):
-            raise ConfigError(f"--config {file} must hold a mapping of sections, such as `kv: {{hbm_gib: 1}}`")
     try:
-        return Config(**data)
+        return Config(**_content(file))
     except ValidationError as e:
         raise ConfigError(_explain(e)) from e
+
+
+def says(file: Path | None, section: str, key: str) -> bool:
+    """Whether `file` or the environment gives this key of a section a value, be it the default. Raises ConfigError as `said_config` does.
+
+    (`model_fields_set` of a section names all of its fields once one differs from its default, and none as long as none does.)
+    """
+    return any(key in (values.get(section) or {}) for values in (_content(file), EnvSettingsSource(Config)()))
+
+
+def _content(file: Path | None) -> dict[str, Any]:
+    """What the file holds. Raises ConfigError."""
+    if file is None:
+        return {}
+    try:
+        data = yaml.safe_load(file.read_text()) or {}
+    except OSError as e:
+        raise ConfigError(f"--config {file}: {e.strerror}; give a readable YAML file") from e
+    except yaml.YAMLError as e:
+        raise ConfigError(f"--config {file} is not YAML: {e}") from e
+    if not isinstance(data, dict):
+        raise ConfigError(f"--config {file} must hold a mapping of sections, such as `kv: {{hbm_gib: 1}}`")
+    return data
 
 
 def changed(config: Config, overrides: dict[str, Any]) -> Config:

@@ -1,16 +1,17 @@
 // The conversation: its messages, one turn after the other, and what each turn was measured to take.
 
-import { hinting } from "./hints.js";
-import { letOthersSpeak } from "./others.js";
+import { hintedSince, hinting } from "./hints.js";
 import { Picture, follow, share } from "./picture.js";
-import { story } from "./story.js";
-import { Turns, comparable, milliseconds } from "./turns.js";
+import { Tasks } from "./tasks.js";
+import { Turns, milliseconds, point } from "./turns.js";
 
 const MAX_TOKENS = 256;
-const STORY_WORDS = 400;
 
 const by = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
+/** What is shown of a message: of a story its beginning and its end, as laying out all of it takes longer than many a first token. */
+const LONG = 600;
+const excerpt = (text) => (text.length <= 2 * LONG ? text : `${text.slice(0, LONG)} … (${count(text.length)} characters) … ${text.slice(-LONG / 2)}`);
 
 export class Chat {
   #api;
@@ -23,16 +24,31 @@ export class Chat {
   #residency = null;
   #saidTokens = 0;
   #lastNode = null;
+  /** The share of the cache that was in HBM after others had spoken; null: none have since the last turn. */
+  #left = null;
   #hints = null;
+  /** Hints that left before this time belong to earlier turns. */
+  #hintsFromMs = 0;
   #watching = null;
   #running = null;
-  #stories = 0;
+  /** What keeps Send waiting: others speak, or turns are compared. */
+  #task = null;
+  #tasks;
 
   /** model: {id, layers, chunkTokens, maxTokens: of a prompt and its answer}; fleet: names of its nodes. */
   constructor(api, model, fleet) {
     this.#api = api;
     this.#model = model;
     this.#fleet = fleet;
+    this.#tasks = new Tasks(api, model, {
+      session: () => this.#session,
+      tokens: () => this.#saidTokens,
+      turn: (text, maxTokens) => this.#turn(text, maxTokens),
+      hint: () => (this.#hints = hinting(api, "#prompt", this.#session)).advise(),
+      othersSpoke: (left) => (this.#left = left),
+      point: (text) => (by("point").textContent = text),
+      note: (text, bad) => this.#note(text, bad),
+    });
     const prompt = by("prompt");
     by("compose").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -44,22 +60,23 @@ export class Chat {
       event.preventDefault();
       this.#say(prompt.value);
     });
-    by("stop").addEventListener("click", () => this.#running?.abort());
+    by("stop").addEventListener("click", () => this.#stop());
     by("new").addEventListener("click", () => this.begin());
-    by("story").addEventListener("click", () => this.#say(story(Date.now(), STORY_WORDS, this.#stories++)));
-    by("others").addEventListener("click", () => this.#others());
+    by("story").addEventListener("click", () => this.#occupied((signal) => this.#tasks.tellStory(signal)));
+    by("others").addEventListener("click", () => this.#occupied((signal) => this.#tasks.letOthersSpeak(signal)));
+    by("compare").addEventListener("click", () => this.#occupied((signal) => this.#tasks.compare(signal)));
     by("hints").addEventListener("change", () => this.#switchHints());
   }
 
   /** A new session; the old one stays where it is. */
   begin() {
-    this.#running?.abort();
+    this.#stop();
     this.#watching?.abort();
     const bytes = crypto.getRandomValues(new Uint8Array(6));
     this.#session = `playground-${Array.from(bytes, (b) => b.toString(16).padStart(2, "0")).join("")}`;
     this.#history = [];
     this.#saidTokens = 0;
-    this.#lastNode = null;
+    this.#lastNode = this.#left = null;
     by("session").textContent = this.#session;
     by("session").title = this.#session;
     by("messages").replaceChildren();
@@ -68,7 +85,8 @@ export class Chat {
     for (const fact of ["node", "ttft", "cached", "ready"]) by(`fact-${fact}`).textContent = "–";
     this.#note("");
     this.#show({ id: this.#session, known: false, tokens: 0, hint_node: null, nodes: [], blob: null });
-    this.#compare(null);
+    this.#bars(null);
+    by("point").textContent = "What typing saves: tell a long story, let others speak, then type and send. Or have it done:";
     const watching = (this.#watching = new AbortController());
     let lost = false;
     const shown = (seen) => {
@@ -85,9 +103,16 @@ export class Chat {
     by("prompt").focus();
   }
 
+  #stop() {
+    this.#task?.abort();
+    this.#running?.abort();
+  }
+
+  /** The next key is to hint at once. While others speak nothing hints: that would keep this session from making room. */
   #switchHints() {
     this.#hints?.detach();
-    this.#hints = by("hints").checked ? hinting(this.#api, "#prompt", this.#session) : null;
+    this.#hints = by("hints").checked && !this.#task ? hinting(this.#api, "#prompt", this.#session) : null;
+    this.#hintsFromMs = performance.now();
   }
 
   // ---- the picture
@@ -107,19 +132,26 @@ export class Chat {
   }
 
   // ---- a turn
-  async #say(text) {
-    const prompt = by("prompt");
-    if (!text.trim() || this.#running) return;
+  /** Sends what was typed, unless something else is under way. */
+  #say(text) {
+    if (!text.trim() || this.#running || this.#task) return;
+    if (text === by("prompt").value) by("prompt").value = "";
+    return this.#turn(text);
+  }
+
+  /** One turn: what was measured of it, or null where nothing was. */
+  async #turn(text, maxTokens = MAX_TOKENS) {
     const running = (this.#running = new AbortController());
+    const session = this.#session;
     const before = this.#residency;
-    const hinted = Boolean(before?.hint_node);
-    const first = !this.#history.length;
-    if (text === prompt.value) prompt.value = "";
-    this.#busy(true);
-    this.#note("");
+    const hinted = Boolean(before?.hint_node) || hintedSince(this.#hintsFromMs);
+    const [first, left] = [!this.#history.length, this.#left];
+    this.#left = null;
+    this.#busy();
+    if (!this.#task) this.#note("");
     by("empty").hidden = true;
     this.#history.push({ role: "user", content: text });
-    this.#message("user", text).item.classList.toggle("long", text.length > 600);
+    this.#message("user", excerpt(text)).item.classList.toggle("long", text.length > LONG);
     const answer = this.#message("assistant", "");
     let said = "", usage = null, ttftMs = null, node = null;
     try {
@@ -127,18 +159,20 @@ export class Chat {
       const response = await this.#api.call("/v1/chat/completions", {
         method: "POST",
         signal: running.signal,
-        headers: { "X-Session-Id": this.#session },
-        body: { model: this.#model.id, messages: this.#history, stream: true, stream_options: { include_usage: true }, temperature: 0, max_tokens: MAX_TOKENS },
+        headers: { "X-Session-Id": session },
+        body: { model: this.#model.id, messages: this.#history, stream: true, stream_options: { include_usage: true }, temperature: 0, max_tokens: maxTokens },
       });
-      // The turn has been placed, so its hint is used up: the first key of the next message is to hint at once, not after the rest of four seconds.
-      this.#switchHints();
       node = response.headers.get("X-Upbeat-Node");
       this.#why(response.headers.get("X-Upbeat-Why"));
       for await (const chunk of this.#api.events(response)) {
         if (chunk.error) throw new Error(chunk.error.message);
         const delta = chunk.choices[0]?.delta?.content;
         if (delta) {
-          ttftMs ??= performance.now() - sent;
+          if (ttftMs === null) {
+            ttftMs = performance.now() - sent;
+            // This turn's hint is used up: the first key of the next message is to hint at once, not after the rest of four seconds.
+            this.#switchHints();
+          }
           said += delta;
           answer.text.textContent = said;
           by("messages").scrollTop = by("messages").scrollHeight;
@@ -151,58 +185,74 @@ export class Chat {
         this.#failed(answer, error);
       }
     }
-    this.#running = null;
-    this.#busy(false);
+    if (ttftMs === null) this.#switchHints();
+    if (this.#running === running) this.#running = null;
+    this.#busy();
+    if (session !== this.#session) return null; // a new chat has begun meanwhile
     if (said) this.#history.push({ role: "assistant", content: said });
     else {
       this.#history.pop();
       if (running.signal.aborted) answer.item.remove();
     }
     if (node) this.#lastNode = node;
-    if (usage && ttftMs !== null) this.#measured(answer, { session: this.#session, first, hinted, ttftMs, node, ready: before ? share(before, node, "hbm") : null }, usage);
-    prompt.focus({ preventScroll: true });
+    if (!this.#task) by("prompt").focus({ preventScroll: true });
+    if (!usage || ttftMs === null) return null;
+    const turn = { session, first, hinted, left, ttftMs, node, ready: before ? share(before, node, "hbm") : null };
+    this.#measured(answer, turn, usage);
+    return turn;
   }
 
   #measured(answer, turn, usage) {
-    turn.added = usage.prompt_tokens - this.#saidTokens;
-    this.#saidTokens = usage.prompt_tokens + usage.completion_tokens;
+    turn.prompt = usage.prompt_tokens;
+    turn.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    turn.added = turn.prompt - this.#saidTokens;
+    this.#saidTokens = turn.prompt + usage.completion_tokens;
     this.#turns.add(turn);
-    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     const ready = turn.ready === null ? "–" : `${Math.floor(100 * turn.ready)} %`;
     by("fact-node").textContent = turn.node;
     by("fact-ttft").textContent = milliseconds(turn.ttftMs);
-    by("fact-cached").textContent = `${count(cached)} of ${count(usage.prompt_tokens)} tokens`;
+    by("fact-cached").textContent = `${count(turn.cached)} of ${count(turn.prompt)} tokens`;
     by("fact-ready").textContent = turn.first ? "– (first turn)" : ready;
     const how = turn.first ? "first turn" : turn.hinted ? "with a hint" : "without a hint";
-    answer.turn.textContent = `${turn.node} · first token after ${milliseconds(turn.ttftMs)} · ${count(cached)} of ${count(usage.prompt_tokens)} tokens cached · ${how}`;
-    Object.assign(answer.item.dataset, { ttft: turn.ttftMs.toFixed(1), hinted: turn.hinted, ready: turn.ready ?? "", cached, prompt: usage.prompt_tokens, node: turn.node });
-    this.#compare(turn);
+    answer.turn.textContent = `${turn.node} · first token after ${milliseconds(turn.ttftMs)} · ${count(turn.cached)} of ${count(turn.prompt)} tokens cached · ${how}`;
+    const { ttftMs, hinted, cached, prompt, node } = turn;
+    Object.assign(answer.item.dataset, { ttft: ttftMs.toFixed(1), hinted, ready: turn.ready ?? "", left: turn.left ?? "", cached, prompt, node });
+    this.#bars(turn);
+    by("point").textContent = point(turn, this.#turns.like(turn));
     by("messages").scrollTop = by("messages").scrollHeight;
   }
 
-  #compare(turn) {
-    const without = this.#turns.without(this.#session);
-    const hinted = turn?.hinted && comparable(turn) ? { ms: turn.ttftMs, count: 1 } : this.#turns.with(this.#session);
-    const longest = Math.max(without?.ms ?? 0, hinted?.ms ?? 0) || 1;
-    for (const [id, shown] of [["with", hinted], ["without", without]]) {
-      by(`bar-${id}`).style.setProperty("--share", shown ? (shown.ms / longest).toFixed(3) : 0);
-      by(`bar-${id}-text`).textContent = milliseconds(shown?.ms);
+  /** What turns like this one took; null: there is none yet. */
+  #bars(turn) {
+    const measured = turn ? this.#turns.like(turn) : {};
+    const longest = Math.max(...Object.values(measured).map((took) => took?.ms ?? 0), 1);
+    for (const kind of ["hinted", "without", "anew"]) {
+      by(`bar-${kind}`).style.setProperty("--share", ((measured[kind]?.ms ?? 0) / longest).toFixed(3));
+      by(`bar-${kind}-text`).textContent = milliseconds(measured[kind]?.ms);
     }
-    by("counterfactual").textContent = without
-      ? `“Without the hint” is measured: the median of ${without.count} ${without.count === 1 ? "turn" : "turns"} ${without.here ? "of this chat" : "of earlier chats in this page"} sent without one.`
-      : "“Without the hint” is measured, not guessed: switch hints off for a turn, or paste and send at once, to have something to compare with.";
+    const of = (kind) => count(measured[kind]?.count ?? 0);
+    by("counted").textContent =
+      `Measured, not estimated: medians of this page’s turns of like length, ${of("hinted")} with a hint and ${of("without")} without. ` +
+      "They count when others had spoken since the turn before, and some of the cache had left HBM.";
   }
 
-  async #others() {
-    const button = by("others");
-    button.disabled = true;
+  // ---- what keeps Send waiting
+  /** Runs `act(signal)` while nothing else can be sent. */
+  async #occupied(act) {
+    if (this.#task || this.#running) return;
+    const task = (this.#task = new AbortController());
+    this.#switchHints();
+    this.#busy();
+    this.#note("");
     try {
-      await letOthersSpeak(this.#api, this.#model, (spoken, of) => this.#note(`${spoken} of ${of} other conversations have spoken …`));
-      this.#note("The others have spoken. Is this session still in HBM? Type, and see it come back.");
+      await act(task.signal);
     } catch (error) {
-      this.#note(`The others could not speak: ${error.message}`, true);
+      this.#note(task.signal.aborted ? "Stopped." : `That did not go well: ${error.message}`, !task.signal.aborted);
     }
-    button.disabled = false;
+    this.#task = null;
+    this.#switchHints();
+    this.#busy();
+    by("prompt").focus({ preventScroll: true });
   }
 
   // ---- the page
@@ -232,11 +282,13 @@ export class Chat {
     by("why-text").textContent = text ?? "";
   }
 
-  #busy(is) {
-    by("send").hidden = is;
-    by("stop").hidden = !is;
-    by("story").disabled = is;
-    by("messages").setAttribute("aria-busy", String(is));
+  #busy() {
+    const [turn, task] = [Boolean(this.#running), Boolean(this.#task)];
+    by("send").hidden = turn && !task;
+    by("send").disabled = task;
+    by("stop").hidden = !turn && !task;
+    for (const id of ["story", "others", "compare"]) by(id).disabled = turn || task;
+    by("messages").setAttribute("aria-busy", String(turn));
   }
 
   #note(text, bad = false) {

@@ -4,31 +4,32 @@ import { story } from "./story.js";
 
 const COUNT = 8;
 const AT_A_TIME = 2;
-/** A prompt's words at most; and tokens that a word of a story has at most, for models that hold less. */
-const WORDS = 1200;
-const WORD_TOKENS = 3;
 
 let round = 0;
 
-/** Runs one round; `told` hears how many of how many have spoken. Throws what the server refuses. */
-export async function letOthersSpeak(api, model, told) {
+/**
+ * Other conversations speak, COUNT at most. words: of each one's prompt. told(spoken, of) hears how many have; enough(): whether they may stop, asked
+ * after each. Throws what the server refuses, or when `signal` ends it.
+ */
+export async function letOthersSpeak(api, model, words, { told, enough, signal }) {
   round += 1;
   const name = `others-${Math.random().toString(36).slice(2, 8)}-${round}`;
-  const waiting = Array.from({ length: COUNT }, (_, i) => i);
   const spoken = [];
-  const words = Math.min(WORDS, Math.floor(model.maxTokens / WORD_TOKENS) - 40);
+  let ended = 0, stopped = false;
   told(0, COUNT);
   const speak = async () => {
-    for (let i = waiting.shift(); i !== undefined; i = waiting.shift()) {
-      const session = `${name}-${i}`;
+    while (spoken.length < COUNT && !stopped) {
+      const session = `${name}-${spoken.length}`;
       spoken.push(session);
       const seed = Math.floor(Math.random() * 2 ** 31);
       await api.json("/v1/chat/completions", {
         method: "POST",
+        signal,
         headers: { "X-Session-Id": session },
         body: { model: model.id, messages: [{ role: "user", content: story(seed, words) }], max_tokens: 4, temperature: 0 },
       });
-      told(COUNT - waiting.length, COUNT);
+      told(++ended, COUNT);
+      stopped ||= await enough();
     }
   };
   try {

@@ -13,6 +13,11 @@ export function share(residency, node, tier) {
   return found ? sum(found.layer_chunks) / whole : 0;
 }
 
+/** The largest share of it that any node has in `tier`; null where nothing is known of the session. */
+export function largestShare(residency, tier) {
+  return size(residency) ? Math.max(...residency.nodes.map((n) => share(residency, n.node, tier)), 0) : null;
+}
+
 /** Pieces (layers of chunks) of which the session's cache consists, as far as any tier shows. */
 function size(residency) {
   const tiers = everything(residency);

@@ -11,6 +11,8 @@ const REMARKS = [
   "Some are small and some are very large.",
   "They are best enjoyed with time and good company.",
 ];
+/** Words of the text that tells how many tokens this model makes of a word. */
+const SAMPLE_WORDS = 300;
 
 /** Numbers from 0 to 1, the same for the same seed (a linear congruential generator). */
 function drawing(seed) {
@@ -18,20 +20,30 @@ function drawing(seed) {
   return () => (state = (Math.imul(state, 1664525) + 1013904223) >>> 0) / 2 ** 32;
 }
 
-/** About `words` words, different for every seed from the first words on, ending with a question about a fact that was told. `number`: which story of
- * its conversation it is, so that each tells of another lock. */
+/** At most `words` words where these are some fifty, different for every seed from the first words on, ending with a fact, some talk, and a question about the fact: how far back small
+ * models remember is not what this page shows. `number`: which story of its conversation it is, so that each tells of another lock. */
 export function story(seed, words, number = 0) {
   const next = drawing(seed * 7919 + 17);
   const pick = (list) => list[Math.floor(next() * list.length)];
   const code = () => String(1000 + Math.floor(next() * 9000));
   const lock = LOCKS[number % LOCKS.length];
-  const told = [`${pick(NAMES)} from ${pick(PLACES)} and ${pick(NAMES)} from ${pick(PLACES)} like ${pick(SUBJECTS)} and ${pick(SUBJECTS)}.`, `The code of the ${lock} is ${code()}.`];
-  let count = told.join(" ").split(" ").length;
-  while (count < words) {
-    const sentence = `Let us talk about ${pick(SUBJECTS)} in ${pick(PLACES)}. ${pick(REMARKS)} ${pick(REMARKS)}`;
-    told.push(sentence);
-    count += sentence.split(" ").length;
-  }
-  told.push(`What is the code of the ${lock}?`);
-  return told.join(" ");
+  const told = [`${pick(NAMES)} from ${pick(PLACES)} and ${pick(NAMES)} from ${pick(PLACES)} like ${pick(SUBJECTS)} and ${pick(SUBJECTS)}.`];
+  const talk = () => `Let us talk about ${pick(SUBJECTS)} in ${pick(PLACES)}. ${pick(REMARKS)} ${pick(REMARKS)}`;
+  const length = (text) => text.split(" ").length;
+  const end = [`The code of the ${lock} is ${code()}.`, talk(), question(number)].join(" ");
+  for (let count = length(told[0]) + length(end), sentence; (count += length((sentence = talk()))) <= words; ) told.push(sentence);
+  return [...told, end].join(" ");
+}
+
+/** What story `number` of a conversation asks at its end. */
+export const question = (number) => `What is the code of the ${LOCKS[number % LOCKS.length]}?`;
+
+/** Tokens that the server's model makes of a word of a story, as the server counts them. Throws what it refuses. */
+export async function wordTokens(api, model) {
+  const session = `sample-${crypto.randomUUID()}`;
+  const messages = [{ role: "user", content: story(1, SAMPLE_WORDS) }];
+  const body = { model: model.id, messages, max_tokens: 1, temperature: 0 };
+  const answer = await api.json("/v1/chat/completions", { method: "POST", headers: { "X-Session-Id": session }, body });
+  await api.call(`/v1/sessions/${session}`, { method: "DELETE" }).catch(() => {});
+  return answer.usage.prompt_tokens / messages[0].content.split(" ").length;
 }

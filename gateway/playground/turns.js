@@ -1,4 +1,4 @@
-// What is known of turns: the time to the first token of each, and what that would have been without the hint.
+// What is known of turns, and what may be compared: turns of like length whose session had to leave HBM since the turn before, in this page.
 
 /** The middle value, or null of none. */
 export function median(values) {
@@ -8,11 +8,24 @@ export function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
+/** Tokens that a turn may add to its conversation and still say something about hints: what adds much computes much. */
 const MUCH = 200;
+/** Lengths that differ by less than this share of the longer one are alike. */
+const ALIKE = 0.2;
+/** A session with this share of its cache in HBM has not left it, as far as can be felt. */
+export const STAYED = 0.9;
+
+export const milliseconds = (ms) => (ms == null ? "–" : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`);
+
+/** Whether a turn says anything about hints: it had something to bring back, and little to compute. */
+export const comparable = (turn) => !turn.first && turn.added <= MUCH && turn.left !== null && turn.left < STAYED;
+
+const alike = (a, b) => Math.abs(a.prompt - b.prompt) <= ALIKE * Math.max(a.prompt, b.prompt);
 
 /**
- * Turns of this page. A turn: {session, first, added, hinted, ttftMs}; first: of its session, so there was nothing to bring; added: tokens that
- * its prompt has beyond the last one's prompt and answer. Only like is compared with like: turns that add much to their conversation compute much.
+ * Turns of this page. A turn: {session, first, added, prompt, cached, hinted, left, ttftMs}; first: of its session, so there was nothing to bring; added:
+ * tokens that its prompt has beyond the last one's prompt and answer; left: the share of the cache that was in HBM after others had spoken, null where
+ * none had since the turn before.
  */
 export class Turns {
   #all = [];
@@ -21,26 +34,40 @@ export class Turns {
     this.#all.push(turn);
   }
 
-  /**
-   * What turns without a hint took: the median of those measured in this page, of this session where it has any, else of all sessions.
-   * {ms, count, here}, or null when there is none yet. Measured, never estimated: where a turn finds its cache in HBM anyway, the
-   * figure says so too.
-   */
-  without(session) {
-    const unhinted = this.#all.filter((turn) => !turn.hinted && comparable(turn));
-    const own = unhinted.filter((turn) => turn.session === session);
-    const counted = own.length ? own : unhinted;
-    return counted.length ? { ms: median(counted.map((turn) => turn.ttftMs)), count: counted.length, here: own.length > 0 } : null;
-  }
-
-  /** The same of turns with a hint, of this session. */
-  with(session) {
-    const hinted = this.#all.filter((turn) => turn.session === session && turn.hinted && comparable(turn));
-    return hinted.length ? { ms: median(hinted.map((turn) => turn.ttftMs)), count: hinted.length } : null;
+  /** What turns like `turn` took, each {ms: median, count} or null: with a hint, without one, and (nothing cached) computed from the first token on. */
+  like(turn) {
+    const took = (wanted) => {
+      const found = this.#all.filter((other) => alike(other, turn) && wanted(other)).map((other) => other.ttftMs);
+      return found.length ? { ms: median(found), count: found.length } : null;
+    };
+    return {
+      hinted: took((t) => t.hinted && comparable(t)),
+      without: took((t) => !t.hinted && comparable(t)),
+      anew: took((t) => t.cached < 0.05 * t.prompt),
+    };
   }
 }
 
-/** Whether a turn says anything about hints. */
-export const comparable = (turn) => !turn.first && turn.added <= MUCH;
+/**
+ * The point, in plain words: what the last turn took, and what it would have taken. `measured`: of turns like it (`Turns.like`); compared: these are the
+ * medians of a comparison that has ended. Measured, never estimated: where a hint gains nothing, that is said.
+ */
+export function point(turn, measured, compared = false) {
+  const { hinted, without } = measured;
+  if (!comparable(turn) && !compared) return missing(turn);
+  if (!hinted) return `${milliseconds(turn.ttftMs)} without a hint. To compare: let others speak, then type and send.`;
+  if (!without) return `${milliseconds(turn.ttftMs)}, because you typed. To compare: let others speak, then send one with hints off.`;
+  const with_ = compared || !turn.hinted ? hinted.ms : turn.ttftMs;
+  const cold = compared || turn.hinted ? without.ms : turn.ttftMs;
+  if (with_ >= cold) return `No gain: ${milliseconds(with_)} with a hint, ${milliseconds(cold)} without.`;
+  if (compared || turn.hinted) return `${milliseconds(with_)} instead of ${milliseconds(cold)}, because ${compared ? "a hint came first" : "you typed"}.`;
+  return `${milliseconds(cold)}, because no hint came: with one it is ${milliseconds(with_)}.`;
+}
 
-export const milliseconds = (ms) => (ms == null ? "–" : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`);
+/** Why a turn says nothing about hints, and what to do about it. */
+function missing(turn) {
+  const took = milliseconds(turn.ttftMs);
+  if (turn.first || turn.added > MUCH) return `${took}: this turn computed ${turn.prompt - turn.cached} tokens. Now let others speak, then type.`;
+  if (turn.left === null) return `${took}: nobody else spoke since the last turn, so its cache was still in HBM. Let others speak, then type.`;
+  return `${took}: nothing of this session ever left HBM, so a hint had nothing to bring.`;
+}

@@ -22,8 +22,8 @@ def named(kind: str, script: str = PLAYGROUND) -> list[str]:
     return re.findall(rf'^{kind}\("(.*)", async', (HERE / script).read_text(), re.MULTILINE)
 
 
-async def run(kind: str, url: str, key: str = "", script: str = PLAYGROUND) -> dict[str, Any]:
-    """Runs a set; the error of each scenario by name, None where it has none."""
+async def run(kind: str, url: str, key: str = "", script: str = PLAYGROUND, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Runs a set, within `limit_s`; the error of each scenario by name, None where it has none."""
     node = need(shutil.which("node"), "node")
     program = chromium()
     need((ROOT / "web-sdk" / "node_modules" / "playwright-core").exists(), "web-sdk/node_modules (npm ci --prefix web-sdk)")
@@ -37,7 +37,7 @@ async def run(kind: str, url: str, key: str = "", script: str = PLAYGROUND) -> d
         limit=1 << 20,
     )
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             output, _ = await process.communicate()
     finally:
         if process.returncode is None:
