@@ -28,12 +28,15 @@ class Seen:
 
 @dataclass
 class FakeOpenAI:
-    """Serves on `url`. Answers `max_tokens` words; says that the longest prompt prefix it has seen was cached."""
+    """Serves on `url`. Answers `max_tokens` words, or as many as `words` says for a session; says that the longest prompt prefix it has
+    seen was cached."""
 
     nodes: int = 2
     port: int = 0
     fail_sessions: set[str] = field(default_factory=set)
     cut_sessions: set[str] = field(default_factory=set)
+    words: dict[str, int] = field(default_factory=dict)
+    finish_reason: str | None = "length"
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
 
@@ -80,13 +83,13 @@ class FakeOpenAI:
         prompt = "".join(f"<{m['role']}>{m['content']}" for m in body["messages"])
         cached = max((_common(prompt, p) for p in self._prompts), default=0)
         await self._send(response, {"choices": [{"delta": {"role": "assistant"}}]})
-        words = [f" word{i}" for i in range(body["max_tokens"])]
+        words = [f" word{i}" for i in range(self.words.get(session_id, body["max_tokens"]))]
         for word in words:
             await self._send(response, {"choices": [{"delta": {"content": word}}]})
         if session_id in self.cut_sessions:
             return response
         self._prompts.append(prompt + "<assistant>" + "".join(words))
-        await self._send(response, {"choices": [{"delta": {}, "finish_reason": "length"}]})
+        await self._send(response, {"choices": [{"delta": {}, "finish_reason": self.finish_reason}]})
         usage = {
             "prompt_tokens": len(prompt),
             "completion_tokens": len(words),
