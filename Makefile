@@ -19,7 +19,7 @@ ARGS ?=
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite node-client web recipes lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
+.PHONY: help up test test-slow faults soak gpu azurite node-client web recipes figures lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -113,6 +113,9 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 	npm ci --silent --no-fund --no-audit --prefix tests/recipes
 	test -x .cache/gradio/bin/python || $(PYTHON) -m venv .cache/gradio
 	.cache/gradio/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/recipes/gradio.txt
+
+figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
+	$(BIN)/python bench/telling.py
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .

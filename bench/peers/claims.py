@@ -41,7 +41,7 @@ def curve(document: Mapping[str, Any], name: str, of: str) -> dict[int, float]:
     for point in document["points"]:
         figure = points.get(point["label"], {}).get("summary", {}).get(of)
         if figure is not None:
-            found[int(point["users"])] = float(figure["median"])
+            found[int(point["users"])] = figure["median"]
     return found
 
 
