@@ -19,7 +19,7 @@ ARGS ?=
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite node-client web recipes figures lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
+.PHONY: help up test test-slow ci-sample faults soak gpu azurite node-client web recipes figures lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -116,6 +116,9 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 
 figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
 	$(BIN)/python bench/telling.py
+
+ci-sample: $(VENV)/.tests recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
+	UPBEAT_FAULTS_TIMES=1 $(PYTEST) -m sample $(hang) $(ARGS)
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .

