@@ -118,7 +118,7 @@ figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md 
 	$(BIN)/python bench/telling.py
 
 ci-sample: $(VENV)/.tests recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
-	UPBEAT_FAULTS_TIMES=1 $(PYTEST) -m sample $(hang) $(ARGS)
+	$(PYTEST) -m sample $(hang) $(ARGS)
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .
