@@ -65,7 +65,7 @@ gpu: $(VENV)/.tests ## tests on a CUDA device
 	$(call marked,gpu)
 
 # With the rule of tests/plugins/skips.py.
-sdk_pytest = cd python-sdk && PYTHONPATH=.. ../$(SDK)/bin/python -m pytest -p tests.plugins.skips
+sdk_pytest = cd python-sdk && PYTHONPATH=../tests/plugins ../$(SDK)/bin/python -m pytest -p skips
 
 sdk-venv: $(SDK)/.tests ## the environment in which python-sdk is tested
 
@@ -73,7 +73,7 @@ sdk-test: $(SDK)/.tests ## python-sdk's tests alone
 	$(sdk_pytest) $(ARGS)
 
 sdk-frameworks: $(SDK_CREWAI)/.tests ## python-sdk's hooks in CrewAI, which needs an environment of 1 GB for itself
-	cd python-sdk && PYTHONPATH=.. ../$(SDK_CREWAI)/bin/python -m pytest -p tests.plugins.skips tests/test_crewai.py $(ARGS)
+	cd python-sdk && PYTHONPATH=../tests/plugins ../$(SDK_CREWAI)/bin/python -m pytest -p skips tests/test_crewai.py $(ARGS)
 
 $(SDK)/.tests: python-sdk/pyproject.toml python-sdk/constraints.txt
 	@echo "making $(SDK): the agent frameworks that python-sdk is tested against"
