@@ -230,6 +230,8 @@ def _kills(stack: Stack, soak: Soak, until: float) -> None:
 
 def _looks(stack: Stack, soak: Soak, begins: float, until: float) -> None:
     time.sleep(max(0.0, begins - time.monotonic()))
+    while set(metrics(stack)) != {*VICTIMS, "gateway"} and time.monotonic() < until:
+        time.sleep(0.5)  # who was killed last still starts: what it takes for that is no leak
     while time.monotonic() < until:
         soak.looks.append(look(stack))
         time.sleep(max(LOOK_EVERY_S, MINUTES))
