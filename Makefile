@@ -19,7 +19,7 @@ ARGS ?=
 hang := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-slow faults soak gpu azurite node-client web api-page recipes lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
+.PHONY: help up test test-slow ci-sample faults soak gpu azurite node-client web api-page recipes figures lint types arrows proto format clean venv sdk-venv sdk-test sdk-frameworks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -64,7 +64,8 @@ gpu: $(VENV)/.tests ## tests on a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: torch sees no CUDA device on this machine"; exit 1; }
 	$(call marked,gpu)
 
-sdk_pytest = cd python-sdk && ../$(SDK)/bin/python -m pytest
+# With the rule of tests/plugins/skips.py.
+sdk_pytest = cd python-sdk && PYTHONPATH=../tests/plugins ../$(SDK)/bin/python -m pytest -p skips
 
 sdk-venv: $(SDK)/.tests ## the environment in which python-sdk is tested
 
@@ -72,7 +73,7 @@ sdk-test: $(SDK)/.tests ## python-sdk's tests alone
 	$(sdk_pytest) $(ARGS)
 
 sdk-frameworks: $(SDK_CREWAI)/.tests ## python-sdk's hooks in CrewAI, which needs an environment of 1 GB for itself
-	cd python-sdk && ../$(SDK_CREWAI)/bin/python -m pytest tests/test_crewai.py $(ARGS)
+	cd python-sdk && PYTHONPATH=../tests/plugins ../$(SDK_CREWAI)/bin/python -m pytest -p skips tests/test_crewai.py $(ARGS)
 
 $(SDK)/.tests: python-sdk/pyproject.toml python-sdk/constraints.txt
 	@echo "making $(SDK): the agent frameworks that python-sdk is tested against"
@@ -115,6 +116,12 @@ recipes: $(WEB_TOOLS) ## what the recipes of docs/web-sdk.md run with (Gradio, A
 	npm ci --silent --no-fund --no-audit --prefix tests/recipes
 	test -x .cache/gradio/bin/python || $(PYTHON) -m venv .cache/gradio
 	.cache/gradio/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/recipes/gradio.txt
+
+figures: $(VENV)/.tests ## write the figures of README.md and bench/*/README.md again, from the JSON beside them
+	$(BIN)/python bench/telling.py
+
+ci-sample: $(VENV)/.tests recipes ## what CI runs of the slow tests and of those with faults: recipes, and what is marked `sample`
+	$(PYTEST) -m sample $(hang) $(ARGS)
 
 lint: $(VENV)/.tests ## ruff, both check and format
 	$(BIN)/ruff check .

@@ -56,7 +56,8 @@ class Outcome:
     """One request as it was seen from outside. Times on the load's clock, in seconds.
 
     first_s: the first text arrived. end_s: the stream ended. cached_tokens: what the server says it did not compute; None when
-    it says nothing. error: what went wrong, None when nothing did.
+    it says nothing. finish_reason: why the answer ended, as the server says; None when it does not. error: what went wrong, None when
+    nothing did.
     """
 
     session_id: str
@@ -70,6 +71,7 @@ class Outcome:
     cached_tokens: int | None = None
     node: str | None = None
     hint: Hint | None = None
+    finish_reason: str | None = None
     error: str | None = None
     text: str = ""
     priority: int = 0
@@ -130,7 +132,7 @@ async def ask(
     headers: Mapping[str, str] | None = None,
 ) -> None:
     """One streaming chat completion; `headers` go beside the session's. Fills `outcome` (all but `sent_s`, `hint`); never raises for
-    what the server does."""
+    what the server does. An answer of another length than planned (`wrong_length`) is an error."""
     body = {
         "model": endpoint.model,
         "messages": list(messages),
@@ -149,10 +151,24 @@ async def ask(
                 outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"
             else:
                 await _read_stream(response, outcome, now)
+                outcome.error = outcome.error or wrong_length(outcome, answer_tokens, fixed=bool(body.get("ignore_eos")))
     except (aiohttp.ClientError, TimeoutError, ValueError) as e:
         outcome.error = f"{type(e).__name__}: {e}"
     outcome.end_s = now()
     outcome.first_s = outcome.first_s or outcome.end_s
+
+
+def wrong_length(outcome: Outcome, planned_tokens: int, *, fixed: bool) -> str | None:
+    """What is wrong with an answer's length; None when nothing is. A server that cuts answers short must not look fast.
+
+    fixed: the request forbade the model to end its answer (`ignore_eos`), so it has exactly `planned_tokens`. Otherwise it may be shorter,
+    but not empty, where the server says that the model ended it (a `finish_reason` other than "length").
+    """
+    tokens = outcome.output_tokens
+    ended_itself = not fixed and outcome.finish_reason not in (None, "length") and 0 < tokens < planned_tokens
+    if tokens == planned_tokens or ended_itself:
+        return None
+    return f"the answer has {tokens} tokens where {planned_tokens} were planned (finish_reason {outcome.finish_reason})"
 
 
 async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome, now: Callable[[], float]) -> None:
@@ -171,6 +187,7 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome, now: 
             outcome.error = str(chunk["error"].get("message", chunk["error"]))[:300]
             return
         for choice in chunk.get("choices", []):
+            outcome.finish_reason = choice.get("finish_reason") or outcome.finish_reason
             delta = choice.get("delta", {})
             if delta.get("content") or delta.get("reasoning_content"):
                 outcome.first_s = outcome.first_s or now()

@@ -11,6 +11,7 @@ from itertools import count
 
 import pytest
 
+pytest_plugins = ["tests.plugins.skips"]
 #: Below the kernel's ephemeral ports, so that no outgoing connection takes one in between.
 _FIRST, _LAST = 12_000, 20_000
 #: Which of the processes that share the tests this is (pytest-xdist's `gw0`, `gw1`, …), and how many there are. Each has ports of its own.
@@ -26,8 +27,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    session.config.stash[_status] = int(exitstatus)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    session.config.stash[_status] = int(session.exitstatus)  # as other hooks have left it
 
 
 @pytest.hookimpl(trylast=True)

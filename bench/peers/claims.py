@@ -8,7 +8,7 @@ from typing import Any
 
 #: Never worse than the best peer by more than this; recompute so many times slower where it saturates; so many times its users.
 MARGIN, TIMES_RECOMPUTE, TIMES_USERS = 1.05, 2.4, 4.0
-E2E, TTFT, TPOT, NORMALISED = "end to end, mean", "TTFT, mean", "TPOT, mean", "normalised latency, mean"
+E2E, TTFT, TPOT = "end to end, mean", "TTFT, mean", "TPOT, mean"
 RATE = "requests/s"
 #: Our engine under other policies: no peers.
 OURS = ("upbeat", "sticky", "recompute")
@@ -41,7 +41,7 @@ def curve(document: Mapping[str, Any], name: str, of: str) -> dict[int, float]:
     for point in document["points"]:
         figure = points.get(point["label"], {}).get("summary", {}).get(of)
         if figure is not None:
-            found[int(point["users"])] = float(figure["median"])
+            found[int(point["users"])] = figure["median"]
     return found
 
 
@@ -84,10 +84,10 @@ def against_peers(document: Mapping[str, Any]) -> list[Claim]:
     """Ours against the best peer, figure by figure and load by load."""
     made = []
     peers = [name for name in document["targets"] if name not in OURS]
-    curves = {(name, of): curve(document, name, of) for name in ("upbeat", *peers) for of in (E2E, TTFT, TPOT, NORMALISED)}
+    curves = {(name, of): curve(document, name, of) for name in ("upbeat", *peers) for of in (E2E, TTFT, TPOT)}
     for point in document["points"]:
         users = int(point["users"])
-        for of in (E2E, TTFT, TPOT, NORMALISED):
+        for of in (E2E, TTFT, TPOT):
             ours = curves["upbeat", of].get(users)
             theirs = {name: curves[name, of][users] for name in peers if users in curves[name, of]}
             if ours is None or not theirs:

@@ -24,7 +24,6 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "lmcache": ("#009E73", "D", "-."),
     "lmcache-sticky": ("#009E73", "P", ":"),
     "lmcache-disk": ("#E69F00", "d", "--"),
-    "llama.cpp": ("#CC79A7", "*", "--"),
 }
 PANELS = (
     (E2E, "mean end-to-end latency (s)", 1.0),

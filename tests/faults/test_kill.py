@@ -19,7 +19,7 @@ from runtime.arena_sharing import MARK_BYTES, arenas_of
 from runtime.config import load_config
 from tests.e2e.chat import Chat, script
 
-pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.sample, pytest.mark.timeout(280)]
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
 SERVICES = ["upbeat-worker --node 0", "upbeat-worker --node 1", "upbeat-kvstore --node 0", "upbeat-kvstore --node 1", "upbeat-scheduler"]
 

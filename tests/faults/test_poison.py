@@ -64,6 +64,7 @@ def deaths(stack: Stack) -> int:
     return told(stack, '"event": "failpoint"')
 
 
+@pytest.mark.sample
 def test_a_request_that_kills_its_engine_is_refused_and_all_others_finish_as_if_alone(stack: Stack) -> None:
     alone = [said(ask(stack, honest(n), 400)) for n in range(4)]
     before = deaths(stack)
@@ -80,6 +81,7 @@ def test_a_request_that_kills_its_engine_is_refused_and_all_others_finish_as_if_
     wait_ready(stack, 40)
 
 
+@pytest.mark.sample
 def test_a_worker_that_is_stopped_loses_its_requests_to_the_other_and_holds_none_when_it_goes_on(stack: Stack) -> None:
     wait_ready(stack, 40)
     alone = [said(ask(stack, honest(n), 600)) for n in range(4)]
@@ -102,6 +104,7 @@ def test_a_worker_that_is_stopped_loses_its_requests_to_the_other_and_holds_none
     assert [said(ask(stack, honest(n), 600)) for n in range(2)] == alone[:2]
 
 
+@pytest.mark.sample
 def test_large_prompts_break_no_stream_and_change_nobodys_text(stack: Stack) -> None:
     wait_ready(stack, 40)
     pids, lost = workers(stack), told(stack, "stream lost")

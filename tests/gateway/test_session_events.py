@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -80,12 +81,14 @@ async def test_a_session_that_nobody_knows_can_be_watched_until_somebody_does(s:
 
 async def test_a_session_is_looked_at_once_for_all_who_watch_it_and_no_more_when_they_have_gone(s: Stack) -> None:
     async with contextlib.AsyncExitStack() as open_streams, asyncio.timeout(20):
+        began_s = time.monotonic()
         streams = [await open_streams.enter_async_context(watched(s)) for _ in range(5)]
         assert [(await anext(events))["known"] for events in streams] == [True] * 5
         parts = s.gateway.parts
         assert parts is not None and parts.watches.sessions == 1
         seen = len(s.scheduler.looks)
-        assert seen < 5, "one look served several"
+        again = int((time.monotonic() - began_s) / MOVING_S)  # none on an idle machine; a busy one may open five streams for seconds
+        assert seen <= 2 + again, "one look served all five"
     await until(lambda: parts.watches.sessions == 0)
     await asyncio.sleep(0.1)
     seen = len(s.scheduler.looks)

@@ -28,7 +28,8 @@ class Seen:
 
 @dataclass
 class FakeOpenAI:
-    """Serves on `url`. Answers `max_tokens` words; says that the longest prompt prefix it has seen was cached."""
+    """Serves on `url`. Answers `max_tokens` words, or as many as `words` says for a session; says that the longest prompt prefix it has
+    seen was cached."""
 
     nodes: int = 2
     port: int = 0
@@ -36,6 +37,8 @@ class FakeOpenAI:
     cut_sessions: set[str] = field(default_factory=set)
     #: Sessions in which it thinks for so long, in seconds, before it says anything.
     thinks_s: dict[str, float] = field(default_factory=dict)
+    words: dict[str, int] = field(default_factory=dict)
+    finish_reason: str | None = "length"
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
 
@@ -85,13 +88,13 @@ class FakeOpenAI:
         if session_id in self.thinks_s:
             await self._send(response, {"choices": [{"delta": {"reasoning_content": "Hm."}}]})
             await asyncio.sleep(self.thinks_s[session_id])
-        words = [f" word{i}" for i in range(body["max_tokens"])]
+        words = [f" word{i}" for i in range(self.words.get(session_id, body["max_tokens"]))]
         for word in words:
             await self._send(response, {"choices": [{"delta": {"content": word}}]})
         if session_id in self.cut_sessions:
             return response
         self._prompts.append(prompt + "<assistant>" + "".join(words))
-        await self._send(response, {"choices": [{"delta": {}, "finish_reason": "length"}]})
+        await self._send(response, {"choices": [{"delta": {}, "finish_reason": self.finish_reason}]})
         usage = {
             "prompt_tokens": len(prompt),
             "completion_tokens": len(words),

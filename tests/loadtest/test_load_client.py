@@ -8,6 +8,7 @@ import pytest
 from fake_openai_server import FakeOpenAI
 
 from loadtest.client import Endpoint, Outcome, advise
+from loadtest.figures import figures
 from loadtest.people import run_load
 from loadtest.workload import PlannedSession, PlannedTurn
 from runtime.clock import RealClock
@@ -92,6 +93,29 @@ async def test_a_stream_that_breaks_off_is_an_error() -> None:
     async with FakeOpenAI(cut_sessions={"a"}) as server:
         (outcome,) = await load(server, session("a"))
     assert outcome.error == "the stream ended before [DONE]"
+
+
+@pytest.mark.parametrize("words", [0, 1, 3, 5])
+async def test_an_answer_of_another_length_than_planned_is_an_error_and_no_fast_answer(words: int) -> None:
+    """As a server gives it that ends a stream when the next request comes, and says [DONE]."""
+    async with FakeOpenAI(words={"a": words}, finish_reason="stop") as server:
+        outcomes = await run_load(Endpoint(server.url, "m", body={"ignore_eos": True}), [session("a"), session("b")], RealClock())
+    (wrong,) = (o for o in outcomes if o.session_id == "a")
+    assert wrong.error == f"the answer has {words} tokens where 4 were planned (finish_reason stop)"
+    assert [o.error for o in outcomes if o.session_id == "b"] == [None, None, None]
+    counted = figures(outcomes, nodes=2, window_s=1.0)
+    assert (counted["requests"], counted["failed"], counted["end_to_end_s"]["count"]) == (4, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "words", "fails"),
+    [("stop", 3, False), ("stop", 0, True), ("length", 3, True), (None, 3, True), ("stop", 5, True), ("length", 5, True)],
+)
+async def test_a_model_that_may_end_its_answer_has_to_say_that_it_did(finish_reason: str | None, words: int, fails: bool) -> None:
+    async with FakeOpenAI(words={"a": words}, finish_reason=finish_reason) as server:
+        outcome = (await load(server, session("a", turns=1)))[0]
+    assert (outcome.error is not None) is fails
+    assert outcome.finish_reason == finish_reason
 
 
 async def test_nobody_listening_is_an_outcome_and_not_a_crash() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "peers"))
 
-from claims import E2E, NORMALISED, RATE, TPOT, TTFT, against_peers, against_recompute, saturation, users_at, users_at_equal_tpot
+from claims import E2E, RATE, TPOT, TTFT, against_peers, against_recompute, saturation, users_at, users_at_equal_tpot
 from tables import markdown
 
 
@@ -19,7 +19,7 @@ def document(**targets: dict[int, tuple[float, float, float]]) -> dict[str, Any]
     loads = sorted({users for curve in targets.values() for users in curve})
 
     def point(e2e: float, tpot: float, rate: float) -> dict[str, Any]:
-        named = {E2E: e2e, TTFT: e2e / 2, TPOT: tpot, NORMALISED: e2e / 10, RATE: rate}
+        named = {E2E: e2e, TTFT: e2e / 2, TPOT: tpot, RATE: rate}
         return {"summary": {name: {"median": value} for name, value in named.items()}}
 
     return {

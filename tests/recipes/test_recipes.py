@@ -22,7 +22,7 @@ from gateway_fakes import MODEL, Stack, stack
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sample]
 KEY = "key-of-acme"
 DOCUMENT = (ROOT / "docs" / "web-sdk.md").read_text()
 

@@ -16,9 +16,9 @@ from loadtest.stack import Stack
 from runtime.config import load_config
 
 #: What may be held more at the end than at the beginning: memory of its own in bytes, and as a share of what it was; the rest in pieces.
-#: Threads: the blob tier's client has a pool of its own that grows with what is asked at once and shrinks when idle.
+#: Threads: the blob tier's client has a pool of its own that grows to its size within the first looks.
 MEMORY_BYTES, MEMORY_SHARE = 48 << 20, 0.15
-MOST_MORE = {"descriptors": 24, "threads": 40, "tasks": 60}
+MOST_MORE = {"descriptors": 24, "threads": 12, "tasks": 60}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,9 @@ FAULTY = 0.5
 KILL_EVERY_S, LOOK_EVERY_S = (10.0, 30.0), 3.0
 VICTIMS = ("worker-0", "worker-1", "kvstore-0", "kvstore-1", "scheduler")
 PEOPLE, TEAMS, TALKS = 6, 1, 2
-#: Of all requests of people and agents so many may end with an error: those whose worker or store died twice in their time.
-MOST_FAILED = 0.02
+#: A request of people and agents may end with an error only where so many kills fell into its time. Who was killed so long before it
+#: counts, as it may still have been away. (Seed 7213: 1,616 requests, six kills, none failed.)
+KILLS_OF_A_FAILURE, BACK_S = 2, 10.0
 REST_S = 90.0
 #: Sessions that are deleted at once.
 ERASING = 8
@@ -64,10 +65,11 @@ SIZES = {"hbm_gib": 0.06, "dram_gib": 0.06}
 class Soak:
     """What a soak sees."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    #: With when their load began, by this process's clock.
+    outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
     talks: int = 0
     wrong: list[str] = field(default_factory=list)
-    killed: list[str] = field(default_factory=list)
+    killed: list[tuple[float, str]] = field(default_factory=list)
     looks: list[dict[str, Held]] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
 
@@ -102,14 +104,15 @@ def test_a_stack_keeps_its_promises_for_as_long_as_it_runs(tmp_path: Path) -> No
 
 
 def _judge(stack: Stack, soak: Soak) -> None:
-    failed = [o for o in soak.outcomes if o.error is not None]
-    print(f"{len(soak.outcomes)} requests, {len(failed)} failed; {soak.talks} talks; killed {', '.join(soak.killed)}")
-    for error in sorted({o.error or "" for o in failed})[:5]:
+    failed = [(began_s, o) for began_s, o in soak.outcomes if o.error is not None]
+    victims = [name for _, name in soak.killed]
+    print(f"{len(soak.outcomes)} requests, {len(failed)} failed; {soak.talks} talks; killed {', '.join(victims)}")
+    for error in sorted({o.error or "" for _, o in failed})[:5]:
         print(f"  {error[:160]}")
     assert not soak.failures, soak.failures
     assert not soak.wrong, soak.wrong
-    assert soak.talks and len(soak.outcomes) > 10 * MINUTES and len(set(soak.killed)) >= min(len(VICTIMS), int(MINUTES))
-    assert len(failed) <= max(1, MOST_FAILED * len(soak.outcomes))
+    assert soak.talks and len(soak.outcomes) > 10 * MINUTES and len(set(victims)) >= min(len(VICTIMS), int(MINUTES))
+    assert not (inexcusable := [o for began_s, o in failed if _kills_during(soak, began_s, o) < KILLS_OF_A_FAILURE]), inexcusable
     # At rest nothing is held; the system gets the time that its timers take.
     deadline = time.monotonic() + REST_S
     while (held := held_at_rest(metrics(stack))) and time.monotonic() < deadline:
@@ -121,6 +124,10 @@ def _judge(stack: Stack, soak: Soak) -> None:
         print(f"  {service}: {last.memory_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads, {last.tasks} tasks")
     assert not (grown := leaks(soak.looks)), grown
     _erase_everything(stack)
+
+
+def _kills_during(soak: Soak, began_s: float, o: Outcome) -> int:
+    return sum(began_s + o.sent_s - BACK_S <= at_s <= began_s + o.end_s for at_s, _ in soak.killed)
 
 
 def _erase_everything(stack: Stack) -> None:
@@ -175,7 +182,9 @@ def _hold(stack: Stack, soak: Soak, planned: list[PlannedSession], loop: Loop) -
     endpoint = Endpoint(
         stack.url, stack.model_name(), hints=True, priorities=True, workflows=True, body={"ignore_eos": True}, timeout_s=120
     )
-    asyncio.run(run_load(endpoint, planned, RealClock(), soak.outcomes.append, loop))
+    clock = RealClock()
+    began_s = clock.now()
+    asyncio.run(run_load(endpoint, planned, clock, lambda outcome: soak.outcomes.append((began_s, outcome)), loop))
 
 
 def _talk(stack: Stack, soak: Soak, number: int, lines: list[str], expected: list[str], until: float) -> None:
@@ -216,11 +225,13 @@ def _kills(stack: Stack, soak: Soak, until: float) -> None:
         process = services(stack).get(name)
         if process is not None:
             process.kill()
-            soak.killed.append(name)
+            soak.killed.append((RealClock().now(), name))
 
 
 def _looks(stack: Stack, soak: Soak, begins: float, until: float) -> None:
     time.sleep(max(0.0, begins - time.monotonic()))
+    while set(metrics(stack)) != {*VICTIMS, "gateway"} and time.monotonic() < until:
+        time.sleep(0.5)  # who was killed last still starts: what it takes for that is no leak
     while time.monotonic() < until:
         soak.looks.append(look(stack))
         time.sleep(max(LOOK_EVERY_S, MINUTES))

@@ -373,7 +373,7 @@ def test_whatever_happens_every_request_ends_with_its_tokens_and_every_page_come
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=400, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=4000, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 1 << 40))
 def test_whatever_happens_for_long_every_request_ends_with_its_tokens_and_every_page_comes_back(seed: int) -> None:
     anything(seed, requests=30).finish()

@@ -1,0 +1,51 @@
+"""The result of README.md, from result.json and result-earlier.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from telling import read, table
+
+SHOWN = {
+    "TTFT, mean": ("ttft_s", "mean", ".0f"),
+    "TTFT, median": ("ttft_s", "p50", ".0f"),
+    "TPOT, mean": ("tpot_s", "mean", ".1f"),
+    "TPOT, median": ("tpot_s", "p50", ".1f"),
+}
+ARMS = ("measured", "predicted", "predicted by the profile alone")
+
+
+def result() -> str:
+    found = read(Path(__file__).with_name("result.json"))
+    beside, off, one = found["fitted_beside_the_load"], found["off_by"], found["measured"]["all turns"]["ttft_s"]["count"]
+
+    before = read(Path(__file__).with_name("result-earlier.json"))["off_by"]
+    earlier = ", ".join(f"{100 * of['TTFT']:+.1f} and {100 * of['TPOT']:+.1f} %" for of in before)
+
+    def row(name: str, turns: str = "all turns") -> list[str]:
+        of, at, spec = SHOWN[name]
+        measured, predicted, alone = (found[arm][turns][of][at] for arm in ARMS)
+        apart = [f"{100 * (value / measured - 1):+.1f} %" for value in (predicted, alone)]
+        return [name, f"{1000 * measured:{spec}} ms", f"{1000 * predicted:{spec}} ms", *apart]
+
+    def early(turns: str) -> Any:
+        return 100 * (1 - found["predicted"][turns]["ttft_s"]["mean"] / found["measured"][turns]["ttft_s"]["mean"])
+
+    head = (f"{one:.0f} requests, one node", "measured", "predicted", "off by", "by the profile alone")
+    return f"""
+`bench/calibration/run`, 2026-11-23, two cores of an AMD EPYC of the fourth generation (AVX-512 BF16), nothing else running (`result.json`).
+**TTFT {100 * off["TTFT"]:+.1f} %, TPOT {100 * off["TPOT"]:+.1f} % (15 % wanted)**; requests by themselves took {found["after_over_before"]:.2f} times
+as long after the load as before it.
+
+{table(head, map(row, SHOWN))}
+
+Beside the profile there were {1000 * beside["request_s"]:.1f} ms a request, {1000 * beside["step_s"]:.1f} ms a step, {1000 * beside["token_s"]:.1f} ms for
+each of a step's tokens, and prompts that take {beside["prefill_times"]:.2f} times as long. First turns are predicted {early("first turns"):.0f} % too
+soon, returning ones {early("later turns"):.0f} %: work of the services on the same cores while others compute, which a lone request does not show.
+
+
+**How steady that is.** Three runs before it on the same day, fitted to what was asked before the load only, were off by {earlier} in TTFT and TPOT: in one of them the
+machine grew faster meanwhile, and queues make more of that. Since then lone requests are asked after the load, too, and a run in which they take a tenth more or less
+says so (`result-earlier.json`).
+"""

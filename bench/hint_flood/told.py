@@ -1,0 +1,27 @@
+"""The result of README.md, from result.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from telling import read, stretch, table
+
+
+def result() -> str:
+    found = read(Path(__file__).with_name("result.json"))
+    settings, ratio, sent = found["settings"], found["ttft_p50_ratio"], sum(found["flood_hints_by_status"].values())
+    seconds = settings["pairs"] * settings["window_s"]
+    names = {"quiet": "without the flood", "flooded": f"with {sent / seconds:.0f} false hints a second"}
+    rows = []
+    for arm, name in names.items():
+        of = found["figures"][arm]
+        hints = [f"{of['hints_done'][done]:,.0f}" for done in ("full", "behind", "noted", "known")]
+        rows.append([name, f"{of['turns']:.0f}", f"{1000 * of['ttft_p50_s']:.1f} ms", f"{1000 * of['ttft_p95_s']:.1f} ms", *hints])
+    return f"""
+`bench/hint_flood/run`, 2026-11-23, two cores of an AMD EPYC, nothing else running, no accelerator (`result.json`).
+
+{table(("", "turns", "TTFT p50", "p95", "hints full", "behind", "noted", "known"), rows)}
+
+The median of the pairs' ratios of median TTFT is **{ratio["median"]:.2f}** ({stretch(ratio["range"], ".2f")}; the goal is at most 1.10). {found["failed"]:.0f}
+turns failed. Of {sent:,.0f} false hints most moved nothing, as their sender was no longer believed or the store had nothing new to do.
+"""

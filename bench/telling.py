@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""The figures in README.md and bench/*/README.md, from the JSON beside them.
+
+    .venv/bin/python bench/telling.py            # write the results again into every README, after a measurement (`make figures`)
+    .venv/bin/python bench/telling.py --check    # say what differs, and which number has nothing behind it; also a test
+
+A bench's `told.py` has `result()`, the Markdown between `<!-- result -->` and `<!-- end of result -->` of its README; `bench/told.py` has
+that of README.md. Numbers that come from a JSON are `Figure`s and remain so in sums, ratios, minima: printed, they leave marks, which are
+removed before the text is written. So it is known of each number in a README whether a measurement is behind it. Those without are
+settings, aims, or what others have published; they are in `bench/declared.json`, and one that is not there is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DECLARED = ROOT / "bench" / "declared.json"
+_WIDTH = 140
+BEGIN, END = "<!-- result -->", "<!-- end of result -->"
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MARKED = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
+#: Not tied to their JSON yet.
+WAITING = ("bench/engine/README.md",)
+#: A number, and the word after it, by which it is declared.
+_NUMBER = re.compile(r"(?<![\w.,/-])[-+]?\d[\d,]*(?:\.\d+)?(?: ?[%A-Za-z]+)?")
+
+
+class Figure(float):
+    """A number that was measured, or was computed from such."""
+
+    def __format__(self, spec: str) -> str:
+        return _OPEN + (float.__format__(self, spec) if spec else f"{float(self):g}") + _CLOSE
+
+    def __str__(self) -> str:
+        return format(self, "")
+
+    def _of(operation: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[misc]
+        return lambda *of: Figure(operation(*of))
+
+    __add__, __radd__, __sub__, __rsub__ = map(_of, (float.__add__, float.__radd__, float.__sub__, float.__rsub__))
+    __mul__, __rmul__, __truediv__, __rtruediv__ = map(_of, (float.__mul__, float.__rmul__, float.__truediv__, float.__rtruediv__))
+    __round__ = _of(float.__round__)
+    __neg__, __abs__ = map(_of, (float.__neg__, float.__abs__))
+
+
+def read(path: Path) -> Any:
+    """A committed JSON; its numbers are figures."""
+    return json.loads(path.read_text(), parse_float=Figure, parse_int=Figure)
+
+
+def quoted(text: str) -> str:
+    """A text from a JSON, with its numbers."""
+    return f"{_OPEN}{text}{_CLOSE}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def stretch(values: Sequence[float], spec: str) -> str:
+    """`least to most`, or one where they are the same."""
+    least, most = f"{min(values):{spec}}", f"{max(values):{spec}}"
+    return least if least == most else f"{least} to {most}"
+
+
+def readmes() -> list[Path]:
+    """README.md, and every bench's."""
+    return [ROOT / "README.md", *sorted(ROOT.glob("bench/*/README.md"))]
+
+
+def told(readme: Path) -> str | None:
+    """The result of this README, with marks; None: it has none."""
+    path = readme.with_name("told.py") if readme.parent != ROOT else ROOT / "bench" / "told.py"
+    if not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location(f"told_{readme.parent.name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before, sys.path[:0] = list(sys.path), [str(path.parent), str(ROOT), str(ROOT / "bench")]
+    try:
+        spec.loader.exec_module(module)
+        return str(module.result()).strip()
+    finally:
+        sys.path[:] = before
+
+
+def plain(marked: str) -> str:
+    """As it is written: without marks, paragraphs wrapped."""
+    text = marked.replace(_OPEN, "").replace(_CLOSE, "")
+    return "\n\n".join(part if part.startswith(("|", "#", "!", "-", "    ")) else _wrapped(part) for part in text.split("\n\n"))
+
+
+def _wrapped(paragraph: str) -> str:
+    return textwrap.fill(paragraph, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def parts(text: str) -> tuple[str, str, str]:
+    """Before the result, the result, and after it."""
+    before, begin, rest = text.partition(BEGIN)
+    inside, _, after = rest.partition(END)
+    return (before, inside.strip("\n"), after) if begin else (text, "", "")
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers of a text, with the word after each; not those in code, links, or list markers."""
+    for pattern in (r"^    .*$", r"```.*?```", r"`[^`\n]*`", r"\]\([^)]*\)", r"https?://\S+", r"^\d+\. ", r"\d{4}-\d\d-\d\d"):
+        text = re.sub(pattern, " ", text, flags=re.MULTILINE | re.DOTALL if "```" in pattern else re.MULTILINE)
+    return [found.rstrip(",") for found in _NUMBER.findall(text)]
+
+
+def complaints(readme: Path, text: str, marked: str | None, declared: Sequence[str]) -> list[str]:
+    """What is wrong with the figures of a README. marked: its result as it follows from the JSON."""
+    name = readme.relative_to(ROOT).as_posix()
+    if name in WAITING:
+        return []
+    before, inside, after = parts(text)
+    wrong = []
+    if marked is not None and inside != plain(marked):
+        lines = difflib.unified_diff(inside.splitlines(), plain(marked).splitlines(), "it says", "its JSON says", lineterm="", n=0)
+        wrong.append(f"{name} is not what its JSON says; `make figures` writes it again:\n" + "\n".join(lines))
+    outside = numbers(before) + numbers(after) + (numbers(inside) if marked is None else [])
+    loose = outside + numbers(_MARKED.sub(" ", marked or ""))
+    wrong += [f"{name}: {number!r} comes from no JSON and is not in bench/declared.json" for number in loose if number not in declared]
+    wrong += [f"bench/declared.json: {name} has no {number!r} any more" for number in declared if number not in loose]
+    return wrong
+
+
+def main() -> int:
+    declared = json.loads(DECLARED.read_text())
+    wrong = []
+    for readme in readmes():
+        text, marked = readme.read_text(), told(readme)
+        if marked is not None and "--check" not in sys.argv:
+            before, _, after = parts(text)
+            text = f"{before}{BEGIN}\n{plain(marked)}\n{END}{after}"
+            readme.write_text(text)
+        wrong += complaints(readme, text, marked, declared.get(readme.relative_to(ROOT).as_posix(), []))
+    print("\n".join(wrong) or "every figure has its JSON")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
