@@ -17,12 +17,16 @@ namespace upbeat {
 
 #if defined(__AVX512F__)
 constexpr int REGISTER_LANES = 16, REGISTERS = 32;
+constexpr const char* REGISTERS_NAME = "avx512";
 #elif defined(__AVX2__)
 constexpr int REGISTER_LANES = 8, REGISTERS = 16;
+constexpr const char* REGISTERS_NAME = "avx2";
 #elif defined(__aarch64__)
 constexpr int REGISTER_LANES = 4, REGISTERS = 32;
+constexpr const char* REGISTERS_NAME = "neon";
 #else
 constexpr int REGISTER_LANES = 4, REGISTERS = 16;
+constexpr const char* REGISTERS_NAME = "baseline";
 #endif
 constexpr int LANES = 16;
 constexpr int SPAN = LANES / REGISTER_LANES;  // registers that 16 lanes take
@@ -54,7 +58,11 @@ UPBEAT_INLINE f32r choose(i32r where, f32r yes, f32r no) { return where ? yes : 
 UPBEAT_INLINE i32r integers(f32r x) { return __builtin_convertvector(x, i32r); }
 UPBEAT_INLINE u32r widened(u16r x) { return __builtin_convertvector(x, u32r); }
 UPBEAT_INLINE u16r lower_halves(u32r x) { return __builtin_convertvector(x, u16r); }
-#if defined(__AVX2__) && !defined(__AVX512F__) && defined(__F16C__)  // lane by lane otherwise
+// Lane by lane, if the compiler is left to it.
+#if defined(__AVX512F__)
+UPBEAT_INLINE f32r widened(f16r x) { return (f32r)_mm512_cvtph_ps((__m256i)x); }
+UPBEAT_INLINE f16r halves(f32r x) { return (f16r)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+#elif defined(__AVX2__) && defined(__F16C__)
 UPBEAT_INLINE f32r widened(f16r x) { return (f32r)_mm256_cvtph_ps((__m128i)x); }
 UPBEAT_INLINE f16r halves(f32r x) { return (f16r)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 #else
