@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from contracts.errors import ConfigError
 from runtime.model_config import ModelConfig, load_config
@@ -135,6 +136,16 @@ def test_the_kernels_measure_what_they_reach_beside_what_the_processor_could() -
     assert speed.registers == widest_registers(abilities()), "the compiler knows this processor"
     assert speed.products == kernels.products[0]
     assert 0.1 < speed.share < 40 and speed.peak_gflops > 1
+
+
+def test_the_log_names_the_kernels_and_what_they_reach(directory: Path) -> None:
+    with capture_logs() as logs:
+        kernels = choose_kernels("portable", load_config(directory), CHUNK, 1)
+    assert kernels is not None
+    kernels.close()
+    (said,) = (line for line in logs if line["event"] == "compiled kernels compute")
+    assert (said["registers"], said["bfloat16_products"]) == (widest_registers(abilities()), "portable")
+    assert said["gflops_a_thread"] > 0 and said["share_of_peak"] > 0
 
 
 @pytest.mark.skipif(not NARROWER, reason="this processor has no wider registers than AVX2")
