@@ -310,9 +310,7 @@ def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "avx512f" not in abilities(), reason="needs a processor with AVX-512, to be compiled for without"
-)
+@pytest.mark.skipif("avx512f" not in abilities(), reason="needs a processor with AVX-512, to be compiled for without")
 def test_the_doctor_says_why_kernels_are_slower_than_the_processor_lets_them_be(tmp_path: Path) -> None:
     old = tmp_path / "c++"
     old.write_text('#!/bin/sh\nexec c++ "$@" -mno-avx512f\n')
