@@ -197,7 +197,7 @@ bool examine(const std::string& name, int type, int window, double tolerance) {
         }
     error = std::sqrt(error / size);
     bool same = true;
-    for (int round = 0; round < 12 && same; round++) {
+    for (int round = 0; round < 9 && same; round++) {
         std::fill(memory.begin(), memory.end(), 0);
         for (int start = 0; start < TOKENS;) {
             const int longest = std::min(TOKENS - start, round % 3 == 0 ? 8 : round % 3 == 1 ? 60 : TOKENS), count = 1 + random.below(longest);

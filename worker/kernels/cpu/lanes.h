@@ -4,6 +4,11 @@
 
 namespace upbeat {
 
+// Have so many bytes brought near.
+inline void fetch(const void* from, long bytes) {
+    for (long at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 0, 2);
+}
+
 // Of each type: `Stored`, as weights and KV are kept; `Active`, as activations between products are. Packed weights are read a register
 // of `Loaded` at a time, STEP inputs of its lanes' outputs, and multiplied in PARTS: part p is that of input p.
 

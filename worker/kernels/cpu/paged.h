@@ -13,11 +13,6 @@ struct Query {
     int64_t pages_a_layer;
 };
 
-// Have so many bytes brought near.
-inline void fetch(const void* from, long bytes) {
-    for (long at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 0, 2);
-}
-
 struct AttentionShape {
     int heads, kv_heads, dim, chunk, window;  // window 0: none
     float scale;

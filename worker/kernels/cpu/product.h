@@ -118,7 +118,8 @@ inline void rows_of_tiles(int m, const typename W::Active* a, long lda, const ty
 }
 
 // T neighbouring tiles of `weights` times many rows of `a`, where a tile's 16 outputs take several registers: DEPTH inputs at a time are made
-// float32 once, stay in the first cache, and are multiplied with all rows. Sums wait in memory meanwhile, as they are.
+// float32 once, stay in the first cache, and are multiplied with all rows. Sums wait in memory meanwhile, as they are. Each block of rows fetches
+// its share of the inputs that come next.
 template <typename W, int T, typename Done>
 inline void many_rows(int first, const typename W::Stored* weights, const float* a, long lda, int from, int to, int k, const Done& done) {
     alignas(64) float panel[T][DEPTH * LANES];
@@ -128,11 +129,14 @@ inline void many_rows(int first, const typename W::Stored* weights, const float*
         memset(static_cast<void*>(sums), 0, sizeof(sums[0]) * m);
         for (int i = 0; i < k; i += DEPTH) {
             const int depth = k - i < DEPTH ? k - i : DEPTH;
-            for (int t = 0; t < T; t++) widen<W>(weights + (long(first + t) * k + i) * LANES, depth, panel[t]);
+            const typename W::Stored *now = weights + (long(first) * k + i) * LANES, *next = now + (i + depth < k ? depth : T * long(k) - i) * LANES;
+            for (int t = 0; t < T; t++) widen<W>(now + long(t) * k * LANES, depth, panel[t]);
+            const long fetched = long(DEPTH * LANES * sizeof(*weights)) / blocks;
             for (int block = 0, row = 0; block < blocks; block++) {
                 const int n = (m - row) / (blocks - block);
                 for (int t = 0; t < T; t++) {
                     const float* b = panel[t];
+                    fetch(reinterpret_cast<const char*>(next + long(t) * k * LANES) + block * fetched, fetched);
                     rows<F32, 1, true>(n, a + (start + row) * lda + i, lda, &b, LANES, depth, reinterpret_cast<float*>(&sums[row][t]), T * LANES);
                 }
                 row += n;
@@ -144,7 +148,7 @@ inline void many_rows(int first, const typename W::Stored* weights, const float*
 
 // T neighbouring tiles of `weights` times rows [from, to) of `a`, to done(row, tile, sums, T).
 template <typename W, int T, typename Done>
-inline void some_tiles(int first, const typename W::Stored* weights, const typename W::Active* a, long lda, int from, int to, int k,
+inline void some_tiles(int first, const typename W::Stored* weights, const typename W::Active* a, long lda, int from, int to, int k, bool ahead,
                        const Done& done) {
     if constexpr (SPAN > 1 && T <= 2 && std::is_same_v<typename W::Active, float>)
         if (to - from >= MANY) return many_rows<W, T>(first, weights, a, lda, from, to, k, done);
@@ -165,7 +169,7 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
             const int n = to - row < even ? to - row : even;
             alignas(64) f32x16 sums[MOST][T];
             rows_of_tiles<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, reinterpret_cast<float*>(sums), T * LANES,
-                                {long(T) * k * LANES, (row - from) / even, blocks});
+                                {ahead ? long(T) * k * LANES : 0, (row - from) / even, blocks});
             for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
         }
     }
@@ -179,15 +183,16 @@ void product(Team& team, const typename W::Stored* weights, int tiles, const typ
     constexpr int FEW = W::TILES ? 16 : 3, AT_ONCE = W::TILES ? 4 : 8;
     const bool few = m <= FEW;
     const long cached = CACHED_BYTES / (long(sizeof(*a)) * k) / 96 * 96;
-    const int share = cached > 96 ? int(cached) : 96, cuts = (m + share - 1) / share;
+    const int longest = cached > 96 ? int(cached) : 96, cuts = (m + longest - 1) / longest, share = SPAN > 1 ? (m + cuts - 1) / cuts : longest;
     const int wide = few || cuts > 1 ? 8 : 2, groups = (tiles + wide - 1) / wide;
     team.split(groups * cuts, [&](int i) {
         int first = i / cuts * wide;
         const int end = first + wide < tiles ? first + wide : tiles, from = i % cuts * share, to = from + share < m ? from + share : m;
+        const bool ahead = !few || SPAN > 1;  // few rows that one register a tile computes are not slower than memory
         if (few)
-            for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, done);
-        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, done);
-        if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, done);
+            for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, ahead, done);
+        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, ahead, done);
+        if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, ahead, done);
         if constexpr (W::TILES) tiles_done();
     });
 }
