@@ -16,10 +16,13 @@ FLAGS = ("-std=c++17", *OPTIMISE, "-pthread", "-static", f"-I{KERNELS.parent}")
 TYPES = ("float32", "bfloat16", "float16", "bfloat16-window")
 
 
-def results(compiler: str, architecture: str, made: Path, *emulator: str) -> dict[str, str]:
-    """Of the driver, compiled for an architecture: the digest of each type's results."""
-    subprocess.run([compiler, *FLAGS, f"-march={architecture}", str(DRIVER), "-o", str(made)], check=True, timeout=280)
-    done = subprocess.run([*emulator, str(made)], capture_output=True, text=True, timeout=280, check=False)
+def compiling(compiler: str, architecture: str, made: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([compiler, *FLAGS, f"-march={architecture}", str(DRIVER), "-o", str(made)])
+
+
+def results(*command: str) -> dict[str, str]:
+    """Of the driver: the digest of each type's results."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {name: digest for name, _, digest in (line.split() for line in done.stdout.splitlines())}
 
@@ -31,6 +34,9 @@ def test_on_aarch64_results_are_right_and_have_the_bits_of_this_machine_however_
     if compiler is None or emulator is None:
         pytest.skip("no cross-compiler or no emulator (Debian: apt-get install g++-aarch64-linux-gnu qemu-user)")
     assert here is not None
-    there = results(compiler, "armv8-a", tmp_path / "there", emulator)
-    assert tuple(there) == TYPES
-    assert results(here, "native", tmp_path / "here") == there
+    there, native = tmp_path / "there", tmp_path / "native"
+    compilers = [compiling(compiler, "armv8-a", there), compiling(here, "native", native)]
+    assert [c.wait(280) for c in compilers] == [0, 0]
+    found = results(emulator, str(there))
+    assert tuple(found) == TYPES
+    assert results(str(native)) == found

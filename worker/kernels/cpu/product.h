@@ -180,6 +180,7 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
 // so that a task's share of them stays in its core's cache while it goes over its tiles.
 template <typename W, typename Done>
 void product(Team& team, const typename W::Stored* weights, int tiles, const typename W::Active* a, long lda, int m, int k, const Done& done) {
+    if (m == 0) return;
     constexpr int FEW = W::TILES ? 16 : 3, AT_ONCE = W::TILES ? 4 : 8;
     const bool few = m <= FEW;
     const long cached = CACHED_BYTES / (long(sizeof(*a)) * k) / 96 * 96;
