@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from runtime.native import abilities
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENVIRONMENT = ROOT / ".cache" / "bench-vllm"
@@ -26,11 +28,7 @@ MULTIPLIES_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 def best_dtype(avx2: bool) -> str:
     """vLLM's best type for a bfloat16 model: float32 where it would emulate bfloat16."""
-    try:
-        abilities = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        abilities = set()
-    return "bfloat16" if abilities & MULTIPLIES_BFLOAT16 and not avx2 else "float32"
+    return "bfloat16" if abilities() & MULTIPLIES_BFLOAT16 and not avx2 else "float32"
 
 
 class NoPeer(Exception):
