@@ -51,7 +51,7 @@ test: $(VENV)/.tests $(SDK)/.tests node-client $(WEB_TOOLS) ## all tests that ta
 	$(PYTEST) -m "not slow and not faults and not soak and not gpu" $(hang) $(or $(ARGS),--numprocesses 2 --dist loadfile)
 	$(if $(ARGS),,$(sdk_pytest))
 
-test-slow: $(VENV)/.tests ## tests that take minutes
+test-slow: $(VENV)/.tests ## tests that take minutes; those of AArch64 need g++-aarch64-linux-gnu and qemu-user
 	$(call marked,slow)
 
 faults: $(VENV)/.tests ## processes are killed, and what they stored is damaged

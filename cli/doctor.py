@@ -171,18 +171,23 @@ def _kernels(config: Config) -> Iterator[Finding]:
     if config.worker.kernels == "torch" or config.worker.device == "cuda":
         yield Finding("kernels", "ok", "none are compiled for the CPU, as worker.kernels or worker.device says")
         return
+    command = [sys.executable, "-m", "worker.kernels.examine", config.worker.kernels]
     try:
-        command = [sys.executable, "-m", "worker.kernels.build"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
-        built, why = bool(done.stdout.strip()), " ".join(done.stderr.split())
+        said = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        built, why = False, f"not built within {BUILD_TIMEOUT_S:.0f} s"
-    if built:
-        yield Finding("kernels", "ok", "compiled for this processor")
+        said = {"missing": f"not built within {BUILD_TIMEOUT_S:.0f} s"}
+    except ValueError:
+        said = {"missing": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
+    if "speed" in said:
+        slow = said["slow"]
+        remedy = "free the processor and look again; else install a newer C++ compiler (CXX names another), or report this" if slow else ""
+        yield Finding("kernels", "warn" if slow else "ok", "; ".join(filter(None, (said["speed"], slow))), remedy)
     elif config.worker.kernels == "auto":
-        yield Finding("kernels", "warn", why, "on a CPU torch computes, about half as fast; install a C++ compiler, or report this")
+        remedy = "on a CPU torch computes, about half as fast; install a C++ compiler, or report this"
+        yield Finding("kernels", "warn", said["missing"], remedy)
     else:
-        yield Finding("kernels", "fail", why, "install a C++ compiler, or set worker.kernels: auto")
+        yield Finding("kernels", "fail", said["missing"], "install a C++ compiler, or set worker.kernels: auto")
 
 
 def _weights(config: Config) -> Iterator[Finding]:

@@ -64,13 +64,14 @@ def _identity(compiler: str, main: Path, flags: Sequence[str]) -> str:
     for source in sorted(main.parent.iterdir()):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update("\0".join((*flags, compiler, version, platform.machine(), _abilities())).encode())
+    digest.update("\0".join((*flags, compiler, version, platform.machine(), platform.processor(), *sorted(abilities()))).encode())
     return digest.hexdigest()[:24]
 
 
-def _abilities() -> str:
+def abilities() -> frozenset[str]:
+    """What the system says that the processor can, in its own words; empty where it does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        return frozenset()
+    return frozenset(next((line.split() for line in lines if line.startswith(("flags", "Features"))), []))

@@ -27,12 +27,12 @@ from contracts.kv import chunk_keys, tenant_salt
 from contracts.request import GenerateRequest, Sampling
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
-from runtime.model_config import load_config
 from worker.core.hbm import HbmCache, Save
 from worker.core.pages import PagePool
 from worker.device import Device
 from worker.engine import Cancel, Engine, Submit
-from worker.kernels.choice import choose_kernels
+from worker.kernels.build import AVX2_ONLY, library
+from worker.kernels.cpu_kernels import CpuKernels
 from worker.kv_loader import KvLoader
 from worker.loads import LoadTable
 from worker.memory.granules import HostPool
@@ -113,14 +113,13 @@ class Gated:
 class Ours:
     """One engine and its requests."""
 
-    def __init__(self, model: Path, threads: int, hbm_gib: float, max_batch: int, made_up: bool) -> None:
+    def __init__(self, model: Path, threads: int, hbm_gib: float, max_batch: int, made_up: bool, avx2: bool) -> None:
         torch.set_num_threads(1)  # as in the worker: the kernels have threads of their own
         torch.set_grad_enabled(False)
         settings, worker = KvSection(), WorkerSection(max_batch=max_batch)
         chunk = settings.chunk_tokens
         memory = HostPool(int(hbm_gib * 2**30) // GRANULE_BYTES * GRANULE_BYTES, GRANULE_BYTES)
-        kernels = choose_kernels("native", load_config(model), chunk, threads)
-        assert kernels is not None
+        kernels = CpuKernels(library(more=AVX2_ONLY if avx2 else ()), threads)
         loaded = load_model(model, memory, "auto", "cpu", chunk, None, kernels.pack)
         kv = PagedKv(memory, loaded.shape, max(memory.free * GRANULE_BYTES // loaded.shape.piece_bytes, 1))
         pool = PagePool(memory.free // kv.slab_granules, kv.pages_per_slab, loaded.shape.layers)
@@ -234,7 +233,7 @@ class Ours:
 
 def main() -> None:
     said = arguments()
-    ours = Ours(Path(said["model"]), said["threads"], said["kv_gib"] + WEIGHTS_GIB, said["max_batch"], said["made_up"])
+    ours = Ours(Path(said["model"]), said["threads"], said["kv_gib"] + WEIGHTS_GIB, said["max_batch"], said["made_up"], said["avx2"])
     does = {"prefill": ours.prefill, "begin": ours.begin, "decode": ours.decode, "end": ours.end, "read": ours.read}
     serve(does, {"our_products": ours.products})
 

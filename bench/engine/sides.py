@@ -10,12 +10,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from runtime.native import abilities
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENVIRONMENT = ROOT / ".cache" / "bench-vllm"
 REQUIREMENTS = HERE / "vllm-requirements.txt"
 #: vLLM's OpenMP threads spin this long after their last loop (libiomp5's default is 0.2 s) before the processors are free.
 STILL_S = 0.4
+
+
+#: With which libraries that choose by the processor compute as on one without AVX-512.
+AVX2_ONLY = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+#: Of /proc/cpuinfo: what multiplies bfloat16 as such.
+MULTIPLIES_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+def best_dtype(avx2: bool) -> str:
+    """vLLM's best type for a bfloat16 model: float32 where it would emulate bfloat16."""
+    return "bfloat16" if abilities() & MULTIPLIES_BFLOAT16 and not avx2 else "float32"
 
 
 class NoPeer(Exception):
@@ -86,6 +99,7 @@ def ours(said: dict[str, Any], scratch: Path) -> Side:
 
 def theirs(said: dict[str, Any], scratch: Path) -> Side:
     """vLLM at its best settings on a CPU: Intel's OpenMP of its wheel, its threads bound, all in one process."""
+    cache = ENVIRONMENT / ("cache-avx2" if said["avx2"] else "cache")
     cores = sorted(os.sched_getaffinity(0))[: said["threads"]]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "LD_PRELOAD": str(ENVIRONMENT / "lib" / "libiomp5.so"),
@@ -93,9 +107,11 @@ def theirs(said: dict[str, Any], scratch: Path) -> Side:
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_KVCACHE_SPACE": str(round(said["kv_gib"])),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CACHE_ROOT": str(ENVIRONMENT / "cache"),
-        "TORCHINDUCTOR_CACHE_DIR": str(ENVIRONMENT / "cache" / "inductor"),
+        "VLLM_CACHE_ROOT": str(cache),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    if said["avx2"]:
+        env |= AVX2_ONLY
     return Side("vLLM", [str(environment()), str(HERE / "theirs.py")], env, said, scratch / "vllm.log")

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
+import torch
 from protocol import MOST_NEW_TOKENS, arguments, prompt, serve
-from vllm import LLM, SamplingParams
-from vllm import __version__ as version
-from vllm.config import KVTransferConfig
-from vllm.sampling_params import RequestOutputKind
+
+SAID = arguments()
+if SAID["avx2"]:  # what vLLM asks when it chooses one of its wheel's libraries: before it is imported
+    for ability in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
+        setattr(torch.cpu, ability, lambda: False)
+
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm import __version__ as version  # noqa: E402
+from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
 #: What keys and values that nobody computed hold.
 MADE_UP = 0.015
@@ -33,6 +41,7 @@ class Theirs:
         llm = LLM(
             model=said["model"],
             skip_tokenizer_init=True,
+            dtype=said["peer_dtype"],
             max_model_len=said["longest"],
             max_num_seqs=said["max_batch"],
             disable_log_stats=True,
@@ -94,8 +103,10 @@ class Theirs:
 
 
 def main() -> None:
-    theirs = Theirs(arguments())
-    serve({"prefill": theirs.prefill, "begin": theirs.begin, "decode": theirs.decode, "end": theirs.end}, {"vllm": version})
+    theirs = Theirs(SAID)
+    does = {"prefill": theirs.prefill, "begin": theirs.begin, "decode": theirs.decode, "end": theirs.end}
+    libraries = {line.rpartition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines() if "/vllm/_C" in line}
+    serve(does, {"vllm": version, "vllm_dtype": SAID["peer_dtype"], "vllm_library": ", ".join(sorted(libraries))})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import pytest
 
 from cli.settings import BUNDLED_MODEL
 from runtime.config import load_config
+from runtime.native import abilities
 
 FLEET = {
     "expected_nodes": 2,
@@ -144,10 +145,10 @@ def gateway() -> Iterator[GatewayStandIn]:
     server.server_close()
 
 
-def upbeat(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def upbeat(*words: str, cwd: Path | None = None, timeout_s: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
     program = str(Path(sys.executable).with_name("upbeat"))
     return subprocess.run(
-        [program, *words], capture_output=True, text=True, check=False, env=os.environ | environment, cwd=cwd, timeout=120
+        [program, *words], capture_output=True, text=True, check=False, env=os.environ | environment, cwd=cwd, timeout=timeout_s
     )
 
 
@@ -291,6 +292,7 @@ def test_the_doctor_looks_at_everything(tmp_path: Path) -> None:
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
     assert {"python", "torch", "ports", "shared memory", "memory", "disk", "nixl", "kernels", "weights", "listening"} <= set(found)
     assert all(f["level"] == "ok" or f["remedy"] for f in found.values()), "what is not well comes with a remedy"
+    assert "GFLOP/s a thread" in found["kernels"]["detail"]
     assert (done.returncode == 0) == json.loads(done.stdout)["ok"]
     assert not (tmp_path / "data").exists(), "a doctor changes nothing"
 
@@ -305,6 +307,18 @@ def test_the_doctor_says_why_the_kernels_cannot_be_compiled(tmp_path: Path) -> N
         found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
         assert found["level"] == level
         assert level == "ok" or ("this compiler is broken" in found["detail"] and found["remedy"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512f" not in abilities(), reason="needs a processor with AVX-512, to be compiled for without")
+def test_the_doctor_says_why_kernels_are_slower_than_the_processor_lets_them_be(tmp_path: Path) -> None:
+    old = tmp_path / "c++"
+    old.write_text('#!/bin/sh\nexec c++ "$@" -mno-avx512f\n')
+    old.chmod(0o755)
+    done = upbeat("doctor", "--json", cwd=tmp_path, timeout_s=280, CXX=str(old), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    found = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "kernels")
+    assert found["level"] == "warn" and "compiler" in found["remedy"]
+    assert "built for avx2 registers and this processor has avx512" in found["detail"]
 
 
 def test_the_doctor_reads_every_byte_of_the_weights(tmp_path: Path) -> None:

@@ -15,16 +15,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from contracts.errors import ConfigError
 from runtime.model_config import ModelConfig, load_config
+from runtime.native import abilities
 from tests.worker.test_models_against_transformers import CHUNK, GRANULE, Bench, prompt, reference
-from worker.kernels.build import KERNELS, NoKernels, library
+from worker.core.kernel_speed import complaint, widest_registers
+from worker.kernels.build import AVX2_ONLY, KERNELS, NoKernels, library
 from worker.kernels.choice import choose_kernels
 from worker.kernels.cpu_kernels import CpuKernels
 
 #: Types, and for bfloat16 the ways to multiply it: pairs and tiles emulated, and as this processor does it where it does.
 WAYS = ["float32", "float16", "bfloat16-portable", "bfloat16-pairs", "bfloat16-tiles", "bfloat16-pairs-here", "bfloat16-tiles-here"]
+#: The same compiled for a processor with AVX2 only, where this one has more.
+NARROWER = ["float32@avx2", "float16@avx2", "bfloat16-portable@avx2"] if "avx512f" in abilities() else []
+WAYS += NARROWER
 #: Of the sequence that is cut: more than two of the stripes that attention by tiles goes through.
 LONG = 270
 EMULATED = ("-DUPBEAT_EMULATE", "-O1")
@@ -47,9 +53,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bench_by(way: str, directory: Path, threads: int = 2) -> Bench:
     """A bench of this type that multiplies this way and no other; its chunks suit tiles."""
+    way, _, registers = way.partition("@")
     dtype, _, products = way.partition("-")
     products, _, here = products.partition("-")
-    built = library(KERNELS, EMULATED) if products in ("pairs", "tiles") and not here else library()
+    built = library(KERNELS, EMULATED if products in ("pairs", "tiles") and not here else AVX2_ONLY if registers else ())
     kernels = CpuKernels(built, threads, [products or "portable"])
     if here and not kernels.products:
         kernels.close()
@@ -112,23 +119,61 @@ def test_all_ways_to_multiply_bfloat16_agree_but_for_the_order_of_sums(wide: Pat
         assert torch.nn.functional.cosine_similarity(other, portable).item() > 0.999
 
 
+@pytest.mark.skipif(not NARROWER, reason="this processor has no wider registers than AVX2")
+@pytest.mark.parametrize("narrower", NARROWER)
+def test_portable_kernels_give_the_same_bits_whatever_the_width_of_registers(wide: Path, narrower: str) -> None:
+    tokens, results = prompt(150), []
+    for way in (narrower, narrower.partition("@")[0]):
+        bench = bench_by(way, wide)
+        results.append(bench.step(bench.cut(bench.pages(150), tokens, 0, 150)))
+    assert torch.equal(*results)
+
+
+def test_the_kernels_measure_what_they_reach_beside_what_the_processor_could() -> None:
+    kernels = CpuKernels(library(), 1)
+    speed = kernels.speed()
+    kernels.close()
+    assert speed.registers == widest_registers(abilities()), "the compiler knows this processor"
+    assert speed.products == kernels.products[0]
+    assert 0.1 < speed.share < 40 and speed.peak_gflops > 1
+
+
+def test_the_log_names_the_kernels_and_what_they_reach(directory: Path) -> None:
+    with capture_logs() as logs:
+        kernels = choose_kernels("portable", load_config(directory), CHUNK, 1)
+    assert kernels is not None
+    kernels.close()
+    (said,) = (line for line in logs if line["event"] == "compiled kernels compute")
+    assert (said["registers"], said["bfloat16_products"]) == (widest_registers(abilities()), "portable")
+    assert said["gflops_a_thread"] > 0 and said["share_of_peak"] > 0
+
+
+@pytest.mark.skipif(not NARROWER, reason="this processor has no wider registers than AVX2")
+def test_kernels_that_were_built_for_narrower_registers_are_complained_of() -> None:
+    kernels = CpuKernels(library(more=AVX2_ONLY), 1)
+    assert "built for avx2 registers and this processor has avx512" in complaint(kernels.speed(), abilities())
+    kernels.close()
+
+
 def test_a_way_to_multiply_that_the_library_or_the_processor_lacks_is_not_used() -> None:
     emulating, plain = CpuKernels(library(KERNELS, EMULATED), 1), CpuKernels(library(), 1)
     assert emulating.products == ["tiles", "pairs", "portable"]
-    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     able = {"tiles": {"amx_tile", "amx_bf16"}, "pairs": {"avx512_bf16"}, "portable": set()}
     assert plain.products[-1] == "portable"
-    assert all(able[way] <= set(flags) for way in plain.products)
+    assert all(able[way] <= abilities() for way in plain.products)
     for kernels in (emulating, plain):
         kernels.close()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
+@pytest.mark.parametrize("emulated", [(), ("-DUPBEAT_EMULATE",)])
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake", "sapphirerapids"])
-def test_the_kernels_compile_for_processors_with_fewer_and_more_instructions_than_this_one(processor: str) -> None:
+def test_the_kernels_compile_for_processors_with_fewer_and_more_instructions_than_this_one(
+    processor: str, emulated: tuple[str, ...]
+) -> None:
     compiler = shutil.which("c++")
     assert compiler is not None
-    flags = ("-std=c++17", "-fsyntax-only", "-Wno-psabi", f"-march={processor}")
+    flags = ("-std=c++17", "-fsyntax-only", "-Wno-psabi", f"-march={processor}", *emulated)
     found = subprocess.run([compiler, *flags, str(KERNELS)], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
 

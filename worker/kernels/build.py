@@ -15,12 +15,15 @@ from pathlib import Path
 from runtime import native
 from runtime.native import NotBuilt as NoKernels
 
-__all__ = ["NoKernels", "library"]
+__all__ = ["AVX2_ONLY", "OPTIMISE", "NoKernels", "library"]
 
 #: What is compiled; everything beside it in its folder belongs to it.
 KERNELS = Path(__file__).parent / "cpu" / "layer.cpp"
-_OPTIMISE = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
-_FLAGS = ("-std=c++17", *_OPTIMISE, "-shared", "-fPIC", "-pthread")
+#: `more` flags with which a processor that has AVX-512 computes like one that has AVX2 only: for tests and measurements.
+AVX2_ONLY = ("-mno-avx512f",)
+#: What the results' bits depend on, beside the sources.
+OPTIMISE = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c++17", *OPTIMISE, "-march=native", "-shared", "-fPIC", "-pthread")
 
 
 def library(source: Path = KERNELS, more: Sequence[str] = ()) -> Path:

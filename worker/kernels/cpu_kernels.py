@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from runtime.model_config import ModelConfig
+from worker.core.kernel_speed import KernelSpeed
 from worker.models.weights import LayerWeights
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -36,6 +37,10 @@ class _Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate", "chunk")] + [
         ("eps", ctypes.c_float)
     ]
+
+
+class _Speed(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in ("peak", "product")]
 
 
 class PackedLayer(ctypes.Structure):
@@ -64,10 +69,12 @@ class CpuKernels:
     def __init__(self, library: Path, threads: int, products: Sequence[str] = tuple(PRODUCTS)) -> None:
         self._lib: Any = ctypes.CDLL(str(library))
         self._lib.upbeat_usable.argtypes = [ctypes.c_int]
+        self._lib.upbeat_registers.restype = ctypes.c_char_p
         self.products = [name for name in products if name == "portable" or self._lib.upbeat_usable(PRODUCTS[name][0])]
         p, i, q = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._lib.upbeat_team.restype = p
         for name, arguments in {
+            "speed": [i, p],
             "team": [i],
             "team_end": [p],
             "pack": [i, p, p, q, q, q],
@@ -79,6 +86,12 @@ class CpuKernels:
         }.items():
             getattr(self._lib, f"upbeat_{name}").argtypes = arguments
         self._team = self._lib.upbeat_team(threads)
+
+    def speed(self) -> KernelSpeed:
+        """What products of bfloat16 reach here, measured now, which takes some ten milliseconds of one thread."""
+        measured = _Speed()
+        self._lib.upbeat_speed(PRODUCTS[self.products[0]][0], ctypes.byref(measured))
+        return KernelSpeed(self._lib.upbeat_registers().decode(), self.products[0], measured.product, measured.peak)
 
     def close(self) -> None:
         """End the threads."""

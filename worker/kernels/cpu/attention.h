@@ -32,14 +32,15 @@ inline void unpack_keys(const typename W::Stored* k, int tokens, int dim, long a
     constexpr int PAIRED = W::STEP * LANES;
     for (int t = 0; t < tokens; t += LANES)
         for (int d = 0; d < dim; d += PAIRED) {
-            f32x16 rows[16];
+            if (ahead)
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) {
-                const auto* row = k + (t + i) * dim + d;
-                rows[i] = W::STEP == 2 ? load(reinterpret_cast<const float*>(row)) : W::load(row);
-                if (ahead) __builtin_prefetch(row + ahead, 0, 2);
-            }
-            transposed(rows, to + long(t) * dim / W::STEP + d / W::STEP * LANES);
+                for (int i = 0; i < LANES; i++) __builtin_prefetch(k + (t + i) * dim + d + ahead, 0, 2);
+            const auto of = [&](int i, int at) __attribute__((always_inline)) {
+                const auto* row = k + (t + i) * dim + d + at * W::STEP;
+                if constexpr (W::STEP == 2) return *reinterpret_cast<const f32r*>(row);
+                else return W::load_register(row);
+            };
+            transposed(of, to + long(t) * dim / W::STEP + d / W::STEP * LANES);
         }
 }
 
@@ -70,7 +71,7 @@ inline void pair_values(const uint16_t* v, int seen, int padded, int stripe, int
 }
 
 // to[m][count * 16] = (or, ADD, +=) a[m][k] times `count` tiles, `apart` values from each other, `stride` from an input to the next; at most
-// ROWS rows. Few take four tiles at a time.
+// most_rows<W>() rows. Few take several tiles at a time.
 template <typename W, bool ADD>
 inline void tiled(int m, const typename W::Active* a, long lda, const typename W::Stored* tiles, long apart, long stride, int k, int count, float* to, long ld) {
     int t = 0;
@@ -81,8 +82,9 @@ inline void tiled(int m, const typename W::Active* a, long lda, const typename W
         rows<W, T, ADD>(m, a, lda, b, stride, k, to + t * LANES, ld);
         t += T;
     };
-    while (m <= 6 && t + 4 <= count) some(std::integral_constant<int, 4>());
-    while (t + 2 <= count) some(std::integral_constant<int, 2>());
+    const int wide = tiles_at_once<W>(m);
+    while (wide >= 4 && t + 4 <= count) some(std::integral_constant<int, 4>());
+    while (wide >= 2 && t + 2 <= count) some(std::integral_constant<int, 2>());
     while (t < count) some(std::integral_constant<int, 1>());
 }
 
@@ -98,7 +100,7 @@ inline void narrow(int m, int n, const float* from, long ld, uint16_t* to) {
 // `out` brought to the new maximum. `scale` has log2 e in it. WHOLE: it sees all of them.
 template <bool WHOLE, typename Chance>
 inline void soften(const float* scores, int padded, int low, int high, float scale, int dim, float& most, f32x16& total, float* out, Chance* chances) {
-    const i32x16 count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 count = counting();
     const auto seen = [&](int t, f32x16 x, float otherwise) { return WHOLE ? x : choose((count <= high - t) & (count >= low - t), x, splat(otherwise)); };
     f32x16 top = splat(UNSEEN);
     for (int t = 0; t < padded; t += LANES) top = larger(seen(t, load(scores + t), UNSEEN), top);
@@ -135,7 +137,8 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
         most[i] = UNSEEN;
         total[i] = splat(0);
     }
-    const bool paired = dim % (2 * LANES) == 0, by_pairs = PAIRS && paired, keys_by_pairs = Kept::STEP == 2 && paired, once = m <= ROWS;
+    const bool paired = dim % (2 * LANES) == 0, by_pairs = PAIRS && paired, once = m <= most_rows<Kept>();
+    const bool keys_by_pairs = Kept::STEP == 2 && paired && (once || SPAN == 1);  // many rows find them as float32 where that is faster
     if (by_pairs) narrow(m, dim, u.q.data(), lq, u.narrow.data());
     const int begin = query.start + first, last = begin + tokens - 1;
     const int lowest = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;

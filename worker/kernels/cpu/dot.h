@@ -23,19 +23,19 @@ namespace upbeat {
 // Weights and activations in pairs, each added to a float32 sum by one instruction.
 struct Bf16Pairs : Bf16 {
     using Active = uint16_t;
-    using Loaded = u32x16;
+    using Loaded = u32r;
     static constexpr int PARTS = 1;
     static constexpr bool TILES = false;
     static Loaded part(Loaded both, int) { return both; }
-    static f32x16 add(f32x16 sum, const Active* a, Loaded w) {
+    static f32r add(f32r sum, const Active* a, Loaded w) {
         uint32_t pair;
         memcpy(&pair, a, sizeof(pair));
 #if defined(UPBEAT_PAIRS) && !defined(UPBEAT_EMULATE)
-        return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(pair)), (__m512bh)w);
+        return (f32r)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(pair)), (__m512bh)w);
 #else
-        const u32x16 x = u32x16{} + pair;
-        sum += (f32x16)(x & 0xffff0000u) * (f32x16)(w & 0xffff0000u);
-        return sum + (f32x16)(x << 16) * (f32x16)(w << 16);
+        const u32r x = u32r{} + pair;
+        sum += (f32r)(x & 0xffff0000u) * (f32r)(w & 0xffff0000u);
+        return sum + (f32r)(x << 16) * (f32r)(w << 16);
 #endif
     }
 };

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "attention.h"
+#include "speed.h"
 #include "tile_attention.h"
 
 using namespace upbeat;
@@ -255,6 +256,12 @@ int upbeat_usable(int type) {
 #endif
     return 0;
 }
+
+// The registers that this library was built for, by name.
+const char* upbeat_registers() { return REGISTERS_NAME; }
+
+// Of products of `type`, measured now, which takes some ten milliseconds.
+void upbeat_speed(int type, Speed* to) { FOR_TYPE(type, *to = speed_of<W>()) }
 
 void* upbeat_team(int threads) { return new Team(threads); }
 void upbeat_team_end(void* team) { delete static_cast<Team*>(team); }

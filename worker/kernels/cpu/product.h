@@ -4,16 +4,32 @@
 // side by side: `[out / 16][in / 2][16][2]`. Every output is one sum over `in` in a fixed order, in float32, whatever the number of
 // rows and wherever a row stands among them: results of a row never depend on which other rows a step computes.
 #pragma once
+#include <type_traits>
+
 #include "team.h"
 #include "tiles.h"
 
 namespace upbeat {
 
-#if defined(__AVX512F__)
-constexpr int ROWS = 12;  // rows of one block: with two tiles, 24 of 32 registers are sums
-#else
-constexpr int ROWS = 4;
-#endif
+// A block keeps its sums in registers, beside what is multiplied (more where a load is widened in parts): on AVX-512 12 rows x 2 tiles of
+// 16 outputs, on AVX2 and NEON 6 rows x 1 tile, 4 in parts, of fewer rows as many tiles as fit.
+template <typename W>
+constexpr bool fits(int rows, int tiles) {
+    constexpr int MOST = REGISTERS == 32 ? 24 : 12;
+    return rows * tiles * SPAN <= (SPAN > 1 && W::PARTS > 1 ? MOST * 2 / 3 : MOST);
+}
+// Tiles (4, 2 or 1) that a block of so many rows takes at once: a single sum would wait for itself.
+template <typename W>
+constexpr int tiles_at_once(int rows) { return fits<W>(rows, 4) ? 4 : fits<W>(rows, 2) ? 2 : 1; }
+// The most rows of a block.
+template <typename W>
+constexpr int most_rows() {
+    int rows = 1;
+    while (fits<W>(rows + 1, SPAN > 1 ? 1 : 2)) rows++;
+    return rows;
+}
+constexpr int ROWS = most_rows<F32>();
+constexpr int MANY = 64, MANY_AT_ONCE = 96, DEPTH = 128;  // of `many_rows`: from how many on, how many at once, inputs at a time
 constexpr long CACHED_BYTES = 1 << 19;  // of activations that one task goes over, so that they stay near
 
 // Of the tiles that come next, `by` values behind those at hand (0: none are known), every so many loads from `first` on: neighbouring
@@ -29,16 +45,17 @@ constexpr int NEAR = 24;
 // `stride`. What of the next tiles `ahead` names is fetched meanwhile.
 template <typename W, int M, int T, bool ADD>
 inline void block(const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld, Ahead ahead) {
-    f32x16 s[M][T];
+    constexpr int N = T * SPAN;  // registers of a row's sums
+    f32r s[M][N];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int t = 0; t < T; t++) s[m][t] = ADD ? load(to + m * ld + t * LANES) : splat(0);
+        for (int n = 0; n < N; n++) s[m][n] = ADD ? F32::load_register(to + m * ld + n * REGISTER_LANES) : f32r{};
     int next = ahead.by ? ahead.first * W::STEP : k;
     for (int i = 0; i < k; i += W::STEP) {
-        typename W::Loaded w[T];
+        typename W::Loaded w[N];
 #pragma GCC unroll 16
-        for (int t = 0; t < T; t++) w[t] = *reinterpret_cast<const typename W::Loaded*>(b[t] + i / W::STEP * stride);
+        for (int n = 0; n < N; n++) w[n] = *reinterpret_cast<const typename W::Loaded*>(b[n / SPAN] + i / W::STEP * stride + n % SPAN * REGISTER_LANES * W::STEP);
         if (ahead.by)
             for (int t = 0; t < T; t++) __builtin_prefetch(b[t] + (i / W::STEP + NEAR) * stride);
         if (i == next) {
@@ -48,40 +65,84 @@ inline void block(const typename W::Active* a, long lda, const typename W::Store
         }
 #pragma GCC unroll 2
         for (int part = 0; part < W::PARTS; part++) {
-            decltype(W::part(w[0], 0)) x[T];
+            decltype(W::part(w[0], 0)) x[N];
 #pragma GCC unroll 16
-            for (int t = 0; t < T; t++) x[t] = W::part(w[t], part);
+            for (int n = 0; n < N; n++) x[n] = W::part(w[n], part);
 #pragma GCC unroll 16
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-                for (int t = 0; t < T; t++) s[m][t] = W::add(s[m][t], a + m * lda + i + part, x[t]);
+                for (int n = 0; n < N; n++) s[m][n] = W::add(s[m][n], a + m * lda + i + part, x[n]);
         }
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int t = 0; t < T; t++) store(to + m * ld + t * LANES, s[m][t]);
+        for (int n = 0; n < N; n++) *reinterpret_cast<f32r*>(to + m * ld + n * REGISTER_LANES) = s[m][n];
 }
 
-// As `block`, for `m` rows, 1 to ROWS.
-template <typename W, int T, bool ADD = false>
+// `inputs` of a tile as float32, `[inputs][16]`.
+template <typename W>
+inline void widen(const typename W::Stored* tile, int inputs, float* to) {
+    for (int i = 0; i < inputs; i += W::STEP)
+#pragma GCC unroll 4
+        for (int at = 0; at < LANES; at += REGISTER_LANES) {
+            const auto w = *reinterpret_cast<const typename W::Loaded*>(tile + i * LANES + at * W::STEP);
+#pragma GCC unroll 2
+            for (int part = 0; part < W::PARTS; part++) *reinterpret_cast<f32r*>(to + (i + part) * LANES + at) = W::part(w, part);
+        }
+}
+
+// As `block`, for `m` rows, 1 to MOST of those with which T tiles fit.
+template <typename W, int T, bool ADD = false, int MOST = most_rows<W>()>
 inline void rows(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld,
                  Ahead ahead = {}) {
-    switch (m) {
-        case 1: return block<W, 1, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 2: return block<W, 2, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 3: return block<W, 3, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 4: return block<W, 4, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-#if defined(__AVX512F__)
-        case 5: return block<W, 5, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 6: return block<W, 6, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 7: return block<W, 7, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 8: return block<W, 8, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 9: return block<W, 9, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 10: return block<W, 10, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 11: return block<W, 11, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-        case 12: return block<W, 12, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
-#endif
+    if constexpr (MOST > 1 && !fits<W>(MOST, T)) {
+        rows<W, T, ADD, MOST - 1>(m, a, lda, b, stride, k, to, ld, ahead);
+    } else {
+        if constexpr (MOST > 1)
+            if (m < MOST) return rows<W, T, ADD, MOST - 1>(m, a, lda, b, stride, k, to, ld, ahead);
+        block<W, MOST, T, ADD>(a, lda, b, stride, k, to, ld, ahead);
+    }
+}
+
+// As `rows`, with as many of the T tiles at once as fit.
+template <typename W, int T>
+inline void rows_of_tiles(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld,
+                          Ahead ahead = {}) {
+    if constexpr (T == 1 || fits<W>(1, T))
+        if (T == 1 || fits<W>(m, T)) return rows<W, T>(m, a, lda, b, stride, k, to, ld, ahead);
+    if constexpr (T > 1) {
+        rows_of_tiles<W, T / 2>(m, a, lda, b, stride, k, to, ld, ahead);
+        rows_of_tiles<W, T / 2>(m, a, lda, b + T / 2, stride, k, to + T / 2 * LANES, ld, ahead);
+    }
+}
+
+// T neighbouring tiles of `weights` times many rows of `a`, where a tile's 16 outputs take several registers: DEPTH inputs at a time are made
+// float32 once, stay in the first cache, and are multiplied with all rows. Sums wait in memory meanwhile, as they are. Each block of rows fetches
+// its share of the inputs that come next.
+template <typename W, int T, typename Done>
+inline void many_rows(int first, const typename W::Stored* weights, const float* a, long lda, int from, int to, int k, const Done& done) {
+    alignas(64) float panel[T][DEPTH * LANES];
+    alignas(64) f32x16 sums[MANY_AT_ONCE][T];
+    for (int start = from; start < to; start += MANY_AT_ONCE) {
+        const int m = to - start < MANY_AT_ONCE ? to - start : MANY_AT_ONCE, blocks = (m + ROWS - 1) / ROWS;
+        memset(static_cast<void*>(sums), 0, sizeof(sums[0]) * m);
+        for (int i = 0; i < k; i += DEPTH) {
+            const int depth = k - i < DEPTH ? k - i : DEPTH;
+            const typename W::Stored *now = weights + (long(first) * k + i) * LANES, *next = now + (i + depth < k ? depth : T * long(k) - i) * LANES;
+            for (int t = 0; t < T; t++) widen<W>(now + long(t) * k * LANES, depth, panel[t]);
+            const long fetched = long(DEPTH * LANES * sizeof(*weights)) / blocks;
+            for (int block = 0, row = 0; block < blocks; block++) {
+                const int n = (m - row) / (blocks - block);
+                for (int t = 0; t < T; t++) {
+                    const float* b = panel[t];
+                    fetch(reinterpret_cast<const char*>(next + long(t) * k * LANES) + block * fetched, fetched);
+                    rows<F32, 1, true>(n, a + (start + row) * lda + i, lda, &b, LANES, depth, reinterpret_cast<float*>(&sums[row][t]), T * LANES);
+                }
+                row += n;
+            }
+        }
+        for (int r = 0; r < m; r++) done(start + r, first, sums[r], T);
     }
 }
 
@@ -89,6 +150,8 @@ inline void rows(int m, const typename W::Active* a, long lda, const typename W:
 template <typename W, int T, typename Done>
 inline void some_tiles(int first, const typename W::Stored* weights, const typename W::Active* a, long lda, int from, int to, int k, bool ahead,
                        const Done& done) {
+    if constexpr (SPAN > 1 && T <= 2 && std::is_same_v<typename W::Active, float>)
+        if (to - from >= MANY) return many_rows<W, T>(first, weights, a, lda, from, to, k, done);
     const typename W::Stored* b[T];
     for (int t = 0; t < T; t++) b[t] = weights + long(first + t) * k * LANES;
     if constexpr (W::TILES) {
@@ -100,11 +163,13 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
             for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
         }
     } else {
-        const int blocks = (to - from + ROWS - 1) / ROWS, even = (to - from + blocks - 1) / blocks;
+        constexpr int MOST = most_rows<W>();
+        const int blocks = (to - from + MOST - 1) / MOST, even = (to - from + blocks - 1) / blocks;
         for (int row = from; row < to; row += even) {
             const int n = to - row < even ? to - row : even;
-            f32x16 sums[ROWS][T];
-            rows<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, reinterpret_cast<float*>(sums), T * LANES, {ahead ? long(T) * k * LANES : 0, (row - from) / even, blocks});
+            alignas(64) f32x16 sums[MOST][T];
+            rows_of_tiles<W, T>(n, a + row * lda, lda, b, W::STEP * LANES, k, reinterpret_cast<float*>(sums), T * LANES,
+                                {ahead ? long(T) * k * LANES : 0, (row - from) / even, blocks});
             for (int r = 0; r < n; r++) done(row + r, first, sums[r], T);
         }
     }
@@ -115,18 +180,20 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
 // so that a task's share of them stays in its core's cache while it goes over its tiles.
 template <typename W, typename Done>
 void product(Team& team, const typename W::Stored* weights, int tiles, const typename W::Active* a, long lda, int m, int k, const Done& done) {
+    if (m == 0) return;
     constexpr int FEW = W::TILES ? 16 : 3, AT_ONCE = W::TILES ? 4 : 8;
     const bool few = m <= FEW;
     const long cached = CACHED_BYTES / (long(sizeof(*a)) * k) / 96 * 96;
-    const int share = cached > 96 ? int(cached) : 96, cuts = (m + share - 1) / share;
+    const int longest = cached > 96 ? int(cached) : 96, cuts = (m + longest - 1) / longest, share = SPAN > 1 ? (m + cuts - 1) / cuts : longest;
     const int wide = few || cuts > 1 ? 8 : 2, groups = (tiles + wide - 1) / wide;
     team.split(groups * cuts, [&](int i) {
         int first = i / cuts * wide;
         const int end = first + wide < tiles ? first + wide : tiles, from = i % cuts * share, to = from + share < m ? from + share : m;
+        const bool ahead = !few || SPAN > 1;  // few rows that one register a tile computes are not slower than memory
         if (few)
-            for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, false, done);
-        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, !few, done);
-        if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, false, done);
+            for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, ahead, done);
+        for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, ahead, done);
+        if (first < end) some_tiles<W, 1>(first, weights, a, lda, from, to, k, ahead, done);
         if constexpr (W::TILES) tiles_done();
     });
 }
@@ -134,7 +201,7 @@ void product(Team& team, const typename W::Stored* weights, int tiles, const typ
 // out[row * out_stride + o] = dot of row `row` of `a` with row `o` of plain `weights [outputs, k]`; `k` a multiple of 16.
 template <typename W>
 void plain_product(Team& team, const typename W::Stored* weights, long outputs, const float* a, long lda, int m, int k, float* out, long out_stride) {
-    constexpr int GROUP = 64, PAIR = 2;
+    constexpr int GROUP = 64, PAIR = 2, MOST = ROWS / (SPAN > 1 ? PAIR : 1), SOME = MOST > 4 ? 4 : 2;
     team.split(int((outputs + GROUP - 1) / GROUP), [&](int i) {
         const long end = (i + 1L) * GROUP < outputs ? (i + 1L) * GROUP : outputs;
         for (long o = long(i) * GROUP; o < end; o += PAIR) {
@@ -156,8 +223,8 @@ void plain_product(Team& team, const typename W::Stored* weights, long outputs, 
                     for (int p = 0; p < n; p++) out[(row + r) * out_stride + o + p] = W::one(W::of(sum(s[r][p])));
             };
             int row = 0;
-            for (; row + ROWS <= m; row += ROWS) some(row, std::integral_constant<int, ROWS>());
-            for (; row + 4 <= m; row += 4) some(row, std::integral_constant<int, 4>());
+            for (; row + MOST <= m; row += MOST) some(row, std::integral_constant<int, MOST>());
+            for (; row + SOME <= m; row += SOME) some(row, std::integral_constant<int, SOME>());
             for (; row < m; row++) some(row, std::integral_constant<int, 1>());
         }
     });

@@ -40,13 +40,11 @@ struct TileScratch {
 inline void pack_queries(const float* const* rows, int count, int dim, uint16_t* to) {
     for (int d = 0; d < dim; d += UNIT) {
         alignas(64) uint16_t narrow[LANES][UNIT] = {};
-        f32x16 lines[LANES];
         for (int i = 0; i < count; i++) {
             Bf16::store(narrow[i], load(rows[i] + d));
             Bf16::store(narrow[i] + LANES, load(rows[i] + d + LANES));
         }
-        for (int i = 0; i < LANES; i++) lines[i] = load(reinterpret_cast<const float*>(narrow[i]));
-        transposed(lines, reinterpret_cast<float*>(to + d * LANES));
+        transposed([&](int i, int at) { return *reinterpret_cast<const f32r*>(narrow[i] + 2 * at); }, reinterpret_cast<float*>(to + d * LANES));
     }
 }
 
@@ -61,12 +59,11 @@ inline void transpose_values(const uint16_t* v, int seen, int dim, uint16_t* to)
             for (int i = 0; i < seen; i++) memcpy(rest[i], from + i * stride, sizeof(rest[i]));
             from = rest[0], stride = LANES;
         }
-        f32x16 pairs[LANES];
-        for (int i = 0; i < LANES; i++) {
-            const auto row = [&](int token) { return __builtin_convertvector(*reinterpret_cast<const u16x16*>(from + token * stride), u32x16); };
-            pairs[i] = (f32x16)(row(2 * i) | row(2 * i + 1) << 16);
-        }
-        transposed(pairs, reinterpret_cast<float*>(to + d * UNIT));
+        const auto of = [&](int i, int at) {
+            const auto row = [&](int token) { return widened(*reinterpret_cast<const u16r*>(from + token * stride + at)); };
+            return (f32r)(row(2 * i) | row(2 * i + 1) << 16);
+        };
+        transposed(of, reinterpret_cast<float*>(to + d * UNIT));
     }
 }
 
@@ -130,7 +127,7 @@ inline void soften(const float (*scores)[LANES], int count, int at, i32x16 low, 
     for (int t = 0; t < count; t += 2) {
         const f32x16 one = seen(t, halving(load(scores[t]) * scale - now), 0), two = seen(t + 1, halving(load(scores[t + 1]) * scale - now), 0);
         all += one + two;
-        *reinterpret_cast<u32x16*>(chances + t * LANES) = ((u32x16)one + 0x8000u) >> 16 | (((u32x16)two + 0x8000u) & 0xffff0000u);  // none is negative
+        store(reinterpret_cast<uint32_t*>(chances + t * LANES), ((u32x16)one + 0x8000u) >> 16 | (((u32x16)two + 0x8000u) & 0xffff0000u));  // none is negative
     }
     total = all;
 }
@@ -143,7 +140,7 @@ inline void attend_by_tiles(const AttentionShape& s, const char* base, const Que
     const int lowest = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;
     const float scale = s.scale * LOG2_E;
     const long half = long(s.chunk) * dim;
-    i32x16 high[TileScratch::GROUPS], low[TileScratch::GROUPS];
+    int32_t high[TileScratch::GROUPS][LANES], low[TileScratch::GROUPS][LANES];
     for (int i = 0; i < groups; i++) {
         const float* rows[LANES];
         const int count = std::min(m - i * LANES, LANES);
@@ -180,7 +177,7 @@ inline void attend_by_tiles(const AttentionShape& s, const char* base, const Que
                 tile_scores(keys(at + unit * UNIT), dim, u.queries + long(i) * LANES * dim, u.scores[unit * UNIT]);
             const bool whole = !s.window && at + units * UNIT - 1 <= high[i][0];
             float* to = u.out + long(i) * dim * LANES;
-            (whole ? soften<true> : soften<false>)(u.scores, units * UNIT, at, low[i], high[i], scale, dim, u.most[i], u.total[i], to, u.chances[0]);
+            (whole ? soften<true> : soften<false>)(u.scores, units * UNIT, at, load(low[i]), load(high[i]), scale, dim, u.most[i], u.total[i], to, u.chances[0]);
             tile_values(u.values, u.chances[0], units, dim, to);
         }
     }
@@ -190,7 +187,7 @@ inline void attend_by_tiles(const AttentionShape& s, const char* base, const Que
             f32x16 columns[LANES];
             alignas(64) float rows[LANES][LANES];
             for (int j = 0; j < LANES; j++) columns[j] = load(u.out + (long(i) * dim + d + j) * LANES) / u.total[i];
-            transposed(columns, rows[0]);
+            transposed([&](int row, int at) { return register_of(columns[row], at); }, rows[0]);
             for (int lane = 0; lane < LANES && i * LANES + lane < m; lane++) {
                 const int row = i * LANES + lane;
                 put(out + (query.out_row + first + row / share) * out_stride + (g * share + row % share) * dim + d, load(rows[lane]));

@@ -1,0 +1,60 @@
+"""Whether compiled kernels are as fast as their processor lets them be: the registers that they were built for, and what one thread reaches
+beside what those registers can do. Measuring is not done here."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+#: Vector registers by name, narrowest first, and what /proc/cpuinfo calls all that a compiler needs to use them.
+REGISTERS: dict[str, frozenset[str]] = {
+    "baseline": frozenset(),
+    "neon": frozenset({"asimd"}),
+    "avx2": frozenset({"avx2", "fma"}),
+    "avx512": frozenset({"avx512f", "fma"}),
+}
+#: Products reach 0.8 to 0.95 of what registers can do in `portable` and more by bfloat16 instructions. Below this share something is wrong.
+SHARE_AT_LEAST = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpeed:
+    """What kernels are and reach. Both rates: of one thread, 1e9 floating-point operations a second."""
+
+    registers: str
+    products: str
+    product_gflops: float
+    peak_gflops: float
+
+    @property
+    def share(self) -> float:
+        """Products of the processor's peak; by bfloat16 instructions it may be above 1."""
+        return self.product_gflops / self.peak_gflops
+
+    def __str__(self) -> str:
+        return (
+            f"{self.registers} registers, {self.products} products of bfloat16: {self.product_gflops:.0f} GFLOP/s a thread, "
+            f"{self.share:.0%} of what float32 multiplications and additions alone reach ({self.peak_gflops:.0f})"
+        )
+
+
+def widest_registers(abilities: Set[str]) -> str:
+    """The widest registers of a processor with these words in /proc/cpuinfo."""
+    return [name for name, needs in REGISTERS.items() if needs <= abilities][-1]
+
+
+def complaint(speed: KernelSpeed, abilities: Set[str]) -> str:
+    """Why these kernels are far from what a processor with these abilities should reach; empty when they are not."""
+    widest = widest_registers(abilities)
+    built = list(REGISTERS).index(speed.registers)
+    if built < list(REGISTERS).index(widest):
+        return (
+            f"they were built for {speed.registers} registers and this processor has {widest}: "
+            "the compiler is too old to know it, or was told otherwise"
+        )
+    if speed.share < SHARE_AT_LEAST:
+        return (
+            f"products reach {speed.product_gflops:.1f} GFLOP/s a thread, {speed.share:.0%} of this processor's {speed.peak_gflops:.0f}: "
+            "the compiler made slow code of them, or others use the processor"
+        )
+    return ""
