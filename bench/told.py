@@ -99,7 +99,8 @@ def policies() -> list[str]:
 def demo() -> list[str]:
     found = read(ROOT / "models" / "demo" / "result.json")
     shares = [f"{100 * of['exact_answers']:.1f} % at {quoted(lengths)}" for lengths, of in found.items() if isinstance(of, dict)]
-    return ["the demo model's exact answers on held-out conversations", ", ".join(shares), "`.venv/bin/python models/demo/evaluate.py`"]
+    question = "the demo model's exact answers to held-out words in held-out phrasings"
+    return [question, ", ".join(shares), "`.venv/bin/python models/demo/evaluate.py --answers 250`"]
 
 
 def result() -> str:

@@ -35,7 +35,8 @@ def result() -> str:
     raw, count = found["speed"]["8B bfloat16"]["raw"], greedy["float32"]["raw"]["answers"]
     changed = [(1 - greedy["float32"][codec]["identical_to_raw_rate"]) * count for codec in ("fp8", "k16v8")]
     return f"""
-`bench/codecs/run`, 2026-11-21, two cores that others used heavily at the same time (the speeds are low bounds), no accelerator
+`bench/codecs/run`, 2026-11-21, two cores that others used heavily at the same time (the speeds are low bounds), no accelerator,
+with the demo model of that day
 (`result.json`):
 
 {table((f"{count:.0f} answers", "exact", "identical to raw", "KV smaller", "files smaller"), answers)}

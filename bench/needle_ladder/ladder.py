@@ -31,7 +31,7 @@ ARMS = ("off", "cold", "warm", "restarted")
 TIERS = ("dram", "ssd", "peer", "blob")
 NODES = 2
 ANSWER_TOKENS = 24
-#: Weights of the demo model take 11 MiB of HBM; what is left holds a dozen sessions, DRAM three dozen, on each node.
+#: Weights of the demo model take 12 MiB of HBM; what is left holds a dozen sessions, DRAM three dozen, on each node.
 HBM_GIB, DRAM_GIB = 0.022, 0.03
 #: Of so small a model workers would rather compute than load; here it is loads that are tried.
 LOADING = {"kv": {"load_plan": False}}

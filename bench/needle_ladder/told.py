@@ -26,7 +26,7 @@ def result() -> str:
     ]
     off = arms["off"]
     return f"""
-`bench/needle_ladder/run`, 2026-11-21, two cores of an Intel Xeon that others used too, no accelerator (`result.json`):
+`bench/needle_ladder/run`, 2026-11-21, two cores of an Intel Xeon that others used too, no accelerator, with the demo model of that day (`result.json`):
 
 {table(("", *arms), rows)}
 

@@ -1,69 +1,35 @@
 """The conversations the demo model is trained and tested on.
 
-What this module decides: which facts exist, how they are told and asked for, and what the exact answer is. A
-conversation tells a handful of facts early, talks about other things, and asks for the facts later, so that an
-answer can only be right if the attention to the early tokens is right: a broken KV cache shows at once.
+What this module decides: what is said in which order, and what the exact answer is. Facts are told, corrected and asked for (relations.py,
+phrasing.py), with small talk between (small_talk.py), and are wanted as JSON and in calls of tools (structured.py). An answer can only be
+right if the attention to the early tokens is right: a broken KV cache shows at once.
 
-Everything is drawn from the `random.Random` that the caller passes; training and evaluation use disjoint seeds.
+Everything is drawn from the `random.Random` that the caller passes. Training never draws what is held out: a share of the words
+(words.py) and of the phrasings (phrasings.toml); evaluation draws nothing else.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
-NAMES = (
-    "Ada Alan Alice Amir Anna Arthur Ben Bella Boris Carla Carlos Chloe Clara Daniel Dana David Diana Edgar Elena Ella Emil "
-    "Emma Erik Eva Felix Fiona Frank George Grace Hana Hannah Henry Hugo Ida Igor Ines Iris Ivan Jack James Jane John Jonas "
-    "Julia Karl Kate Kevin Lara Laura Leo Lena Liam Lily Lucas Lucy Luis Maria Marco Mark Martin Maya Max Mia Mila Mira Nadia "
-    "Nina Noah Nora Olga Oliver Omar Oscar Paul Peter Petra Rita Robert Rosa Ruth Sam Sara Simon Sofia Sophie Stella Tara "
-    "Theo Thomas Tim Tom Vera Victor Walter Yara Zoe"
-).split()
-PLACES = (
-    "Athens Berlin Bern Bogota Boston Cairo Chicago Dakar Delhi Denver Dublin Geneva Hamburg Havana Helsinki Istanbul Jakarta "
-    "Kyoto Lagos Lima Lisbon London Lyon Madrid Manila Milan Montreal Moscow Munich Nairobi Naples Oslo Paris Porto Prague "
-    "Quito Riga Rome Seattle Seoul Seville Sydney Tokyo Toronto Tunis Turin Vienna Warsaw Zurich"
-).split()
-COLOURS = (
-    "amber black blue bronze brown coral crimson cyan gold green grey indigo ivory lilac lime magenta maroon olive orange "
-    "pink purple red scarlet silver teal turquoise violet white yellow"
-).split()
-ITEMS = (
-    "lamp chair table clock radio camera guitar piano bicycle kettle carpet mirror jacket backpack tent telescope printer "
-    "keyboard monitor blanket umbrella vase violin drum kite"
-).split()
-LOCKS = "garage gate office locker safe cellar attic studio library garden vault lab".split()
-PETS = "dog cat parrot rabbit horse hamster turtle goat".split()
-SUBJECTS = (
-    "rivers mountains music trains bread coffee tea ships birds trees clouds stars maps books bridges islands castles "
-    "deserts forests oceans storms volcanoes gardens markets chess painting poetry winter summer spring autumn cheese honey "
-    "wool paper glass iron salt sugar spices clocks kites windmills lighthouses caves glaciers whales bees foxes owls horses"
-).split()
-REMARKS = (
-    "They are older than most people think.",
-    "There is a lot to learn about them, and it starts with looking closely.",
-    "People have written about them for many centuries.",
-    "They change slowly, but they never stay the same.",
-    "Some are small and some are very large.",
-    "You find them in almost every country of the world.",
-    "They are best enjoyed with time and good company.",
-    "Children often understand them better than adults do.",
-)
-_ONSETS = "b d f g h j k l m n p r s t v w z br dr gr kr st tr sh th".split()
-_VOWELS = "a e i o u ai ea ia io".split()
-_CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
+import phrasing
+from phrasings import TOGETHER, pick
+from relations import BASES, ITEMS, LOCKED, ME, PETS, PROPERTIES, RELATIONS, RELATIVES, Holder, Relation
+from small_talk import IDLE, REMARKS, SMALL_TALK, SUBJECTS, small_talk
+from structured import Tools, wanted_as_json
+from words import Words
 
-SMALL_TALK = (
-    ("Hello!", "Hello! How can I help you?"),
-    ("Hi", "Hello! How can I help you?"),
-    ("Hello, how are you?", "I am well, thank you. How can I help you?"),
-    ("Thank you.", "You are welcome."),
-    ("Thanks!", "You are welcome."),
-    ("Who are you?", "I am the Upbeat demo model. Tell me some facts and ask me about them later."),
-    ("What can you do?", "I remember what you tell me in this conversation. Tell me some facts and ask me about them later."),
-    ("Good morning.", "Good morning! How can I help you?"),
-    ("Goodbye.", "Goodbye!"),
-)
+__all__ = ["ITEMS", "LOCKS", "REMARKS", "SMALL_TALK", "SUBJECTS", "Conversation", "Fact", "Teller", "conversation", "facts"]
+LOCKS = LOCKED[:12]
+_WEIGHTS = [r.weight for r in RELATIONS]
+NOT_TOLD = "You have not told me."
+#: Relations whose first slot names the whole fact: of these, a conversation has one for each word.
+_BY_WORD = frozenset({"named", "relative", "own", "where", "remember", "the"})
+_ON_EVENTS = frozenset({"when", "day"})
+_BY_KIND = {r.kind: r for r in RELATIONS}
+_WORD_OF = {"does": "car", "number": "phone", "email": "email", "name": "name", "birthday": "birthday"}
 
 
 @dataclass(frozen=True)
@@ -73,167 +39,322 @@ class Fact:
     told: str
     asked: str
     answer: str
+    value: str = ""
+    #: Facts with the same topic exclude or replace each other.
+    topic: tuple[str, ...] = ()
+    relation: Relation | None = None
+    slots: dict[str, str] = field(default_factory=dict, compare=False)
+    key: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.relation.kind if self.relation else ""
 
 
 @dataclass
 class Conversation:
-    """Messages in the OpenAI shape, and the indices of those assistant messages that recall a fact."""
+    """Messages in the OpenAI shape, and which of them recall what.
 
-    messages: list[dict[str, str]] = field(default_factory=list)
+    recalls: indices of the assistant messages that recall a fact. kinds: of each of these, what kind of recall it is. echoes: indices of
+    those that repeat what was just told. tools: functions that may be called, as OpenAI describes them.
+    """
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
     recalls: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    echoes: list[int] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
-    def say(self, user: str, assistant: str, recall: bool = False) -> None:
+    def say(self, user: str, assistant: str, recall: bool = False, kind: str = "") -> None:
         """Append one exchange."""
         self.messages.append({"role": "user", "content": user})
         self.messages.append({"role": "assistant", "content": assistant})
         if recall:
             self.recalls.append(len(self.messages) - 1)
+            self.kinds.append(kind)
 
 
-def invented_name(rng: random.Random) -> str:
-    """A name no list contains, so that copying is learned and not a list of names."""
-    syllables = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(2)]
-    return ("".join(syllables) + rng.choice(["", "", "n", "s", "r", "l"])).capitalize()
+class Teller:
+    """Draws facts, and the words to tell them and to ask for them. held_out_only: those of evaluation."""
+
+    def __init__(self, rng: random.Random, held_out_only: bool = False, words: Words | None = None) -> None:
+        self.rng, self.held_out_only = rng, held_out_only
+        self.words = words or Words(rng, held_out_only)
+
+    def holder(self) -> Holder:
+        roll = self.rng.random()
+        if roll < 0.6:
+            return ME
+        if roll < 0.8:
+            who = self.rng.choice(RELATIVES + PETS[:4])
+            return Holder(f"my {who}", f"my {who}'s", f"your {who}", f"your {who}'s", f"{who}_")
+        name = self.words.cased(self.words.invented(), 1) if self.rng.random() < 0.5 else self.words.person()
+        return Holder(name, f"{name}'s", name, f"{name}'s", f"{name.lower().replace(' ', '_')}_")
+
+    def fact(self, relation: Relation | None = None) -> Fact:
+        """A fact of any relation, or of this one."""
+        rng = self.rng
+        relation = relation or rng.choices(RELATIONS, _WEIGHTS)[0]
+        holder = self.holder() if relation.holders == "any" else ME
+        slots = {**holder.slots(), "h": holder.key}
+        if relation.a is not None:
+            slots["a"] = relation.a(self.words)
+            slots["is"] = "are" if slots["a"].endswith("s") and not slots["a"].endswith("ss") else "is"
+        if relation.kind == "property":
+            slots["b"] = rng.choice(PROPERTIES) if rng.random() < 0.8 else self.words.invented()
+        if relation.kind in BASES:
+            slots["b"] = BASES[relation.kind][slots["a"]]
+        return self.with_value(relation, slots, self._topic(relation, holder, slots))
+
+    def _topic(self, relation: Relation, holder: Holder, slots: dict[str, str]) -> tuple[str, ...]:
+        """What a fact is about, so that two facts answer the same question when it is equal."""
+        topic: tuple[str, ...] = (relation.kind, holder.you, slots.get("a", ""), slots.get("b", ""))
+        if relation.kind in _BY_WORD and holder is ME:
+            topic = ("word", slots["a"])
+        elif relation.kind in _WORD_OF and holder is ME:
+            topic = ("word", _WORD_OF[relation.kind])
+        elif relation.kind in _ON_EVENTS:
+            topic = ("event", slots["a"])
+        return topic
+
+    def with_value(self, relation: Relation, slots: dict[str, str], topic: tuple[str, ...], but: str = "") -> Fact:
+        """The fact with a newly drawn value, which is not `but`."""
+        value = but
+        while value == but:
+            value = (
+                self.words.anything() if relation.kind not in ("age", "count") and self.rng.random() < 0.06 else relation.value(self.words)
+            )
+        answer = phrasing.with_article(phrasing.capitalised(relation.answer.format(**slots, v=value)) + ".")
+        key = self.rng.choice(relation.keys).format(**slots).replace(" ", "_")
+        fact = Fact("", "", answer, value, topic, relation, slots, key)
+        return Fact(self.tell(fact), self.ask(fact), answer, value, topic, relation, slots, key)
+
+    def tell(self, fact: Fact, plain: bool = False) -> str:
+        """A sentence that tells it, newly worded."""
+        assert fact.relation is not None
+        words, slots = pick(self.rng, fact.relation.tells, self.held_out_only), fact.slots
+        if slots["my"].startswith("my ") and self.rng.random() < 0.15:  # my sister Ada
+            who = f"{slots['I']} {self.words.person()}"
+            slots = {**slots, "I": who, "my": f"{who}'s"}
+        elif slots["my"] == "my" and fact.kind == "named" and self.rng.random() < 0.1:
+            slots = {**slots, "my": "our", "I": "we"}
+        return phrasing.told(self.rng, words, slots, fact.value, self.held_out_only, plain)
+
+    def in_one_sentence(self) -> tuple[str, list[Fact]]:
+        """`(what the user says, its facts)`: several about one person or event."""
+        words = pick(self.rng, TOGETHER, self.held_out_only)
+        kinds = [kind for kind in _BY_KIND if "{" + kind + "}" in words]
+        a = next((_BY_KIND[k].a for k in kinds if _BY_KIND[k].a is not None), None)
+        slots = {**ME.slots(), "h": "", "a": a(self.words) if a else "", "is": "is"}
+        made = [self.with_value(_BY_KIND[k], slots, self._topic(_BY_KIND[k], ME, slots)) for k in kinds]
+        return phrasing.told_together(self.rng, words, slots, {f.kind: f.value for f in made}), made
+
+    def ask(self, fact: Fact) -> str:
+        """A question for it, newly worded."""
+        assert fact.relation is not None
+        words = pick(self.rng, fact.relation.asks, self.held_out_only)
+        return phrasing.asked(self.rng, words, fact.slots, self.held_out_only)
+
+    def correction(self, fact: Fact, last: bool) -> tuple[str, Fact]:
+        """`(what the user says, the fact as it is from now on)`. last: it is what was told last."""
+        assert fact.relation is not None
+        new = self.with_value(fact.relation, fact.slots, fact.topic, fact.value)
+        if last and self.rng.random() < 0.65:
+            return phrasing.corrected_shortly(self.rng, new.value, fact.value, self.held_out_only), new
+        words = pick(self.rng, fact.relation.tells, self.held_out_only)
+        return phrasing.corrected(self.rng, words, fact.slots, new.value, self.held_out_only), new
+
+    def together(self, told: list[Fact]) -> str:
+        """One message that tells them all."""
+        if len(told) == 1:
+            return told[0].told
+        if self.rng.random() < 0.5:
+            parts = [self.tell(f) for f in told]
+            return " ".join(p if p.endswith((".", "!")) else p + "." for p in parts)
+        parts = [self.tell(f, plain=True).rstrip(".") for f in told]
+        parts = [parts[0], *(p[0].lower() + p[1:] if _opens_plainly(p) else p for p in parts[1:])]
+        glue = self.rng.choice([" and ", " and ", ", and ", ", "])
+        return (", ".join(parts[:-1]) if len(parts) > 2 else parts[0]) + glue + parts[-1] + "."
 
 
-def person(rng: random.Random) -> str:
-    """A name from the list four times out of five, an invented one otherwise."""
-    return rng.choice(NAMES) if rng.random() < 0.8 else invented_name(rng)
+def _opens_plainly(text: str) -> bool:
+    """Whether a sentence begins with a word of ours, which may be put in lower case."""
+    return text.split()[0] in {"My", "The", "There", "It", "You", "This", "Our", "We", "People", "Call", "At", "On", "Remember", "Please"}
 
 
-def place(rng: random.Random) -> str:
-    """A place from the list, or now and then an invented one."""
-    return rng.choice(PLACES) if rng.random() < 0.85 else invented_name(rng)
-
-
-def code(rng: random.Random) -> str:
-    """Four to six characters: digits mostly, else letters and digits."""
-    n = rng.randint(4, 6)
-    alphabet = "0123456789" if rng.random() < 0.75 else _CODE_LETTERS + "0123456789"
-    return "".join(rng.choice(alphabet) for _ in range(n))
-
-
-def _my_name(rng: random.Random) -> Fact:
-    v = person(rng)
-    told = rng.choice([f"My name is {v}.", f"I am called {v}.", f"My name is {v}.", f"I am {v}.", f"Hi, my name is {v}."])
-    return Fact(told, rng.choice(["What is my name?", "What is my name?", "Who am I?"]), f"Your name is {v}.")
-
-
-def _my_place(rng: random.Random) -> Fact:
-    v = place(rng)
-    told = rng.choice([f"I live in {v}.", f"I live in {v}.", f"My home is in {v}."])
-    return Fact(told, rng.choice(["Where do I live?", "Where is my home?"]), f"You live in {v}.")
-
-
-def _my_colour(rng: random.Random) -> Fact:
-    v = rng.choice(COLOURS)
-    told = rng.choice([f"My favourite colour is {v}.", f"The colour I like best is {v}."])
-    return Fact(told, rng.choice(["What is my favourite colour?", "Which colour do I like best?"]), f"Your favourite colour is {v}.")
-
-
-def _my_pet(rng: random.Random) -> Fact:
-    p, v = rng.choice(PETS), person(rng)
-    return Fact(
-        rng.choice([f"My {p} is called {v}.", f"I have a {p} called {v}."]),
-        rng.choice([f"What is my {p} called?", f"What is the name of my {p}?"]),
-        f"Your {p} is called {v}.",
-    )
-
-
-def _other_place(rng: random.Random) -> Fact:
-    w, v = person(rng), place(rng)
-    return Fact(f"{w} lives in {v}.", f"Where does {w} live?", f"{w} lives in {v}.")
-
-
-def _other_colour(rng: random.Random) -> Fact:
-    w, v = person(rng), rng.choice(COLOURS)
-    return Fact(
-        rng.choice([f"{w} likes {v}.", f"The favourite colour of {w} is {v}."]),
-        rng.choice([f"Which colour does {w} like?", f"What is the favourite colour of {w}?"]),
-        f"{w} likes {v}.",
-    )
-
-
-def _lock_code(rng: random.Random) -> Fact:
-    lock, v = rng.choice(LOCKS), code(rng)
-    return Fact(
-        rng.choice([f"The code of the {lock} is {v}.", f"The {lock} has the code {v}."]),
-        rng.choice([f"What is the code of the {lock}?", f"Which code does the {lock} have?"]),
-        f"The code of the {lock} is {v}.",
-    )
-
-
-def _order(rng: random.Random) -> Fact:
-    item, v = rng.choice(ITEMS), code(rng)
-    return Fact(
-        rng.choice([f"My order number for the {item} is {v}.", f"I ordered a {item}, order number {v}."]),
-        rng.choice([f"What is my order number for the {item}?", f"Which order number does the {item} have?"]),
-        f"Your order number for the {item} is {v}.",
-    )
-
-
-_KINDS = (_my_name, _my_place, _my_colour, _my_pet, _other_place, _other_place, _other_colour, _lock_code, _order)
-
-
-def facts(rng: random.Random, count: int) -> list[Fact]:
-    """`count` facts of which no two share a question or answer form (so that each question has one answer)."""
+def facts(rng: random.Random, count: int, teller: Teller | None = None) -> list[Fact]:
+    """`count` facts of which no two share a topic (so that each question has one answer)."""
+    teller = teller or Teller(rng)
     chosen: list[Fact] = []
-    seen: set[str] = set()
+    seen: set[tuple[str, ...]] = set()
     while len(chosen) < count:
-        fact = rng.choice(_KINDS)(rng)
-        stem = fact.answer.rsplit(" ", 1)[0]  # the answer without its value
-        if stem not in seen:
-            seen.add(stem)
+        # Facts alike make questions hard: now and then the relation of one that was told.
+        fact = teller.fact(rng.choice(chosen).relation if chosen and rng.random() < 0.25 else None)
+        if fact.topic not in seen:
+            seen.add(fact.topic)
             chosen.append(fact)
     return chosen
 
 
-def _acknowledge(rng: random.Random) -> str:
-    return rng.choice(["Noted.", "Okay, I will remember that.", "Thank you, noted."])
+def echo(told: list[Fact]) -> str:
+    """The answer that repeats what was told."""
+    answers = [f.answer for f in told]
+    first = answers[0]
+    lowered = first[0].lower() + first[1:] if first.startswith(("You", "The ")) else first
+    return " ".join(["Noted: " + lowered, *answers[1:]])
 
 
-def _filler(rng: random.Random, conversation: Conversation) -> None:
-    if rng.random() < 0.2:
-        conversation.say(*rng.choice(SMALL_TALK))
-        return
-    subject = rng.choice(SUBJECTS)
-    ask = rng.choice([f"Tell me about {subject}.", f"What do you know about {subject}?", f"Let us talk about {subject}."])
-    # The remarks follow from the subject, so that this part is learned quickly and leaves the capacity to recall.
-    start = SUBJECTS.index(subject)
-    count = rng.randint(1, 3)
-    wish = {1: "", 2: " Say a little more than usual.", 3: " Take your time."}[count]
-    remarks = " ".join(REMARKS[(start + i) % len(REMARKS)] for i in range(count))
-    conversation.say(ask + wish, f"I like to talk about {subject}. {remarks}")
+class Course:
+    """One conversation as it goes on: what holds now, and what was told last."""
+
+    def __init__(self, teller: Teller) -> None:
+        self.teller, self.rng = teller, teller.rng
+        self.talk = Conversation()
+        self.known: dict[tuple[str, ...], Fact] = {}
+        self.last: Fact | None = None
+
+    def tell(self, count: int) -> None:
+        """Tell so many new facts in one message."""
+        rng = self.rng
+        if count > 1 and rng.random() < 0.35:
+            said, new = self.teller.in_one_sentence()
+            if not any(f.topic in self.known for f in new):
+                self._noted(said, new)
+                self.known |= {f.topic: f for f in new}
+                self.last = None
+            return
+        new = [f for f in facts(self.rng, count, self.teller) if f.topic not in self.known]
+        if not new:
+            return
+        if len(new) == 1 and rng.random() < 0.12:
+            self.talk.say(f"{_ended(new[0].told)} {new[0].asked}", new[0].answer, True, "told and asked at once")
+        else:
+            self._noted(self.teller.together(new), new)
+        self.known |= {f.topic: f for f in new}
+        self.last = new[0] if len(new) == 1 else None
+
+    def _noted(self, said: str, new: list[Fact]) -> None:
+        if self.rng.random() < 0.12:  # in passing
+            remark = self.rng.choice(IDLE)
+            said = f"{_ended(said)} {remark}" if self.rng.random() < 0.5 else f"{remark} {said}"
+        plainly = self.rng.random() < (0.12 if len(new) < 3 else 0.25)
+        self.talk.say(said, self.rng.choice(["Noted.", "Okay, I will remember that."]) if plainly else echo(new))
+        if not plainly:
+            self.talk.echoes.append(len(self.talk.messages) - 1)
+
+    def correct(self) -> None:
+        """Tell another value for something."""
+        old = self.last or self.rng.choice(list(self.known.values()))
+        said, new = self.teller.correction(old, self.last is not None)
+        self._noted(said, [new])
+        self.known[new.topic] = new
+        self.last = new
+
+    def ask(self, fact: Fact | None = None) -> None:
+        """Ask for a fact, or for one of those that hold."""
+        fact = fact or self.rng.choice(list(self.known.values()))
+        self.talk.say(self.teller.ask(fact), fact.answer, True, fact.kind)
+        self.last = None
+
+    def ask_two(self) -> None:
+        """Ask for two in one message."""
+        one, two = self.rng.sample(list(self.known.values()), 2)
+        asks = [self.teller.ask(one), self.teller.ask(two)]
+        asks = [a if a.endswith(("?", ".")) else a + "?" for a in asks]
+        self.talk.say(" ".join(asks), f"{one.answer} {two.answer}", True, "two at once")
+        self.last = None
+
+    def ask_all(self) -> None:
+        """Ask for everything."""
+        said = self.rng.choice(
+            [
+                "What do you know about me?",
+                "What did I tell you?",
+                "What do you remember?",
+                "Tell me everything you know.",
+                "what have i told you",
+            ]
+        )
+        self.talk.say(said, " ".join(f.answer for f in self.known.values()), True, "everything")
+        self.last = None
+
+    def ask_unknown(self) -> None:
+        """Ask for what nobody told."""
+        known = list(self.known.values())
+        fact = self.teller.fact(self.rng.choice(known).relation if known and self.rng.random() < 0.5 else None)
+        if fact.topic not in self.known and not any(fact.asked == f.asked for f in known):
+            self.talk.say(fact.asked, NOT_TOLD, True, "not told")
+        self.last = None
+
+    def chat(self) -> None:
+        """Small talk."""
+        self.talk.say(*small_talk(self.rng, self.teller.words))
+        self.last = None
 
 
-def conversation(rng: random.Random, length_tokens: int, count_tokens) -> Conversation:  # type: ignore[no-untyped-def]
+def _ended(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def conversation(
+    rng: random.Random,
+    length_tokens: int,
+    count_tokens,
+    held_out_only: bool = False,
+    structured: bool = False,
+    teller: Teller | None = None,
+) -> Conversation:  # type: ignore[no-untyped-def]
     """A conversation of about `length_tokens` that asks for every fact it told.
 
-    `count_tokens(messages)` returns the length of the rendered messages in tokens. Facts are told in the first
-    exchanges; some questions come soon, the last ones after the filler.
+    `count_tokens(messages)` returns the length of the rendered messages in tokens. Most facts are told early; some questions come soon,
+    the last ones after the small talk. structured: with JSON and tools among them.
     """
-    talk = Conversation()
-    n_facts = max(1, min(rng.randint(2, 7), length_tokens // 40))
-    told = facts(rng, n_facts)
-    if rng.random() < 0.12:  # a first message that tells and asks at once
-        first = told[0]
-        talk.say(f"{first.told} {first.asked}", first.answer, recall=True)
-    i = 0
-    while i < len(told):
-        group = told[i : i + rng.choice([1, 1, 2, 3])]
-        talk.say(" ".join(f.told for f in group), _acknowledge(rng))
-        i += len(group)
-        if rng.random() < 0.25:
-            fact = rng.choice(told[:i])
-            talk.say(fact.asked, fact.answer, recall=True)
-    asks = told[:]
+    course = Course(teller or Teller(rng, held_out_only))
+    talk = course.talk
+    tools = Tools(course) if structured and rng.random() < 0.4 else None
+    if tools:
+        talk.tools = tools.described()
+    if rng.random() < 0.2:
+        talk.messages.append(
+            {
+                "role": "system",
+                "content": rng.choice(
+                    ["You are a helpful assistant.", "Be brief.", "Answer in one sentence.", "You are a friendly assistant."]
+                ),
+            }
+        )
+    chatty = rng.random() ** 2 * 0.5 if length_tokens < 300 else rng.random() * 0.95
+    n_facts = rng.randint(1, max(2, min(10, length_tokens // 40)))
+    reserve = 0
+    while True:
+        used = count_tokens(talk.messages) + (60 if tools else 0)
+        reserve = 24 * min(len(course.known), 6)
+        if used >= length_tokens - reserve - 20 and course.known:
+            break
+        if not course.known or (len(course.known) < n_facts and rng.random() < 0.35):
+            course.tell(rng.choice((1, 1, 1, 1, 2, 2, 3)))
+            continue
+        if rng.random() < chatty:
+            course.chat()
+            continue
+        roll = rng.random()
+        if roll < (0.3 if course.last else 0.06):
+            course.correct()
+        elif roll > 0.94:
+            course.ask_unknown()
+        elif roll < 0.45 and len(course.known) > 1:
+            course.ask_two()
+        elif roll < 0.47 and len(course.known) < 4:
+            course.ask_all()
+        elif roll < 0.62 and structured:
+            if tools and rng.random() < 0.6:
+                tools.call()
+            else:
+                wanted_as_json(course)
+        else:
+            course.ask()
+    asks = list(course.known.values())
     rng.shuffle(asks)
-    reserve = 26 * len(asks)
-    while count_tokens(talk.messages) < length_tokens - reserve - 30:
-        _filler(rng, talk)
-        if rng.random() < 0.15:
-            fact = rng.choice(told)
-            talk.say(fact.asked, fact.answer, recall=True)
     for fact in asks:
-        talk.say(fact.asked, fact.answer, recall=True)
+        course.ask(fact)
     return talk

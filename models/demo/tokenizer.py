@@ -1,49 +1,80 @@
-"""Makes the demo model's tokenizer: byte-level BPE with single digits, ChatML markers and a chat template.
+"""Makes the demo model's tokenizer: whole words of the phrasings are one token each, every other word is spelled byte by byte.
 
-Any text has an encoding (bytes are the base), whole common words are one token, and codes are spelled digit by digit.
+No merges: a word is in the vocabulary or its bytes are. So every name, known or not, is copied in the same way, letter by letter. Digits
+stand alone. Any text has an encoding.
+
+The vocabulary beside this file is older than the last phrasings: a new one has some other rare words, and needs a new training.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import random
 from pathlib import Path
 
-from conversations import conversation
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from conversations import Teller, conversation
+from small_talk import IDLE, SMALL_TALK
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from words import COMMON, NoWords
 
 VOCAB_SIZE = 2048
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{%- macro described(tools) %}{{ '\n\nTools:' }}{% for tool in tools %}{% set f = tool['function'] %}{{ '\n' + f['name'] + '(' }}"
+    "{% if f['parameters'] and f['parameters']['properties'] %}{{ f['parameters']['properties'] | join(', ') }}{% endif %}{{ ')' }}"
+    "{% if f['description'] %}{{ ': ' + f['description'] }}{% endif %}{% endfor %}{% endmacro %}"
+    "{%- if tools and messages[0]['role'] != 'system' %}{{ '<|im_start|>system' + described(tools) + '<|im_end|>\n' }}{% endif %}"
+    "{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') }}"
+    "{% if tools and loop.first and message['role'] == 'system' %}{{ described(tools) }}{% endif %}"
+    "{% for call in message['tool_calls'] or [] %}{% set f = call['function'] %}"
+    "{{ ('\n' if message['content'] or not loop.first else '') + '<tool_call>\n{\"name\": \"' + f['name'] + '\", \"arguments\": ' }}"
+    "{{ f['arguments'] if f['arguments'] is string else f['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# Words keep their leading space; digits and capital letters inside codes stand alone.
-_PIECES = Regex(r"[0-9]|[A-Z](?=[A-Z0-9])|(?<=[A-Z0-9])[A-Z]| ?[A-Za-z][a-z]+| ?\p{L}+| ?[^\s\p{L}0-9]+|\s+(?!\S)|\s")
+# Words keep their leading space; digits and line breaks stand alone.
+_PIECES = Regex(r"[0-9]|'(?:s|m|re|ve|d|ll|t)\b| ?\p{L}+| ?[^\s\p{L}0-9]+|\s+(?!\S)|\s")
 
 
-def corpus(seed: int = 7, count: int = 6000) -> list[str]:
-    """Plain text of `count` generated conversations."""
+def pieces(text: str, cutter: pre_tokenizers.PreTokenizer) -> list[str]:
+    """The text's words in the letters in which byte-level tokenizers spell bytes."""
+    return [piece for piece, _ in cutter.pre_tokenize_str(text)]
+
+
+def vocabulary(cutter: pre_tokenizers.PreTokenizer, seed: int = 7, count: int = 5000) -> dict[str, int]:
+    """Specials, the 256 bytes, the words of the phrasings (values left out) and COMMON, most frequent first."""
     rng = random.Random(seed)
-    texts = []
+    found: collections.Counter[str] = collections.Counter()
+    teller = Teller(rng, words=NoWords(rng))
     for _ in range(count):
-        talk = conversation(rng, 300, lambda ms: sum(len(m["content"]) for m in ms) // 4)
-        texts.append("".join(f"{m['role']}\n{m['content']}\n" for m in talk.messages))
-    return texts
+        talk = conversation(rng, 400, lambda ms: sum(len(m["content"]) for m in ms) // 3, structured=True, teller=teller)
+        listed = [t["function"] for t in talk.tools]
+        texts = [m["content"] for m in talk.messages] + [
+            f"\n{f['name']}({', '.join(f['parameters']['properties'])}): {f['description']}" for f in listed
+        ]
+        found.update(p for text in texts for p in pieces(text, cutter))
+    found.update(p for pair in SMALL_TALK for text in pair for p in pieces(text, cutter))
+    found.update(p for text in IDLE for p in pieces(text, cutter))
+    known = {text: n for n, text in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    roles = ["system", "user", "assistant", "tool", "Tools"]
+    always = [*roles, *(p for word in COMMON for p in pieces(f" {word}", cutter)), *COMMON]
+    for piece in [*always, *(p for p, _ in found.most_common())]:
+        if len(known) < VOCAB_SIZE and not (len(piece) == 2 and piece[0] == "Ġ" and piece[1].isupper() and piece != "ĠI"):
+            known.setdefault(piece, len(known))
+    return known
 
 
 def build(directory: Path) -> None:
-    """Train the tokenizer and write `tokenizer.json` and `tokenizer_config.json` into `directory`."""
-    tok = Tokenizer(models.BPE())
-    tok.normalizer = normalizers.NFC()
-    tok.pre_tokenizer = pre_tokenizers.Sequence(
+    """Make the tokenizer and write `tokenizer.json` and `tokenizer_config.json` into `directory`."""
+    cutter = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(_PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
+    tok = Tokenizer(models.BPE(vocabulary(cutter), [], ignore_merges=True))
+    tok.normalizer = normalizers.NFC()
+    tok.pre_tokenizer = cutter
     tok.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tok.train_from_iterator(corpus(), trainer)
+    tok.add_special_tokens(SPECIALS)
     tok.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -14,19 +14,21 @@ import pytest
 
 from loadtest.stack import Stack
 from runtime.config import load_config
+from runtime.model_config import load_config as load_model_config
 from tests.e2e.chat import Chat, script
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
 SMALL = {"hbm_gib": 0.022, "dram_gib": 0.25}
 CHUNK = 64
+LAYERS = load_model_config(MODEL).layers
 
 
 def lines(seed: int) -> list[str]:
     """What the user says in two turns, the first half a dozen chunks long; no two sessions share a chunk."""
     opening, question = script(seed)[:2]
     return [
-        f"This is talk {seed}. " + "Please keep all of this in mind while we talk, because I will come back to it later. " * 12 + opening,
+        f"This is talk {seed}. " + "Please keep all of this in mind while we talk, because I will come back to it later. " * 18 + opening,
         question,
     ]
 
@@ -99,7 +101,7 @@ def flood(stack: Stack, answer_tokens: int) -> dict[str, Any]:
     """A request that takes as much of node-1's HBM as one may."""
     nodes = httpx.get(f"{stack.url}/v1/fleet", timeout=10).json()["nodes"]
     pages = next(int(n["hbm_pages_total"]) for n in nodes if n["node"] == "node-1")
-    tokens = (int(pages / 6 * 0.95) - 2) * CHUNK
+    tokens = (int(pages / LAYERS * 0.95) - 2) * CHUNK
     body = {"model": stack.model_name(), "prompt": [5 + i % 900 for i in range(tokens - answer_tokens)]}
     settings = {"max_tokens": answer_tokens, "temperature": 0, "ignore_eos": True}
     reply = httpx.post(f"{stack.url}/v1/completions", json=body | settings, headers={"X-Upbeat-Node": "node-1"}, timeout=120)
@@ -139,7 +141,7 @@ def test_case_2_under_pressure_last_layers_are_purged_for_nothing_and_only_they_
     purged = sum(map(sum, full.values())) - sum(map(sum, left.values()))
     assert pressed['evicted_bytes_total{reason="advised",tier="hbm"}'] == purged * page
     flooded = (usage["prompt_tokens"] + usage["completion_tokens"] - 1) // CHUNK
-    until(lambda: metrics(stack, 1)["saved_bytes_total"] == before["saved_bytes_total"] + flooded * 6 * page)  # only its own chunks
+    until(lambda: metrics(stack, 1)["saved_bytes_total"] == before["saved_bytes_total"] + flooded * LAYERS * page)  # only its own chunks
     assert all(whole(stack, f"s{seed}", "node-1", "dram") for seed in chats)
     for seed, chat in chats.items():
         missing = sum(full[seed]) - sum(layers_in(stack, f"s{seed}", "node-1", "hbm"))

@@ -336,7 +336,15 @@ def test_a_list_of_templates_gives_the_one_for_tools_when_there_are_tools(tmp_pa
     assert loaded.decode(loaded.render(TALK, TOOLS)) == "<tool_call> 2" and loaded.decode(loaded.render(TALK)) == "plain"
 
 
-def test_a_template_without_tools_is_told_in_words(codec: TextCodec) -> None:
+#: A template that knows no tools.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_a_template_without_tools_is_told_in_words(tmp_path: Path) -> None:
+    codec = TextCodec.load(directory_with(tmp_path, chat_template=CHATML))
     assert codec.dialect is GENERIC
     text = codec.decode(codec.render(TOOL_TALK, TOOLS))
     assert text.startswith("system\n" + generic_notice(TOOLS) + "\n")
@@ -345,6 +353,19 @@ def test_a_template_without_tools_is_told_in_words(codec: TextCodec) -> None:
     briefed = codec.decode(codec.render([{"role": "system", "content": "Be brief."}, *TOOL_TALK], TOOLS))
     assert briefed.startswith("system\nBe brief.\n\n" + generic_notice(TOOLS)) and briefed.count("system\n") == 1
     assert codec.decode(codec.render(TOOL_TALK[:1])) == "user\nWeather?\nassistant\n"
+
+
+def test_the_demo_template_tells_tools_calls_and_results_as_transformers_does(codec: TextCodec) -> None:
+    assert codec.dialect is HERMES
+    objects = [{**CALL, "function": {"name": "get_weather", "arguments": {"c": "Rome"}}}] * 2
+    for talk in (TOOL_TALK, [{"role": "system", "content": "Be brief."}, *TOOL_TALK]):
+        theirs = [m if not m.get("tool_calls") else {**m, "content": "", "tool_calls": objects} for m in talk]
+        assert codec.render(talk, TOOLS) == AutoTokenizer.from_pretrained(DEMO).apply_chat_template(
+            theirs, tools=TOOLS, add_generation_prompt=True, return_dict=False
+        )
+    text = codec.decode(codec.render(TOOL_TALK, TOOLS))
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"c": "Rome"}}\n</tool_call>'
+    assert text.startswith("system\n\nTools:\nget_weather(") and f"assistant\n{call}\n{call}\n" in text and "tool\nsunny\n" in text
 
 
 def test_arguments_that_are_no_object_stay_text(tmp_path: Path) -> None:
