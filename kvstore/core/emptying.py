@@ -4,7 +4,7 @@ Of the class that nobody wants any more, whole slabs go before single pieces: on
 of them from being emptied for the next hint, which may not displace it.
 
 Looking is dear, so a plan looks at the first victims of all kinds once, keeps what it found in order, and looks further only
-while there is nothing else to take.
+while there is nothing else to take, and at no more victims than it is told.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvstore.core.prefetch import quarter
 from kvstore.core.vacating import Vacating
 
 #: So many victims are looked at first, and then so many times more.
-_LOOK, _FURTHER = 64, 16
+LOOK, _FURTHER = 64, 16
 
 
 def _rather(price: VictimKey, cost: VictimKey) -> bool:
@@ -28,13 +28,16 @@ def _rather(price: VictimKey, cost: VictimKey) -> bool:
 
 
 class Emptying:
-    """The slabs that one plan may empty, cheapest first. `below`: only pieces that stand below it; None: any."""
+    """The slabs that one plan may empty, cheapest first. `below`: only pieces that stand below it; None: any. `most`: victims that
+    may be looked at. `looked_at`: how many were."""
 
-    def __init__(self, ledger: Ledger, victims: Victims, plan: Vacating, below: Below | None) -> None:
+    def __init__(self, ledger: Ledger, victims: Victims, plan: Vacating, below: Below | None, most: float) -> None:
         self._ledger = ledger
         self._victims = victims
         self._plan = plan
         self._below = below
+        self._most = most
+        self.looked_at = 0
         self._values: dict[int, VictimKey | None] = {}
         self._found: list[tuple[VictimKey, int, list[Slab]]] = []  #: the cheapest last
         self._looked = 0
@@ -51,13 +54,13 @@ class Emptying:
                     return None
                 self._found.pop()
                 return slabs
-            if self._all or (cost is not None and self._looked):
+            if self._all or self._looked >= self._most or (cost is not None and self._looked):
                 return None
             self._look()
 
     def _look(self) -> None:
         """Find what can be emptied among the slabs of the first victims."""
-        self._looked = self._looked * _FURTHER or _LOOK
+        self._looked = self._looked * _FURTHER or LOOK
         heads = self._victims.heads()
         seen: set[int] = set()
         count = 0
@@ -73,6 +76,7 @@ class Emptying:
                 if window is not None:
                     self._found.append((max(cast(VictimKey, self._worth(s)) for s in window), slab.base, window))
         heads.close()
+        self.looked_at += count
         self._all = count < self._looked
         self._found.sort(key=lambda f: f[:2], reverse=True)
 

@@ -10,11 +10,12 @@ takes the place of somebody's last layers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
-from kvstore.core.emptying import Emptying
+from kvstore.core.emptying import LOOK, Emptying
 from kvstore.core.eviction import Below, VictimKey, Victims, kinds_of, protected
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Instruction
@@ -26,6 +27,10 @@ from kvstore.core.vacating import Vacating
 
 #: Room is made for so much at once: this share of the arena, and no more than these bytes.
 _HEADROOM, _HEADROOM_BYTES = 32, 16 << 20
+
+#: After a look through more victims than this that found no room, slabs are not looked for again for so long, in seconds for each of the
+#: victims. A look takes a tenth of that, and so at most a tenth of the time of a store whose arena is full of what may not leave.
+_MANY, _AGAIN_S = 1000, 2e-4
 
 #: What to free next: one slot, or slabs.
 _Step = int | list[Slab]
@@ -43,6 +48,7 @@ class Room:
         self._out = out
         self._victims = Victims(index, sessions, layer_priority=layer_priority)
         self._futile: dict[tuple[object, ...], int] = {}  #: what found no room -> the ledger's `changes` then
+        self._again_s: dict[Below | None, float] = {}  #: when slabs may be looked for again below it
 
     def reserve(self, pieces: Sequence[tuple[Chunk, int]], now: float, *, below: Below | None) -> list[int] | None:
         """A reserved slot for each (chunk, layer), all of one model, or None. `below`: evict only what stands below it; None: any."""
@@ -74,26 +80,32 @@ class Room:
             self._futile.clear()
 
     def _evict_ahead(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None) -> bool:
-        """As `_evict`, for more than is needed where that can be had: what comes next wants as much, and choosing is dear."""
+        """As `_evict`, for more than is needed where that can easily be had: what comes next wants as much, and choosing is dear."""
         size = sum(kind.size * count for kind, count in needs.items())
         ahead = min(self._ledger.arena_bytes // _HEADROOM, _HEADROOM_BYTES) // size
-        if ahead > 1 and self._evict(Counter({kind: count * ahead for kind, count in needs.items()}), granules, now, below):
+        more = Counter({kind: count * ahead for kind, count in needs.items()})
+        if ahead > 1 and self._may_look(now, below) and self._evict(more, granules, now, below, most=LOOK):
             return True
         return self._evict(needs, granules, now, below)
 
-    def _evict(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None) -> bool:
-        """Free what makes `begin` succeed; false, and nothing changed, when nothing does."""
+    def _evict(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None, most: float = math.inf) -> bool:
+        """Free what makes `begin` succeed; false, and nothing changed, when nothing does. most: victims whose slabs may be looked at."""
         question = (frozenset(needs.items()), granules, below)
         self.refresh(now)
         if self._futile.get(question) == self._ledger.changes:
             return False
         plan = Vacating(self._ledger, needs, granules)
-        emptying = Emptying(self._ledger, self._victims, plan, below)
+        emptying = Emptying(self._ledger, self._victims, plan, below, most if self._may_look(now, below) else 0)
         while not plan.enough():
             step = self._next(plan, emptying, below)
             if step is None:
+                if emptying.looked_at:
+                    self._out.append(Counted("victims_looked_at_in_vain", emptying.looked_at))
                 self._victims.settle()
-                self._futile[question] = self._ledger.changes
+                if emptying.looked_at and most == math.inf:
+                    self._futile[question] = self._ledger.changes
+                if emptying.looked_at > _MANY:
+                    self._again_s[below] = now + _AGAIN_S * emptying.looked_at
                 return False
             if isinstance(step, int):
                 plan.free_slot(step)
@@ -107,6 +119,10 @@ class Room:
         self._victims.settle()
         self._out.extend(Counted("evicted_bytes", size, ("dram", reason)) for reason, size in evicted.items())
         return True
+
+    def _may_look(self, now: float, below: Below | None) -> bool:
+        """Whether slabs may be looked for: not soon after that was in vain."""
+        return now >= self._again_s.get(below, now)
 
     def _piece_at(self, offset: int) -> tuple[Chunk, int]:
         slab = self._ledger.slab_at(offset)

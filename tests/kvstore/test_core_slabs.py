@@ -14,7 +14,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from kvstore.core.eviction import kind_of, under
 from kvstore.core.index import Chunk, Index
-from kvstore.core.instructions import Instruction
+from kvstore.core.instructions import Counted, Instruction
 from kvstore.core.ledger import GRANULE_BYTES, Ledger, SlotKind, slot_bytes, suitable_granule
 from kvstore.core.prefetch import band_of, quarter
 from kvstore.core.room import Room
@@ -386,3 +386,28 @@ class RoomMachine(RuleBasedStateMachine):
 
 TestRoomMachine = RoomMachine.TestCase
 TestRoomMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_a_full_arena_of_what_may_not_leave_is_not_looked_through_for_every_chunk_that_comes():
+    """A store spent half of its time on that, and answered nobody meanwhile."""
+    desk = Desk(128, 64 * SLOT)
+    small, large = shape(b"a", 8), shape(b"b", 8, 8)
+    assert desk.fill(desk.session("a", small, 1000))
+    chunks = list(desk.index.resident.values())
+    for chunk in chunks[::8]:  # one in each slab
+        desk.ledger.pin(chunk.offsets[0])
+        for layer in (2, 4, 6):
+            desk.ledger.pin(chunk.offsets[layer])
+    desk.out.clear()
+    wanted = desk.session("b", large, 50)
+    for chunk in wanted:
+        desk.now += 0.01
+        assert not desk.fill([chunk])
+    looked = sum(i.amount for i in desk.out if isinstance(i, Counted) and i.what == "victims_looked_at_in_vain")
+    assert 1000 < looked < 10_000, "all once, and not again for each of fifty"
+    for chunk in chunks[::8]:
+        for layer in (0, 2, 4, 6):
+            desk.ledger.unpin(chunk.offsets[layer])
+    desk.now += 60
+    assert desk.fill(wanted[:1]), "looked for again, and found"
+    desk.ledger.validate()
