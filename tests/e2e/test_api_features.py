@@ -48,6 +48,8 @@ TOOLS: Any = [
     },
 ]
 ASKED: Any = [{"role": "user", "content": "The code of the garage is K4417. What is the code of the garage?"}]
+#: So that draws differ: at lower temperatures the demo model's answer is nearly always the greedy one.
+DRAWN: Any = {"temperature": 2.0, "extra_body": {"ignore_eos": True}}
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 
@@ -146,13 +148,13 @@ def test_choices_are_equal_when_greedy_and_reproducible_when_drawn(client: opena
     prompt = ASKED[0]["content"] + " Please remember it. " * 40
     greedy = chat(client, messages=[{"role": "user", "content": prompt}], n=3, max_tokens=12)
     assert [c.index for c in greedy.choices] == [0, 1, 2] and len({c.message.content for c in greedy.choices}) == 1
-    settings: dict[str, Any] = {"n": 4, "temperature": 1.2, "seed": 11, "max_tokens": 12}
+    settings: dict[str, Any] = {"n": 4, "seed": 11, "max_tokens": 40} | DRAWN
     texts = [c.message.content for c in chat(client, **settings).choices]
     assert len(set(texts)) > 1
     assert streamed(client, **settings)[0] == texts
     assert chat(client, **{**settings, "n": 1}).choices[0].message.content == texts[0]
     usage = chat(client, **settings).usage
-    assert usage.prompt_tokens == chat(client, max_tokens=1).usage.prompt_tokens and usage.completion_tokens > 12
+    assert usage.prompt_tokens == chat(client, max_tokens=1).usage.prompt_tokens and usage.completion_tokens == 4 * 40
 
 
 def test_logprobs_spell_the_answer_byte_by_byte(client: openai.OpenAI) -> None:
@@ -168,8 +170,9 @@ def test_logprobs_spell_the_answer_byte_by_byte(client: openai.OpenAI) -> None:
 
 
 def test_a_seed_holds_whatever_runs_beside_it(client: openai.OpenAI) -> None:
-    wish: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 40}
+    wish: dict[str, Any] = {"seed": 5, "max_tokens": 40} | DRAWN
     alone = chat(client, **wish).choices[0].message.content
+    assert alone != chat(client, **wish | {"seed": 6}).choices[0].message.content
     others = [
         threading.Thread(target=chat, args=(client,), kwargs={"temperature": 1.0, "max_tokens": 60, "n": 1 + i % 3}) for i in range(5)
     ]
