@@ -28,8 +28,17 @@ NOT_TOLD = "You have not told me."
 #: Relations whose first slot names the whole fact: of these, a conversation has one for each word.
 _BY_WORD = frozenset({"named", "relative", "own", "where", "remember", "the"})
 _ON_EVENTS = frozenset({"when", "day"})
+_VERBS = frozenset(verb for bases in BASES.values() for verb in bases)
 _BY_KIND = {r.kind: r for r in RELATIONS}
-_WORD_OF = {"does": "car", "number": "phone", "email": "email", "name": "name", "birthday": "birthday"}
+_WORD_OF = {
+    "does": "car",
+    "number": "phone",
+    "email": "email",
+    "name": "name",
+    "birthday": "birthday",
+    "employer": "company",
+    "home": "house",
+}
 
 
 @dataclass(frozen=True)
@@ -55,23 +64,26 @@ class Fact:
 class Conversation:
     """Messages in the OpenAI shape, and which of them recall what.
 
-    recalls: indices of the assistant messages that recall a fact. kinds: of each of these, what kind of recall it is. echoes: indices of
-    those that repeat what was just told. tools: functions that may be called, as OpenAI describes them.
+    recalls: indices of the assistant messages that recall a fact. kinds: of each of these, what kind of recall it is. values: of each,
+    what it has to name, in this order. echoes: indices of those that repeat what was just told. tools: functions that may be called, as
+    OpenAI describes them.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     recalls: list[int] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
+    values: list[list[str]] = field(default_factory=list)
     echoes: list[int] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
 
-    def say(self, user: str, assistant: str, recall: bool = False, kind: str = "") -> None:
-        """Append one exchange."""
+    def say(self, user: str, assistant: str, recall: bool = False, kind: str = "", values: tuple[str, ...] = ()) -> None:
+        """Append one exchange. values: what the answer names, if it recalls something."""
         self.messages.append({"role": "user", "content": user})
         self.messages.append({"role": "assistant", "content": assistant})
         if recall:
             self.recalls.append(len(self.messages) - 1)
             self.kinds.append(kind)
+            self.values.append([*values])
 
 
 class Teller:
@@ -91,14 +103,18 @@ class Teller:
         name = self.words.cased(self.words.invented(), 1) if self.rng.random() < 0.5 else self.words.person()
         return Holder(name, f"{name}'s", name, f"{name}'s", f"{name.lower().replace(' ', '_')}_")
 
-    def fact(self, relation: Relation | None = None) -> Fact:
-        """A fact of any relation, or of this one."""
+    def fact(self, relation: Relation | None = None, of: dict[str, str] | None = None) -> Fact:
+        """A fact of any relation, or of this one. of: slots of another fact, whose holder and word it has where the relation allows."""
         rng = self.rng
         relation = relation or rng.choices(RELATIONS, _WEIGHTS)[0]
-        holder = self.holder() if relation.holders == "any" else ME
+        holder = ME
+        if relation.holders == "any":
+            holder = self.holder() if of is None else ME if of["I"] == "I" else Holder(of["I"], of["my"], of["you"], of["your"], of["h"])
         slots = {**holder.slots(), "h": holder.key}
         if relation.a is not None:
-            slots["a"] = relation.a(self.words)
+            word = of.get("a", "") if of else ""
+            fits = word in BASES[relation.kind] if relation.kind in BASES else word and word not in _VERBS
+            slots["a"] = word if fits else relation.a(self.words)
             slots["is"] = "are" if slots["a"].endswith("s") and not slots["a"].endswith("ss") else "is"
         if relation.kind == "property":
             slots["b"] = rng.choice(PROPERTIES) if rng.random() < 0.8 else self.words.invented()
@@ -132,7 +148,7 @@ class Teller:
     def tell(self, fact: Fact, plain: bool = False) -> str:
         """A sentence that tells it, newly worded."""
         assert fact.relation is not None
-        words, slots = pick(self.rng, fact.relation.tells, self.held_out_only), fact.slots
+        words, slots = pick(self.rng, fact.relation.tells, self.held_out_only, _of_another(fact)), self._spelled(fact.slots)
         if slots["my"].startswith("my ") and self.rng.random() < 0.15:  # my sister Ada
             who = f"{slots['I']} {self.words.person()}"
             slots = {**slots, "I": who, "my": f"{who}'s"}
@@ -152,16 +168,21 @@ class Teller:
     def ask(self, fact: Fact) -> str:
         """A question for it, newly worded."""
         assert fact.relation is not None
-        words = pick(self.rng, fact.relation.asks, self.held_out_only)
-        return phrasing.asked(self.rng, words, fact.slots, self.held_out_only)
+        words = pick(self.rng, fact.relation.asks, self.held_out_only, _of_another(fact))
+        return phrasing.asked(self.rng, words, self._spelled(fact.slots), self.held_out_only)
+
+    def _spelled(self, slots: dict[str, str]) -> dict[str, str]:
+        """The slots with colour in either spelling."""
+        american = self.rng.random() < 0.4
+        return {name: "color" if text == "colour" and american else text for name, text in slots.items()}
 
     def correction(self, fact: Fact, last: bool) -> tuple[str, Fact]:
         """`(what the user says, the fact as it is from now on)`. last: it is what was told last."""
         assert fact.relation is not None
         new = self.with_value(fact.relation, fact.slots, fact.topic, fact.value)
-        if last and self.rng.random() < 0.65:
+        if last and self.rng.random() < 0.7:
             return phrasing.corrected_shortly(self.rng, new.value, fact.value, self.held_out_only), new
-        words = pick(self.rng, fact.relation.tells, self.held_out_only)
+        words = pick(self.rng, fact.relation.tells, self.held_out_only, _of_another(fact))
         return phrasing.corrected(self.rng, words, fact.slots, new.value, self.held_out_only), new
 
     def together(self, told: list[Fact]) -> str:
@@ -175,6 +196,10 @@ class Teller:
         parts = [parts[0], *(p[0].lower() + p[1:] if _opens_plainly(p) else p for p in parts[1:])]
         glue = self.rng.choice([" and ", " and ", ", and ", ", "])
         return (", ".join(parts[:-1]) if len(parts) > 2 else parts[0]) + glue + parts[-1] + "."
+
+
+def _of_another(fact: Fact) -> bool:
+    return fact.slots["I"] != "I"
 
 
 def _opens_plainly(text: str) -> bool:
@@ -211,6 +236,8 @@ class Course:
         self.teller, self.rng = teller, teller.rng
         self.talk = Conversation()
         self.known: dict[tuple[str, ...], Fact] = {}
+        #: Every value that was told, also those that hold no more.
+        self.told: set[str] = set()
         self.last: Fact | None = None
 
     def tell(self, count: int) -> None:
@@ -220,18 +247,25 @@ class Course:
             said, new = self.teller.in_one_sentence()
             if not any(f.topic in self.known for f in new):
                 self._noted(said, new)
-                self.known |= {f.topic: f for f in new}
+                self._hold(new)
                 self.last = None
             return
         new = [f for f in facts(self.rng, count, self.teller) if f.topic not in self.known]
         if not new:
             return
-        if len(new) == 1 and rng.random() < 0.12:
-            self.talk.say(f"{_ended(new[0].told)} {new[0].asked}", new[0].answer, True, "told and asked at once")
+        if rng.random() < (0.2 if len(new) == 1 else 0.1):
+            asked = rng.choice(new)
+            self.talk.say(
+                f"{_ended(self.teller.together(new))} {asked.asked}", asked.answer, True, "told and asked at once", (asked.value,)
+            )
         else:
             self._noted(self.teller.together(new), new)
-        self.known |= {f.topic: f for f in new}
+        self._hold(new)
         self.last = new[0] if len(new) == 1 else None
+
+    def _hold(self, new: list[Fact]) -> None:
+        self.known |= {f.topic: f for f in new}
+        self.told |= {f.value for f in new}
 
     def _noted(self, said: str, new: list[Fact]) -> None:
         if self.rng.random() < 0.12:  # in passing
@@ -247,13 +281,15 @@ class Course:
         old = self.last or self.rng.choice(list(self.known.values()))
         said, new = self.teller.correction(old, self.last is not None)
         self._noted(said, [new])
-        self.known[new.topic] = new
+        self._hold([new])
         self.last = new
+        if self.rng.random() < 0.25:
+            self.ask(new)
 
     def ask(self, fact: Fact | None = None) -> None:
         """Ask for a fact, or for one of those that hold."""
         fact = fact or self.rng.choice(list(self.known.values()))
-        self.talk.say(self.teller.ask(fact), fact.answer, True, fact.kind)
+        self.talk.say(self.teller.ask(fact), fact.answer, True, fact.kind, (fact.value,))
         self.last = None
 
     def ask_two(self) -> None:
@@ -261,7 +297,7 @@ class Course:
         one, two = self.rng.sample(list(self.known.values()), 2)
         asks = [self.teller.ask(one), self.teller.ask(two)]
         asks = [a if a.endswith(("?", ".")) else a + "?" for a in asks]
-        self.talk.say(" ".join(asks), f"{one.answer} {two.answer}", True, "two at once")
+        self.talk.say(" ".join(asks), f"{one.answer} {two.answer}", True, "two at once", (one.value, two.value))
         self.last = None
 
     def ask_all(self) -> None:
@@ -275,14 +311,21 @@ class Course:
                 "what have i told you",
             ]
         )
-        self.talk.say(said, " ".join(f.answer for f in self.known.values()), True, "everything")
+        known = list(self.known.values())
+        self.talk.say(said, " ".join(f.answer for f in known), True, "everything", tuple(f.value for f in known))
         self.last = None
 
     def ask_unknown(self) -> None:
         """Ask for what nobody told."""
         known = list(self.known.values())
-        fact = self.teller.fact(self.rng.choice(known).relation if known and self.rng.random() < 0.5 else None)
-        if fact.topic not in self.known and not any(fact.asked == f.asked for f in known):
+        told, roll = self.rng.choice(known), self.rng.random()
+        if roll < 0.45:  # the same of another
+            fact = self.teller.fact(told.relation)
+        elif roll < 0.75:  # another of the same
+            fact = self.teller.fact(of=told.slots)
+        else:
+            fact = self.teller.fact()
+        if fact.topic not in self.known and not any(fact.asked == f.asked for f in known) and not _answered(fact, known):
             self.talk.say(fact.asked, NOT_TOLD, True, "not told")
         self.last = None
 
@@ -290,6 +333,29 @@ class Course:
         """Small talk."""
         self.talk.say(*small_talk(self.rng, self.teller.words))
         self.last = None
+
+
+#: Facts that answer a question for the other as well.
+_ANSWERS_TOO = {
+    "birthday": {"year"},
+    "year": {"birthday"},
+    "likes": {"hobby"},
+    "hobby": {"likes"},
+    "day": {"when"},
+    "room": {"where"},
+    "where": {"room"},
+    "the": {"remember", "own"},
+    "remember": {"the", "own"},
+    "own": {"remember", "the"},
+    "relative": {"named"},
+    "named": {"relative"},
+}
+
+
+def _answered(fact: Fact, known: list[Fact]) -> bool:
+    """Whether a fact that was told may be taken for the answer to this one's question."""
+    alike = _ANSWERS_TOO.get(fact.kind, set())
+    return any(f.kind in alike and f.slots.get("a") == fact.slots.get("a") and f.slots["you"] == fact.slots["you"] for f in known)
 
 
 def _ended(text: str) -> str:
@@ -338,15 +404,15 @@ def conversation(
             course.chat()
             continue
         roll = rng.random()
-        if roll < (0.3 if course.last else 0.06):
+        if roll < (0.38 if course.last else 0.08):
             course.correct()
-        elif roll > 0.94:
+        elif roll > 0.88:
             course.ask_unknown()
-        elif roll < 0.45 and len(course.known) > 1:
+        elif roll < 0.35 and len(course.known) > 1:
             course.ask_two()
-        elif roll < 0.47 and len(course.known) < 4:
+        elif roll < 0.37 and len(course.known) < 4:
             course.ask_all()
-        elif roll < 0.62 and structured:
+        elif roll < 0.56 and structured:
             if tools and rng.random() < 0.6:
                 tools.call()
             else:
@@ -357,4 +423,6 @@ def conversation(
     rng.shuffle(asks)
     for fact in asks:
         course.ask(fact)
+        if rng.random() < 0.08:
+            course.ask_unknown()
     return talk

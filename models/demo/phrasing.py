@@ -40,7 +40,7 @@ def _spoken(rng: random.Random, phrasing: str, slots: dict[str, str], values: di
         for long, short in _CONTRACTIONS:
             if long == "{I} {am}" and not mine:
                 continue
-            phrasing = phrasing.replace(long, short)
+            phrasing = re.sub(re.escape(long) + r"(?= \S)", lambda _, short=short: short, phrasing)
         if rng.random() < casual:
             phrasing = phrasing.replace("'m", "m").replace("what's", "whats").replace("name's", "name is").replace("don't", "dont")
     lower = rng.random() < casual
@@ -88,18 +88,21 @@ def asked(rng: random.Random, phrasing: str, slots: dict[str, str], held_out_onl
     inner = indirect(phrasing) if roll < 0.25 else None
     if inner is not None:
         phrasing = pick(rng, ASKING_INDIRECTLY, held_out_only).replace("{}", inner)
-    elif roll < 0.5 and re.match(r"(what|who|which|where|when|how|at|on|in) ", phrasing):
+    elif roll < 0.5 and re.match(r"(what|who|whom|which|where|when|how|at|on|in|to|by|for|from|with|as) ", phrasing):
         phrasing = pick(rng, ASKING, held_out_only).replace("{}", phrasing)
-    if re.match(r"(please )?(tell|remind|say|I) ", phrasing) and end:
+    if re.match(r"(please |now |just )?(tell|remind|say|give|name|repeat|show|recall|help|I) ", phrasing) and end:
         end = rng.choice([".", "?", "."])
     return _spoken(rng, phrasing, slots, {}, end, 0.2)
 
 
 def indirect(phrasing: str) -> str | None:
     """The question in another sentence ("what is my name": "what my name is"); None where that takes more than moving a word."""
-    match = re.match(r"^(what|where|when|who|how old) (is|was|am|are|\{am\}|\{is\}) (.+)$", phrasing)
+    match = re.match(r"^(what|where|when|who|how old) (is|was|am|are|\{am\}|\{is\}) (?!it )([^,]+)$", phrasing)
     if match:
-        return f"{match[1]} {match[3]} {match[2]}"
+        asked, verb, rest = match.groups()
+        subject = re.match(r"(I|we|\{I\})\b|.+?(?= (?:going|scheduled|held|hidden|called|named|again|now)\b)|.+", rest)
+        assert subject is not None
+        return f"{asked} {subject[0]} {verb}{rest[subject.end() :]}"
     match = re.match(
         r"^(what|where|which \S+|what \S+|who) (?:do|\{do\}) (I|\{I\}) (live|work|like|love|speak|drive|have|enjoy|hate)\b(.*)$", phrasing
     )

@@ -1,8 +1,8 @@
 """What can be told: each relation's answer, values and names in JSON. The ways to tell it and to ask for it are in phrasings.toml.
 
-A phrasing has slots: {v} the value; {my}, {I}, {am}, {have}, {do}, {s} the holder of the fact, as the user speaks of it; {your}, {you},
-{are} as the assistant does; {a} and {b} further words, such as the pet's kind; {is}: is or are, by {a}. An answer has one form, so that one
-text is right.
+A phrasing has slots: {v} the value; {my}, {me}, {I}, {am}, {have}, {do}, {s} the holder of the fact, as the user speaks of it; {your},
+{you}, {are} as the assistant does; {a} and {b} further words, such as the pet's kind; {is}: is or are, by {a}. An answer has one form, so
+that one text is right.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Holder:
     def slots(self) -> dict[str, str]:
         me = self.I == "I"
         forms = (
-            {"am": "am", "have": "have", "do": "do", "s": "", "are": "are"}
+            {"am": "am", "have": "have", "do": "do", "s": "", "are": "are", "me": "me"}
             if me
-            else {"am": "is", "have": "has", "do": "does", "s": "s", "are": "is"}
+            else {"am": "is", "have": "has", "do": "does", "s": "s", "are": "is", "me": self.I}
         )
         return {"I": self.I, "my": self.my, "you": self.you, "your": self.your, **forms}
 
@@ -44,11 +44,11 @@ PETS = (
 )
 NAMED = [*PETS, *"boat car company band village school team baby robot street ship project house bike".split()]
 FAVOURITES = (
-    "colour color food drink book film movie song band city country animal fruit sport game number season dish flower tree artist "
+    "colour food drink book film movie song band city country animal fruit sport game number season dish flower tree artist "
     "author subject dessert singer place hobby language team restaurant"
 ).split()
 OF_PEOPLE = (
-    "nickname surname title password pin size hero secret birthplace language nationality team school car bike doctor dentist hotel flight "
+    "nickname surname title password pin size hero secret nationality team school car bike doctor dentist hotel flight "
     "address street postcode username email phone shoe seat star password goal dream instrument"
 ).split()
 OF_TWO_WORDS = (

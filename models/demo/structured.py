@@ -154,7 +154,17 @@ class Tools:
         told = " ".join(parts)
         if verb == "get" and noun in _ASKED_NOUNS and rng.random() < 0.6:
             wish = (
-                rng.choice(["What is the {}", "How is the {}", "What's the {}", "Tell me the {}", "what is the {} like"]).format(noun)
+                rng.choice(
+                    [
+                        "What is the {}",
+                        "How is the {}",
+                        "What's the {}",
+                        "Tell me the {}",
+                        "what is the {} like",
+                        "Give me the {}",
+                        "I need the {}",
+                    ]
+                ).format(noun)
                 + f" {told}"
                 + rng.choice(["?", "?", ""])
             )
@@ -171,6 +181,7 @@ class Tools:
             course.talk.messages.append({"role": "assistant", "content": f"The result is {result}."})
             course.talk.recalls.append(len(course.talk.messages) - 1)
             course.talk.kinds.append("tool result")
+            course.talk.values.append([result])
         course.last = None
 
     def _argument(self, name: str) -> tuple[str, str]:

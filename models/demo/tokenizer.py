@@ -2,8 +2,6 @@
 
 No merges: a word is in the vocabulary or its bytes are. So every name, known or not, is copied in the same way, letter by letter. Digits
 stand alone. Any text has an encoding.
-
-The vocabulary beside this file is older than the last phrasings: a new one has some other rare words, and needs a new training.
 """
 
 from __future__ import annotations
@@ -14,11 +12,12 @@ import random
 from pathlib import Path
 
 from conversations import Teller, conversation
+from phrasings import words_of_phrasings
 from small_talk import IDLE, SMALL_TALK
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from words import COMMON, NoWords
 
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 2560
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{%- macro described(tools) %}{{ '\n\nTools:' }}{% for tool in tools %}{% set f = tool['function'] %}{{ '\n' + f['name'] + '(' }}"
@@ -42,6 +41,10 @@ def pieces(text: str, cutter: pre_tokenizers.PreTokenizer) -> list[str]:
     return [piece for piece, _ in cutter.pre_tokenize_str(text)]
 
 
+def _capitalised(word: str) -> str:
+    return word[0].upper() + word[1:]
+
+
 def vocabulary(cutter: pre_tokenizers.PreTokenizer, seed: int = 7, count: int = 5000) -> dict[str, int]:
     """Specials, the 256 bytes, the words of the phrasings (values left out) and COMMON, most frequent first."""
     rng = random.Random(seed)
@@ -59,6 +62,9 @@ def vocabulary(cutter: pre_tokenizers.PreTokenizer, seed: int = 7, count: int = 
     known = {text: n for n, text in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     roles = ["system", "user", "assistant", "tool", "Tools"]
     always = [*roles, *(p for word in COMMON for p in pieces(f" {word}", cutter)), *COMMON]
+    inside, first = words_of_phrasings()
+    for text in (*(f" {w}" for w in inside), *first, *(_capitalised(w) for w in first), *(f" {_capitalised(w)}" for w in first)):
+        always += pieces(text, cutter)
     for piece in [*always, *(p for p, _ in found.most_common())]:
         if len(known) < VOCAB_SIZE and not (len(piece) == 2 and piece[0] == "Ġ" and piece[1].isupper() and piece != "ĠI"):
             known.setdefault(piece, len(known))

@@ -49,7 +49,7 @@ MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 
 
 def config(vocab_size: int, eos: int) -> Qwen3Config:
-    """2.2 M parameters in 5 layers."""
+    """2.3 M parameters in 5 layers."""
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=192,
