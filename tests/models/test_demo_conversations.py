@@ -55,7 +55,11 @@ def test_the_answer_holds_the_value_that_was_told_last(renderer: Renderer) -> No
             course.correct()
         [fact] = course.known.values()
         course.ask()
-        told, _, _, answer = [m["content"] for m in course.talk.messages][-4:]
+        messages = [m["content"] for m in course.talk.messages]
+        stated = [i for i in range(1, len(messages), 2) if i not in course.talk.recalls] or [
+            1
+        ]  # what is told and asked at once comes first
+        told, answer = messages[stated[-1] - 1], messages[-1]
         assert fact.value in told and fact.value in answer and answer == fact.answer
 
 
@@ -81,23 +85,54 @@ def test_positions_grow_and_gaps_lie_between_messages_only(renderer: Renderer) -
     assert gaps > 10
 
 
-def test_evaluation_takes_right_answers_and_refuses_wrong_ones(renderer: Renderer) -> None:
+def test_exact_answers_are_told_from_others(renderer: Renderer) -> None:
     text = '{"city": "New Oslo", "n": 42}'
     right = renderer.encode(text + "<|im_end|>")
 
     def judged(other: str) -> bool:
         best = renderer.encode(other + "<|im_end|>")
-        return evaluate.is_right("JSON", text, best, renderer)
+        return evaluate.is_exact("JSON", text, best, renderer)
 
     assert judged(text) and judged('{"town": "New Oslo", "m": 42}')  # the keys are the schema's
     assert not judged('{"city": "New Oslu", "n": 42}') and not judged('{"city": "New Oslo", "n": 43}')
     longer = list(right)
     longer[right.index(renderer.encode('",')[0])] = renderer.encode("x")[0]
-    assert not evaluate.is_right("JSON", text, longer, renderer)
-    assert evaluate.is_right("name", text, right, renderer) and not evaluate.is_right("name", text, longer, renderer)
+    assert not evaluate.is_exact("JSON", text, longer, renderer)
+    assert evaluate.is_exact("name", text, right, renderer) and not evaluate.is_exact("name", text, longer, renderer)
+
+    called = '<tool_call>\n{"name": "get_news", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    other = renderer.encode(called.replace("news", "song") + "<|im_end|>")
+    assert not evaluate.is_exact("tool call", called, other, renderer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("Your cat is called Rex.", True),
+        ("Your cat's name is Rex, I think.", True),
+        ("Your cat is called Rexx.", False),
+        ("Your cat is called rex.", False),
+        ("Your cat is called Rex. You live in Oslo.", False),
+        ("Your dog is called Rex.", True),
+        ("Your cat is called Bo.", False),
+        ("You have not told me.", False),
+    ],
+)
+def test_a_right_answer_names_the_value_and_no_other_that_was_told(answer: str, right: bool) -> None:
+    assert evaluate.is_right("Your cat is called Rex.", ["Rex"], {"Rex", "Oslo", "Bo"}, answer) is right
+
+
+def test_of_two_values_both_are_named_in_order_and_of_none_none() -> None:
+    wanted, told = "Your name is Bo. You live in Oslo.", {"Bo", "Oslo"}
+    assert evaluate.is_right(wanted, ["Bo", "Oslo"], told, "You are Bo. Oslo is your home.")
+    assert not evaluate.is_right(wanted, ["Bo", "Oslo"], told, "You live in Oslo. Your name is Bo.")
+    assert not evaluate.is_right(wanted, ["Bo", "Oslo"], told, "Your name is Bo.")
+    assert evaluate.is_right("You have not told me.", [], told, "You have not told me that.")
+    assert not evaluate.is_right("You have not told me.", [], told, "Your name is Bo.")
+    assert not evaluate.is_right("You have not told me.", [], told, "Your name is Al.")
 
 
 def test_evaluation_asks_for_every_kind_of_fact(renderer: Renderer) -> None:
     rng = random.Random(9)
-    kinds = {kind for _ in range(400) for kind in evaluate.held_out_conversation(rng, 300, renderer).kinds}
+    kinds = {kind for _ in range(400) for kind in evaluate.held_out_conversation(rng, 300, renderer).talk.kinds}
     assert {r.kind for r in RELATIONS} | {"JSON", "tool call", "not told", "told and asked at once"} <= kinds
