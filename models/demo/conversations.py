@@ -319,9 +319,9 @@ class Course:
         """Ask for what nobody told."""
         known = list(self.known.values())
         told, roll = self.rng.choice(known), self.rng.random()
-        if roll < 0.45:  # the same of another
+        if roll < 0.4:  # the same of another
             fact = self.teller.fact(told.relation)
-        elif roll < 0.75:  # another of the same
+        elif roll < 0.65:  # another of the same
             fact = self.teller.fact(of=told.slots)
         else:
             fact = self.teller.fact()
@@ -406,7 +406,7 @@ def conversation(
         roll = rng.random()
         if roll < (0.38 if course.last else 0.08):
             course.correct()
-        elif roll > 0.88:
+        elif roll > 0.85:
             course.ask_unknown()
         elif roll < 0.35 and len(course.known) > 1:
             course.ask_two()
@@ -423,6 +423,6 @@ def conversation(
     rng.shuffle(asks)
     for fact in asks:
         course.ask(fact)
-        if rng.random() < 0.08:
+        if rng.random() < 0.12:
             course.ask_unknown()
     return talk

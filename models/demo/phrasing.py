@@ -107,9 +107,9 @@ def indirect(phrasing: str) -> str | None:
         r"^(what|where|which \S+|what \S+|who) (?:do|\{do\}) (I|\{I\}) (live|work|like|love|speak|drive|have|enjoy|hate)\b(.*)$", phrasing
     )
     if match:
-        return f"{match[1]} {match[2]} {match[3]}{'{s}' if match[2] == '{I}' and match[3] != 'have' else ''}{match[4]}".replace(
-            "have", "have"
-        )
+        another = match[2] == "{I}"
+        verb = match[3] if not another else "{have}" if match[3] == "have" else match[3] + "{s}"
+        return f"{match[1]} {match[2]} {verb}{match[4]}"
     return None
 
 

@@ -56,9 +56,8 @@ def test_the_answer_holds_the_value_that_was_told_last(renderer: Renderer) -> No
         [fact] = course.known.values()
         course.ask()
         messages = [m["content"] for m in course.talk.messages]
-        stated = [i for i in range(1, len(messages), 2) if i not in course.talk.recalls] or [
-            1
-        ]  # what is told and asked at once comes first
+        # What is told and asked at once comes first, if at all.
+        stated = [i for i in range(1, len(messages), 2) if i not in course.talk.recalls] or [1]
         told, answer = messages[stated[-1] - 1], messages[-1]
         assert fact.value in told and fact.value in answer and answer == fact.answer
 

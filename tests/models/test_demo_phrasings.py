@@ -37,6 +37,15 @@ def test_every_word_of_a_held_out_phrasing_stands_in_trained_ones_of_its_list() 
     assert not missing
 
 
+def test_every_phrasing_has_a_place_for_what_is_said() -> None:
+    needed = {"CORRECTING_SHORTLY": "{v}", "AS_JSON": "", "TOGETHER": "{"}
+    for name in phrasings.WRAPPED_LISTS:
+        assert not [line for line in LISTS[name] if needed.get(name, "{}") not in line], name
+    for kind in phrasings.TELLS:
+        assert not [line for line in phrasings.TELLS[kind] if line.count("{v}") != 1], kind
+        assert not [line for line in phrasings.ASKS[kind] if "{v}" in line], kind
+
+
 def test_no_phrasing_stands_twice_in_a_list_of_wrappers() -> None:
     for name in phrasings.WRAPPED_LISTS:
         assert len(set(LISTS[name])) == len(LISTS[name]), name
