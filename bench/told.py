@@ -107,9 +107,14 @@ def policies() -> list[str]:
 
 def demo() -> list[str]:
     found = read(ROOT / "models" / "demo" / "result.json")
-    shares = [f"{100 * of['exact_answers']:.1f} % at {quoted(lengths)}" for lengths, of in found.items() if isinstance(of, dict)]
-    question = "the demo model's exact answers to held-out words in held-out phrasings"
-    return [question, ", ".join(shares), "`.venv/bin/python models/demo/evaluate.py --answers 250`"]
+    by_length = {lengths: of for lengths, of in found.items() if isinstance(of, dict)}
+
+    def shares(name: str) -> str:
+        return ", ".join(f"{100 * of[name]:.1f} % at {quoted(lengths)}" for lengths, of in by_length.items())
+
+    question = "the demo model's answers about held-out words in held-out phrasings: the wanted value and no other, letter by letter"
+    answer = f"{shares('right_answers')}; the wanted sentence to the last character: {shares('exact_answers')}"
+    return [question, answer, "`.venv/bin/python models/demo/evaluate.py --answers 400`"]
 
 
 def result() -> str:

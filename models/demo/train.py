@@ -1,16 +1,13 @@
 """Trains the demo model from scratch on generated conversations, with a growing length, on a CPU.
 
-    .venv/bin/python models/demo/train.py --minutes 40 --processes 2
+    .venv/bin/python models/demo/train.py --minutes 60 --processes 2
 
 Rows grow from 128 to 2,048 tokens in stages of the training's time. Matrices are trained by Muon, embeddings and norms by AdamW. Each core
 has a process of its own, and they average their gradients at each step: threads that share every operation wait for each other most of the
 time where other programs run. A checkpoint is written every two minutes, with the weights as they are then in `--out`; an interrupted run
 goes on from it. Stages and learning rate go by time, so that a new run differs.
 
-The weights beside this file come from a run of 46 minutes (7,475 steps) on two cores beside other programs. After the first nine minutes
-phrasings were added, and statements were repeated more often; after 23 the learning rate had fallen to nothing and rose again. They are the
-weighted mean of what it had then (0.3) and at its end (0.7), which answers more of the everyday facts of `tests/worker/test_demo_model.py`
-than the end alone and as many held-out ones. So a new run gives other weights.
+The weights beside this file come from one run from scratch of the command above (STEPS steps) on two cores.
 """
 
 from __future__ import annotations
