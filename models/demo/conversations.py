@@ -124,7 +124,8 @@ class Teller:
 
     def _topic(self, relation: Relation, holder: Holder, slots: dict[str, str]) -> tuple[str, ...]:
         """What a fact is about, so that two facts answer the same question when it is equal."""
-        topic: tuple[str, ...] = (relation.kind, holder.you, slots.get("a", ""), slots.get("b", ""))
+        own = [slots.get(name, "") for name in ("a", "b")] if relation.a is not None else []
+        topic: tuple[str, ...] = (relation.kind, holder.you, *own)
         if relation.kind in _BY_WORD and holder is ME:
             topic = ("word", slots["a"])
         elif relation.kind in _WORD_OF and holder is ME:

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from conversations import NOT_TOLD, Course, Teller
 from rows import HERE, Rendered, Renderer
-from structured import Tools, wanted_as_json
+from structured import Tools, in_values, wanted_as_json
 from transformers import Qwen3ForCausalLM
 
 #: Seeds that training never draws from.
@@ -65,19 +65,6 @@ def held_out_conversation(rng: random.Random, length_tokens: int, renderer: Rend
     elif structured:
         wanted_as_json(course)
     return course
-
-
-def in_values(text: str) -> list[bool]:
-    """Of each character of a JSON object, or of a call of a tool, whether it belongs to a value (the tool's name is one)."""
-    inside, after_colon, quoted = [], False, False
-    for character in text:
-        if character == '"':
-            quoted = not quoted
-        elif not quoted and character in ":,{}":
-            after_colon = character == ":"
-        belongs = character != '"' and after_colon and (quoted or character not in " :")
-        inside.append(belongs)
-    return inside
 
 
 def is_exact(kind: str, text: str, best: list[int], renderer: Renderer) -> bool:

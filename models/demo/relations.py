@@ -230,6 +230,7 @@ RELATIONS = (
         ("{h}{a}", "{h}number_of_{a}", "{h}{a}_count"),
         "any",
         a=lambda w: w.rng.choice(COUNTED) if w.rng.random() < 0.7 else w.invented(),
+        weight=1.3,
     ),
     Relation(
         "price",
@@ -240,7 +241,9 @@ RELATIONS = (
         weight=0.8,
     ),
     Relation("done", "you {a} {v}", Words.anything, ("{a}", "{b}"), a=lambda w: w.rng.choice(DONE).split(":")[0], weight=1.3),
-    Relation("gone", "you {a} to {v}", Words.place, ("destination", "{b}_to", "place"), a=lambda w: w.rng.choice(GONE).split(":")[0]),
+    Relation(
+        "gone", "you {a} to {v}", Words.place, ("destination", "{b}_to", "place"), a=lambda w: w.rng.choice(GONE).split(":")[0], weight=1.3
+    ),
     Relation("wish", "you want to {b} {v}", Words.anything, ("wants_to_{b}", "{b}", "plan"), a=lambda w: w.rng.choice(DONE).split(":")[0]),
     Relation("trip", "you are going to {v}", Words.place, ("destination", "trip", "travel_to")),
     Relation(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conversations import Conversation, conversation
+from structured import in_values
 from transformers import AutoTokenizer
 
 HERE = Path(__file__).parent
@@ -53,6 +54,7 @@ class Renderer:
         """Every message with its head and end; what tools there are stands in the system message."""
         made = Rendered()
         recalls, echoes = set(talk.recalls), set(talk.echoes)
+        objects = {i for i, kind in zip(talk.recalls, talk.kinds, strict=True) if kind == "JSON"}
         messages = talk.messages
         if talk.tools and (not messages or messages[0]["role"] != "system"):
             self._add(made, "<|im_start|>system", listed(talk.tools), 0.0)
@@ -66,6 +68,8 @@ class Renderer:
             )
             if i in recalls:
                 made.recalls.append((begin, len(made.ids) - 1))
+            if i in objects:
+                self._lighten_keys(made, begin, content)
         return made
 
     def _add(self, made: Rendered, head: str, body: str, weight: float) -> int:
@@ -74,6 +78,15 @@ class Renderer:
         made.ids += [*opening, *said, *self.encode("\n")]
         made.weights += [0.0] * len(opening) + [weight] * len(said) + [0.0]
         return begin
+
+    def _lighten_keys(self, made: Rendered, begin: int, text: str) -> None:
+        """Of a JSON object that begins at token `begin`, values and their ends keep their weight: the keys are the schema's."""
+        inside, at = [*in_values(text), False], 0
+        for i, token in enumerate(self.encode(text)):
+            end = at + len(self.spelling(token))
+            if not any(inside[max(at - 1, 0) : end]):
+                made.weights[begin + i] = ANSWER
+            at = end
 
 
 def listed(tools: list[dict[str, Any]]) -> str:

@@ -48,6 +48,19 @@ def _keyed(rng: random.Random, known: list[Fact], words: Words) -> dict[str, Any
     return dict(items)
 
 
+def in_values(text: str) -> list[bool]:
+    """Of each character of a JSON object, or of a call of a tool, whether it belongs to a value (the tool's name is one)."""
+    inside, after_colon, quoted = [], False, False
+    for character in text:
+        if character == '"':
+            quoted = not quoted
+        elif not quoted and character in ":,{}":
+            after_colon = character == ":"
+        belongs = character != '"' and after_colon and (quoted or character not in " :")
+        inside.append(belongs)
+    return inside
+
+
 def wanted_as_json(course: Course) -> None:
     """Ask for some of what holds as JSON."""
     rng = course.rng
@@ -105,6 +118,13 @@ _SAID_OF_MINE = {
 }
 
 
+def _said_alike(one: str, other: str) -> bool:
+    """Whether a wish may say both in the same words, so that nobody could tell which is which."""
+    if one not in _ARGUMENTS or other not in _ARGUMENTS:
+        return one == other
+    return bool({*_ARGUMENTS[one][0]} & {*_ARGUMENTS[other][0]})
+
+
 class Tools:
     """The tools of one conversation, and the user's wishes that call them."""
 
@@ -123,7 +143,12 @@ class Tools:
 
     def _drawn(self) -> list[str]:
         count = self.rng.choice((1, 1, 1, 2, 2, 3))
-        return list(dict.fromkeys(self.rng.choice([*_ARGUMENTS, self.words.invented()]) for _ in range(count)))
+        drawn: list[str] = []
+        while len(drawn) < count:
+            name = self.rng.choice([*_ARGUMENTS, self.words.invented()])
+            if not any(_said_alike(name, other) for other in drawn):
+                drawn.append(name)
+        return drawn
 
     def described(self) -> list[dict[str, Any]]:
         """As OpenAI describes functions."""

@@ -29,10 +29,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 #: (share of the time, tokens in a step of all processes, lengths in tokens of which each step draws one)
 STAGES: tuple[tuple[float, int, tuple[int, ...]], ...] = (
-    (0.22, 4096, (128,)),
+    (0.18, 4096, (128,)),
     (0.20, 4096, (128, 256)),
-    (0.33, 4096, (128, 256, 512, 512)),
-    (0.25, 4096, (128, 256, 512, 1024, 1024, 2048)),
+    (0.34, 4096, (128, 256, 512, 512)),
+    (0.28, 4096, (128, 256, 512, 1024, 1024, 2048)),
 )
 MAX_POSITION = 16384
 #: Plain matrix products are faster than flash attention for short rows.
