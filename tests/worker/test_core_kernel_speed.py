@@ -40,9 +40,7 @@ def test_kernels_wider_than_what_the_system_says_it_has_are_no_reason_to_complai
 
 @pytest.mark.parametrize("products", PRODUCTS)
 @pytest.mark.parametrize(("beyond", "complains"), [(-0.3, True), (-0.01, True), (0.01, False)])
-def test_products_far_below_what_they_should_reach_are_complained_of(
-    products: str, beyond: float, complains: bool
-) -> None:
+def test_products_far_below_what_they_should_reach_are_complained_of(products: str, beyond: float, complains: bool) -> None:
     share = SHARE_AT_LEAST[products] + beyond
     found = complaint(replace(WELL, products=products, product_gflops=share * 138), ZEN3)
     assert ("138" in found and f"{share:.0%}" in found) == complains

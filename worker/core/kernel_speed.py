@@ -14,7 +14,8 @@ REGISTERS: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx512f", "fma"}),
 }
 #: By products: below this share of what float32 instructions can do something is wrong. `portable` products reach 0.8 to 0.95. An
-#: instruction on pairs does twice the work of one in float32, or as much (Intel starts half as many of them); tiles do up to 32 times as much.
+#: instruction on pairs does twice the work of one in float32, or as much (Intel starts half as many of them); tiles do up to 32 times as
+#: much.
 SHARE_AT_LEAST = {"portable": 0.4, "pairs": 0.6, "tiles": 2.0}
 
 
