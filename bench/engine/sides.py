@@ -97,6 +97,17 @@ def ours(said: dict[str, Any], scratch: Path) -> Side:
     return Side("ours", [sys.executable, str(HERE / "ours.py")], env, said, scratch / "ours.log")
 
 
+def before(commit: str, said: dict[str, Any], scratch: Path) -> Side:
+    """Our engine as it was at `commit`, in a work tree under .cache that stays. Raises NoPeer where git has no such commit."""
+    tree = ROOT / ".cache" / "bench-engine" / commit
+    if not tree.exists():
+        made = subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", str(tree), commit], capture_output=True, text=True)
+        if made.returncode:
+            raise NoPeer(f"no work tree of {commit}: {made.stderr.strip()}")
+    env = os.environ | {"PYTHONPATH": str(tree)}
+    return Side(f"before ({commit})", [sys.executable, str(tree / "bench" / "engine" / "ours.py")], env, said, scratch / "before.log")
+
+
 def theirs(said: dict[str, Any], scratch: Path) -> Side:
     """vLLM at its best settings on a CPU: Intel's OpenMP of its wheel, its threads bound, all in one process."""
     cache = ENVIRONMENT / ("cache-avx2" if said["avx2"] else "cache")
