@@ -97,13 +97,24 @@ def ours(said: dict[str, Any], scratch: Path) -> Side:
     return Side("ours", [sys.executable, str(HERE / "ours.py")], env, said, scratch / "ours.log")
 
 
+def commit_of(name: str) -> str:
+    """The hash of the commit that git knows by this name, which may mean another one tomorrow. Raises NoPeer."""
+    return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise NoPeer(f"git {' '.join(arguments)} fails: {done.stderr.strip() or 'no such commit'}")
+    return done.stdout.strip()
+
+
 def before(commit: str, said: dict[str, Any], scratch: Path) -> Side:
-    """Our engine as it was at `commit`, in a work tree under .cache that stays. Raises NoPeer where git has no such commit."""
+    """Our engine as it was at `commit` (`commit_of`), in a work tree under .cache that stays. Raises NoPeer when there can be none."""
     tree = ROOT / ".cache" / "bench-engine" / commit
     if not tree.exists():
-        made = subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", str(tree), commit], capture_output=True, text=True)
-        if made.returncode:
-            raise NoPeer(f"no work tree of {commit}: {made.stderr.strip()}")
+        _git("worktree", "prune")
+        _git("worktree", "add", "--detach", str(tree), commit)
     env = os.environ | {"PYTHONPATH": str(tree)}
     return Side(f"before ({commit})", [sys.executable, str(tree / "bench" / "engine" / "ours.py")], env, said, scratch / "before.log")
 
