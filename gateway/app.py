@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -33,14 +34,13 @@ from gateway.intake import expect_continue
 from gateway.parts import PARTS, Parts
 from gateway.routes import (
     advisory,
-    api_page,
+    browser_pages,
     chat,
     client_secrets,
     completions,
     events,
     models,
     ops,
-    playground,
     sessions,
     tokens,
     web_sdk,
@@ -98,12 +98,12 @@ def build(parts: Parts) -> web.Application:
     get("/version", ops.version)
     get("/metrics", ops.metrics)
     get("/openapi.json", ops.description)
-    get("/docs", api_page.page)
-    get("/docs/{name}", api_page.part)
+    get("/docs", browser_pages.API_PAGE.page)
+    get("/docs/{name}", browser_pages.API_PAGE.part)
     get("/upbeat.js", web_sdk.show)
     get("/upbeat.mjs", web_sdk.show)
-    get("/", playground.page)
-    get("/playground/{name}", playground.part)
+    get("/", browser_pages.PLAYGROUND.page)
+    get("/playground/{name}", browser_pages.PLAYGROUND.part)
     return app
 
 
@@ -181,7 +181,8 @@ class Gateway:
         if self._warm:
             parts.decoding.start()
         # Compressing them takes a tenth of a second, once: no answer that is being streamed shall wait for it.
-        await asyncio.gather(*map(asyncio.to_thread, (playground.files, api_page.files, web_sdk.files)))
+        reads: tuple[Callable[[], object], ...] = (browser_pages.PLAYGROUND.read, browser_pages.API_PAGE.read, web_sdk.files)
+        await asyncio.gather(*map(asyncio.to_thread, reads))
         # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
         options = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -30,6 +31,8 @@ from scheduler.workflows import Workflows
 log = telemetry.logger("scheduler")
 _STATUS = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
 _TICK_S = 0.5
+#: So many hints of a message are placed, each as long as a turn is, before others who wait have their answers.
+_HINTS_IN_A_ROW = 4
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -120,8 +123,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Place each hint and tell the node's store. A hint nobody can use is dropped without a word."""
         now = self.clock.now()
         hints = [hint_from_wire(advisory, i, now) for i, advisory in enumerate(request.advisories)]
-        for hint in in_order(hints, now):
+        for placed, hint in enumerate(in_order(hints, now), 1):
             self.reports.carry_out(self.control.advise(hint, now), now)
+            if placed % _HINTS_IN_A_ROW == 0:
+                await asyncio.sleep(0)
         pending = [self.control.advisories.get(hint.session) for hint in hints]
         nodes = [p.node if p is not None and p.hint.advisory_id == h.advisory_id else "" for p, h in zip(pending, hints, strict=True)]
         return scheduler_pb2.AdviseReply(nodes=nodes, placements=[self._promise(hint, now) for hint in hints])

@@ -23,6 +23,9 @@ from worker.core.shared_step import room_of, share
 from worker.core.trials import Trials
 from worker.saving import Saving
 
+#: For so long sequences are admitted between two steps, and one at least, in seconds: those that run wait for it.
+ADMIT_S = 0.005
+
 
 class Scheduling:
     """Admits waiting sequences and puts batches together; mutates sequences and the device's cache. Engine thread only."""
@@ -79,10 +82,12 @@ class Scheduling:
         whose tenant has little here, those of a tenant that holds more than its share.
         """
         self._queue = None
+        began_s = self.device.clock.now()
         live = list(sequences)
         here = self.admission.here = _here(live)
         self._look(live, here)
         waiting = [s for s in live if s.state is State.WAITING]
+        running = any(s.state is State.RUNNING for s in here)
         for s in self._in_order(waiting, len(here)) if self._some_may_come(waiting, here) else ():
             if self.device.settings.cache and awaits_prompt(s, live, self.device.shape.chunk_tokens):
                 continue
@@ -90,6 +95,8 @@ class Scheduling:
                 break
             here += [s] if s.state is State.LOADING else []
             self._shares = None
+            if running and self.device.clock.now() - began_s > ADMIT_S:
+                break  # the others are admitted after a step
         for s in live:
             if s.state is State.LOADING:
                 self.admission.try_start(s, alone=not any(other.state is State.RUNNING for other in live))

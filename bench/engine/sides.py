@@ -97,6 +97,28 @@ def ours(said: dict[str, Any], scratch: Path) -> Side:
     return Side("ours", [sys.executable, str(HERE / "ours.py")], env, said, scratch / "ours.log")
 
 
+def commit_of(name: str) -> str:
+    """The hash of the commit that git knows by this name, which may mean another one tomorrow. Raises NoPeer."""
+    return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise NoPeer(f"git {' '.join(arguments)} fails: {done.stderr.strip() or 'no such commit'}")
+    return done.stdout.strip()
+
+
+def before(commit: str, said: dict[str, Any], scratch: Path) -> Side:
+    """Our engine as it was at `commit` (`commit_of`), in a work tree under .cache that stays. Raises NoPeer when there can be none."""
+    tree = ROOT / ".cache" / "bench-engine" / commit
+    if not tree.exists():
+        _git("worktree", "prune")
+        _git("worktree", "add", "--detach", str(tree), commit)
+    env = os.environ | {"PYTHONPATH": str(tree)}
+    return Side(f"before ({commit})", [sys.executable, str(tree / "bench" / "engine" / "ours.py")], env, said, scratch / "before.log")
+
+
 def theirs(said: dict[str, Any], scratch: Path) -> Side:
     """vLLM at its best settings on a CPU: Intel's OpenMP of its wheel, its threads bound, all in one process."""
     cache = ENVIRONMENT / ("cache-avx2" if said["avx2"] else "cache")

@@ -166,15 +166,17 @@ export class Chat {
       this.#why(response.headers.get("X-Upbeat-Why"));
       for await (const chunk of this.#api.events(response)) {
         if (chunk.error) throw new Error(chunk.error.message);
-        const delta = chunk.choices[0]?.delta?.content;
-        if (delta) {
+        const { content = "", reasoning_content: thought = "" } = chunk.choices[0]?.delta ?? {};
+        if (content || thought) {
           if (ttftMs === null) {
             ttftMs = performance.now() - sent;
             // This turn's hint is used up: the first key of the next message is to hint at once, not after the rest of four seconds.
             this.#switchHints();
           }
-          said += delta;
+          said += content ?? "";
           answer.text.textContent = said;
+          if (thought) this.#thinks(answer, thought);
+          if (content && answer.thoughts) answer.thoughts.open = false;
           by("messages").scrollTop = by("messages").scrollHeight;
         }
         usage = chunk.usage ?? usage;
@@ -256,6 +258,19 @@ export class Chat {
   }
 
   // ---- the page
+  /** What the model thinks stands above what it says. It is not sent back with the next turn. */
+  #thinks(answer, thought) {
+    if (!answer.thoughts) {
+      answer.thoughts = document.createElement("details");
+      answer.thoughts.open = true;
+      const summary = document.createElement("summary");
+      summary.textContent = "Thoughts";
+      answer.thoughts.append(summary, document.createElement("p"));
+      answer.text.before(answer.thoughts);
+    }
+    answer.thoughts.lastChild.textContent += thought;
+  }
+
   #message(role, text) {
     const item = document.createElement("li");
     item.className = role;

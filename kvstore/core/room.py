@@ -25,8 +25,8 @@ from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
 from kvstore.core.vacating import Vacating
 
-#: Room is made for so much at once: this share of the arena, and no more than these bytes.
-_HEADROOM, _HEADROOM_BYTES = 32, 16 << 20
+#: Room is made for so much at once: this share of the arena, and no more than these bytes and pieces: others wait while victims are chosen.
+_HEADROOM, _HEADROOM_BYTES, _HEADROOM_PIECES = 32, 16 << 20, 64
 
 #: After a look through more victims than this that found no room, slabs are not looked for again for so long, in seconds for each of the
 #: victims. A look takes a tenth of that, and so at most a tenth of the time of a store whose arena is full of what may not leave.
@@ -82,7 +82,7 @@ class Room:
     def _evict_ahead(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None) -> bool:
         """As `_evict`, for more than is needed where that can easily be had: what comes next wants as much, and choosing is dear."""
         size = sum(kind.size * count for kind, count in needs.items())
-        ahead = min(self._ledger.arena_bytes // _HEADROOM, _HEADROOM_BYTES) // size
+        ahead = min(min(self._ledger.arena_bytes // _HEADROOM, _HEADROOM_BYTES) // size, _HEADROOM_PIECES // needs.total())
         more = Counter({kind: count * ahead for kind, count in needs.items()})
         if ahead > 1 and self._may_look(now, below) and self._evict(more, granules, now, below, most=LOOK):
             return True

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -180,10 +181,18 @@ async def attack(h: Hostile, seconds: float, rate: float) -> None:
         await asyncio.gather(*running, return_exceptions=True)
 
 
+def step_aside() -> None:
+    """On one machine with what it attacks, it takes only what is left of the processors: by itself and, where they are shared by session
+    (autogroups, `man 7 sched`), as a session."""
+    os.nice(19)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
+
+
 def main() -> None:
     """Entry point."""
     url, key, seconds, rate, seed = sys.argv[1:6]
-    os.nice(5)  # on one machine with what it attacks
+    step_aside()
     hostile = Hostile(url, key, int(seed))
     asyncio.run(attack(hostile, float(seconds), float(rate)))
     told: dict[str, dict[str, int]] = {}

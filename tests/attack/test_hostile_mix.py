@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.stack import Stack
 from tests.attack.hostile import ATTACKS
-from tests.attack.world import KEYS, MODEL, SETTINGS, Honest, quantile, started
+from tests.attack.world import KEYS, MODEL, SETTINGS, Honest, going_first, quantile, started
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ async def attacked(stack: Stack, number: int) -> Seen:
     await honest.until(lambda: time.monotonic() > end)
     quiet, honest.ttft_s = honest.ttft_s, []
     before = started(stack)
-    # In a session of its own: where processors are shared by session, what it computes would be the honest people's loss.
+    # In a session of its own, so that it can step aside as a session.
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.attack.hostile", stack.url, KEYS["hostile"], str(HOSTILE_S), str(RATE), str(number),
         stdout=asyncio.subprocess.PIPE, cwd=ROOT, start_new_session=True,
@@ -64,7 +64,7 @@ async def attacked(stack: Stack, number: int) -> Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     number = int(os.environ.get("UPBEAT_FAULTS_SEED", random.SystemRandom().randrange(1 << 30)))
     directory = tmp_path_factory.mktemp("stack")
-    with Stack(model=MODEL, nodes=2, directory=directory, hbm_gib=0.25, dram_gib=0.25, settings=SETTINGS) as stack:
+    with Stack(model=MODEL, nodes=2, directory=directory, hbm_gib=0.25, dram_gib=0.25, settings=SETTINGS) as stack, going_first():
         found = asyncio.run(attacked(stack, number))
     for name, statuses in found.told.items():
         print(f"{name}: {statuses}")

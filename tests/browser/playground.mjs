@@ -10,8 +10,9 @@ const { chromium } = createRequire(join(here, "../../web-sdk/package.json"))("pl
 const { URL: url, KEY: key = "", CHROMIUM: program } = process.env;
 const LIMIT_MS = 60_000;
 
-const sets = { keyed: new Map(), fleet: new Map(), speed: new Map() };
+const sets = { keyed: new Map(), thinking: new Map(), fleet: new Map(), speed: new Map() };
 const keyed = (name, run) => sets.keyed.set(name, run);
+const thinking = (name, run) => sets.thinking.set(name, run);
 const fleet = (name, run) => sets.fleet.set(name, run);
 const speed = (name, run) => sets.speed.set(name, run);
 
@@ -273,6 +274,23 @@ keyed("what the server refuses is said, and the conversation goes on", async (ta
   assert.match(await page.textContent("#messages .failed"), /No answer: the prompt is too long/);
   await tab.turn(async () => page.locator("#prompt").pressSequentially("short\n"));
   assert.equal(tab.to("/v1/chat/completions").at(-1).postDataJSON().messages.length, 1, "what was refused is no part of it");
+});
+
+thinking("what the model thinks stands above what it says, folded once it speaks, and is not sent back", async (tab) => {
+  const page = await tab.ready();
+  for (const text of ["hi", "again"]) {
+    const turn = await tab.turn(async () => {
+      await page.fill("#prompt", text);
+      await page.keyboard.press("Enter");
+    });
+    assert.ok(Number(turn.ttft) > 0);
+    const answer = page.locator("#messages .assistant").last();
+    assert.equal(await answer.locator("details p").textContent(), "A cat.");
+    assert.equal(await answer.locator(":scope > p").textContent(), "Hello.");
+    assert.equal(await answer.locator("details").evaluate((details) => details.open), false);
+  }
+  const said = tab.to("/v1/chat/completions").at(-1).postDataJSON().messages.map((message) => message.content);
+  assert.deepEqual(said, ["hi", "Hello.", "again"]);
 });
 
 keyed("the views are chosen with the keyboard, and the fleet is shown", async (tab) => {

@@ -58,6 +58,18 @@ async def test_the_page_with_a_toy_fleet(keyed: dict[str, Any], name: str) -> No
     assert keyed[name] is None, keyed[name]
 
 
+@pytest.fixture(scope="module")
+async def thoughtful() -> AsyncIterator[dict[str, Any]]:
+    async with stack(1, api_keys=[{"key": KEY}]) as s:
+        s.workers[0].says = ["<think>", "\n", "A ", "cat", ".", "\n", "</think>", "\n\n", "Hel", "lo."]
+        yield await run("thinking", s.url, KEY)
+
+
+@pytest.mark.parametrize("name", named("thinking"))
+async def test_the_page_with_a_model_that_thinks(thoughtful: dict[str, Any], name: str) -> None:
+    assert thoughtful[name] is None, thoughtful[name]
+
+
 @pytest.mark.parametrize("path", ["/", "/playground/playground.js", "/playground/playground.css", "/playground/icon.svg"])
 async def test_files_are_served_with_a_policy_that_allows_nothing_foreign(path: str) -> None:
     async with stack(nodes=1, api_keys=[{"key": KEY}]) as s, s.http.get(s.url + path) as answer:

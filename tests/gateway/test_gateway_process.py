@@ -105,6 +105,15 @@ async def test_processes_share_the_port_and_each_answers_for_the_metrics_of_all(
 
         await until(both, 30)
 
+        async def ready() -> int:
+            async with aiohttp.ClientSession() as http, http.get(f"{s.url}/ready") as r:
+                return r.status
+
+        async def all_ready() -> bool:
+            return {await ready() for _ in range(24)} == {200}
+
+        await until(all_ready, 30)  # each has to hear of the fleet by itself
+
         async def ask() -> aiohttp.ClientResponse:
             async with aiohttp.ClientSession() as http:  # a new connection, so that either may get it
                 body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}

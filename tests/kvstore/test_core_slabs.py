@@ -411,3 +411,12 @@ def test_a_full_arena_of_what_may_not_leave_is_not_looked_through_for_every_chun
     desk.now += 60
     assert desk.fill(wanted[:1]), "looked for again, and found"
     desk.ledger.validate()
+
+
+def test_room_is_made_ahead_of_need_but_not_for_hundreds_of_small_pieces_at_once():
+    """Others wait while victims are chosen: half a second for 256 of them, on a busy machine."""
+    desk = Desk(8192)
+    assert desk.fill(desk.session("a", shape(b"a", 8), 1024))
+    full = desk.here().total()
+    assert desk.fill(desk.session("b", shape(b"a", 8), 1))
+    assert 8 < full + 8 - desk.here().total() <= 64

@@ -195,6 +195,23 @@ async def test_an_ordered_batch_keeps_its_order(world: World) -> None:
     assert arrivals == sorted(arrivals) and len(set(arrivals)) == 3
 
 
+async def test_others_have_their_turn_while_a_full_message_of_hints_is_placed(world: World) -> None:
+    """A message of hints costs as much as the placement of so many turns: they would all wait for it."""
+    batch = [common_pb2.Advisory(session=key(f"s{i}"), ttl_s=60) for i in range(64)]
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.ensure_future(others())
+    reply = await world.service.Advise(scheduler_pb2.AdviseRequest(advisories=batch), None)
+    beside.cancel()
+    assert all(reply.nodes) and turns >= 15
+
+
 async def test_a_hint_nobody_can_use_is_dropped_without_a_word(world: World) -> None:
     advisory = common_pb2.Advisory(session=key("s"), model_id="unknown", ttl_s=60)
     assert list((await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).nodes) == [""]

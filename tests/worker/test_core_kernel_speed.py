@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from worker.core.kernel_speed import SHARE_AT_LEAST, KernelSpeed, complaint, widest_registers
+from worker.kernels.cpu_kernels import PRODUCTS
 
 ZEN3 = frozenset({"sse2", "avx", "avx2", "fma", "f16c"})
 ZEN5 = ZEN3 | {"avx512f", "avx512_bf16"}
@@ -37,9 +38,11 @@ def test_kernels_wider_than_what_the_system_says_it_has_are_no_reason_to_complai
     assert complaint(WELL, frozenset()) == "", "where /proc/cpuinfo says nothing"
 
 
-@pytest.mark.parametrize(("share", "complains"), [(0.02, True), (SHARE_AT_LEAST - 0.01, True), (SHARE_AT_LEAST + 0.01, False)])
-def test_products_far_below_the_peak_are_complained_of_with_both_figures(share: float, complains: bool) -> None:
-    found = complaint(replace(WELL, product_gflops=share * 138), ZEN3)
+@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize(("beyond", "complains"), [(-0.3, True), (-0.01, True), (0.01, False)])
+def test_products_far_below_what_they_should_reach_are_complained_of(products: str, beyond: float, complains: bool) -> None:
+    share = SHARE_AT_LEAST[products] + beyond
+    found = complaint(replace(WELL, products=products, product_gflops=share * 138), ZEN3)
     assert ("138" in found and f"{share:.0%}" in found) == complains
 
 

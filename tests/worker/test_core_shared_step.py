@@ -39,6 +39,15 @@ def test_a_short_prompt_is_computed_beside_a_flood_of_prompts_and_decodes() -> N
         assert decodes >= 3 and prefilled >= 20, "the flood has the rest"
 
 
+def test_a_tenants_decodes_leave_its_prompt_a_piece_on_a_machine_that_seems_slow() -> None:
+    """Else a prompt of 60 tokens took eleven steps, each of which cost more than its tokens."""
+    slow = Room(1000, 0.010, 0.001, 0.001)
+    prompt, other = sequence(90, "a", 60), sequence(91, "b", 500)
+    decodes = [sequence(n, tenant, 1) for n in range(8) for tenant in ("a", "b")]
+    step = dict(share([*decodes, prompt, other], slow, lambda group: 1e-6 * (group[1] == "b")))
+    assert step[prompt] == LEAST_PIECE and step[decodes[0]] == 1
+
+
 def test_what_a_tenant_leaves_goes_to_who_was_served_least() -> None:
     a, b, c = sequence(0, "a", 500), sequence(1, "b", 500), sequence(2, "c", 1)
     served = {(0, "a"): 2e-6, (0, "b"): 1e-6, (0, "c"): 0.0}

@@ -15,6 +15,7 @@ from worker.core.hbm import Save
 from worker.core.load_plan import LoadRate, Source
 from worker.core.sequence import Event, State
 from worker.saving import ANSWER_TIMEOUT_S
+from worker.scheduling import ADMIT_S
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -45,6 +46,25 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     short = e.submit(prompt(2, 20), 2, session="short")
     e.finish()
     assert e.answers[short].times_s[0] - asked_s < 0.3 < 1.5 < e.answers[long].times_s[0] - asked_s
+
+
+def test_those_that_run_do_not_wait_until_everybody_who_came_is_admitted() -> None:
+    e = VirtualEngine(pages=900)
+    decode = e.submit(prompt(1, 10), 60, session="d")
+    e.go(until=lambda: len(e.answers[decode].tokens) > 3)
+    send = e.store.send
+
+    def slowly(message: object) -> None:
+        e.world.pass_(ADMIT_S / 2)
+        send(message)  # type: ignore[arg-type]
+
+    e.store.send = slowly  # type: ignore[method-assign,assignment]
+    names = [e.submit(prompt(n, 30), 2, session=f"s{n}") for n in range(10, 30)]
+    e.turn()
+    here = [name for name in names if e.sequence(name).state is not State.WAITING]
+    assert 1 <= len(here) <= 4
+    e.finish()
+    assert all(e.answers[name].end == "length" for name in names)
 
 
 # ---- preemption ------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from worker.core.fairness import Asked, Group
 #: How many times as long as a lone decode a shared step may be at least: reading the weights is most of that one, and is to be a small part
 #: of this one.
 LONE_TIMES = 3.0
-#: What a tenant that has nothing else in the step computes of a prompt at least, in tokens.
+#: What a tenant computes of its next prompt at least, in tokens. Each step costs something beside its tokens, so that smaller pieces, on a
+#: machine that is slow for a while, would make it slower yet.
 LEAST_PIECE = 16
 
 
@@ -70,10 +71,10 @@ def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) ->
 
 
 class _Queue(Generic[S]):
-    """What a tenant has to compute, the next first. begun: some of it is in the step."""
+    """What a tenant has to compute, the next first. begun: some of it is in the step; prompt_begun: some of a prompt."""
 
     def __init__(self, members: list[S], prefill_token_s: float) -> None:
-        self.weight, self.begun = members[0].request.weight, False
+        self.weight, self.begun, self.prompt_begun = members[0].request.weight, False, False
         self.decodes = deque(sorted((s for s in members if s.pending == 1), key=lambda s: (s.last_chosen, s.arrival)))
         prompts = (s for s in members if s.pending > 1)
         self.prompts = deque(sorted(prompts, key=lambda s: (due_s(s, s.pending * prefill_token_s), s.arrival)))
@@ -87,8 +88,8 @@ class _Step(Generic[S]):
         self.left_s, self._left_tokens, self._room = room.seconds, room.tokens, room
 
     def take(self, queue: _Queue[S], seconds: float) -> None:
-        """Fill so many seconds, or what is left, from the queue. A tenant that has nothing in the step yet gets one decode or piece of a
-        prompt into it while there is any room, so the step may be longer by that."""
+        """Fill so many seconds, or what is left, from the queue. A tenant that has nothing in the step yet gets one decode, and one
+        piece of a prompt, into it while there is any room, so the step may be longer by that."""
         room, seconds = self._room, min(seconds, self.left_s)
         decodes_s = seconds * (1 - 1 / PREFILL_SHARE) if queue.prompts else seconds
         while queue.decodes and self._left_tokens and (decodes_s >= room.decode_s or (seconds > 0 and not queue.begun)):
@@ -97,11 +98,12 @@ class _Step(Generic[S]):
         while queue.prompts and self._left_tokens and seconds > 0:
             s = queue.prompts[0]
             left, fit = s.pending - self.chosen.get(s, 0), int(seconds / room.prefill_token_s)
-            count = min(left, self._left_tokens, fit if queue.begun else max(fit, LEAST_PIECE))
+            count = min(left, self._left_tokens, fit if queue.prompt_begun else max(fit, LEAST_PIECE))
             if not count:
                 return
             if count == left:
                 queue.prompts.popleft()
+            queue.prompt_begun = True
             seconds -= self._add(queue, s, count, room.prefill_token_s)
 
     def _add(self, queue: _Queue[S], s: S, count: int, token_s: float) -> float:
