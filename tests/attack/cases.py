@@ -59,7 +59,7 @@ VALUES = st.one_of(
 LEGAL: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.sampled_from([0, 5e-324, 1e-300, 1e-38, 1e-6, 1.0, 2, 1.9999999]) | st.floats(0, 2),
     "top_p": st.sampled_from([0, 5e-324, 1e-300, 1e-9, 0.5, 1]) | st.floats(0, 1),
-    "top_k": st.sampled_from([-1, 0, 1, 2, 2047, 2048, 2049, 1 << 30]),
+    "top_k": st.sampled_from([-1, 0, 1, 2, 2559, 2560, 2561, 1 << 30]),
     "min_p": st.sampled_from([0, 5e-324, 1e-300, 1e-9, 1]) | st.floats(0, 1),
     "seed": st.integers(-(1 << 63), (1 << 63) - 1),
     "presence_penalty": st.sampled_from([-2, 2, 5e-324]) | st.floats(-2, 2),

@@ -43,6 +43,8 @@ from worker.runner import Runner, Slice, Steps
 from worker.text import TextCodec
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
+#: Tokens of the demo's tokenizer.
+VOCAB = TextCodec.load(DEMO).vocab_size
 CHUNK = 16
 GRANULE = 1 << 16
 
@@ -51,7 +53,7 @@ def tiny_model(directory: Path) -> Path:
     """A random Llama of 4 layers with the demo tokenizer."""
     torch.manual_seed(7)
     config = LlamaConfig(
-        vocab_size=2048, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=2048, eos_token_id=2, pad_token_id=0, bos_token_id=None, initializer_range=0.2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(directory, safe_serialization=True)
@@ -411,4 +413,4 @@ class House:
 
 def random_prompt(rng: random.Random, length: int) -> list[int]:
     """Token ids that are no special ones."""
-    return [rng.randrange(3, 2048) for _ in range(length)]
+    return [rng.randrange(3, VOCAB) for _ in range(length)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from contracts.request import Failed, Output, Sampling
-from tests.worker.engine_house import House, random_prompt, tiny_model
+from tests.worker.engine_house import VOCAB, House, random_prompt, tiny_model
 from worker.output import Guide
 from worker.runner import Slice, Steps
 
@@ -119,7 +119,7 @@ class Broken:
     def allowed(self) -> Any:
         if self._where == "allowed":
             raise self.Panic("a library panics")
-        return np.ones(2048, bool)
+        return np.ones(VOCAB, bool)
 
     def took(self, token: int) -> None:
         if self._where == "took":

@@ -15,13 +15,13 @@ import pytest
 from contracts.errors import InvalidRequest, RateLimited, RequestError
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from runtime.config import WorkerSection
-from tests.worker.engine_house import DEMO
+from tests.worker.engine_house import DEMO, VOCAB
 from worker.core.grammar_wish import MOST_CHARACTERS
 from worker.grammars import GrammarCompiler, GrammarConstraint, Grammars
 from worker.output import Guide
 from worker.text import TextCodec
 
-VOCAB, EOS = 2048, 2
+EOS = 2
 PLAIN = '{"type":"object"}'
 
 

@@ -21,7 +21,7 @@ from contracts.frames import StepFrame
 from contracts.request import GenerateRequest, Sampling, ToolUse
 from gateway.openai.forms import forms_of
 from runtime.config import WorkerSection
-from tests.worker.engine_house import DEMO, House, random_prompt, tiny_model
+from tests.worker.engine_house import DEMO, VOCAB, House, random_prompt, tiny_model
 from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from worker.core.grammar_wish import Wish
 from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_grammar, json_grammar
@@ -29,7 +29,6 @@ from worker.engine import Submit
 from worker.grammars import GrammarCompiler, GrammarConstraint, Grammars
 from worker.text import TextCodec
 
-VOCAB = 2048
 EOS = 2
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -19,7 +19,7 @@ from worker.text import TextCodec
 CODEC = TextCodec.load(Path(__file__).parents[2] / "models" / "demo")
 EOS = 2
 FOX = CODEC.plain_tokens("🦊")
-TEXT_IDS = [t for t in range(2048) if t not in CODEC.special_ids]
+TEXT_IDS = [t for t in range(CODEC.vocab_size) if t not in CODEC.special_ids]
 #: Tokens that are a part of a character only: the pieces at which streams break.
 PARTS = [t for t in TEXT_IDS if CODEC.token_bytes(t).decode("utf-8", "replace").count("\ufffd")]
 
