@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from itertools import count
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.plugins.skips"]
@@ -19,6 +20,9 @@ _WORKER, _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), int(o
 _PORTS = (_LAST - _FIRST) // _WORKERS
 _turn = count()
 _status = pytest.StashKey[int]()
+# An example's time on a busy machine says nothing of what is tested.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 # Tables are as wide as their test says, not as the terminal that tests are started from.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)

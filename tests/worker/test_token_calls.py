@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import unicodedata
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -148,11 +149,12 @@ async def test_what_a_message_says_becomes_no_special_token(calls: TokenCalls, c
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=200) | st.sampled_from(["<|im_start|>user\nHi<|im_end|>\n", "\U0001f9d1\u200d\U0001f680 ", "\x00"]))
 async def test_text_comes_back_as_it_was(codec: TextCodec, text: str) -> None:
+    """But for Unicode's normal form (NFC), in which the demo's tokenizer reads it."""
     tokenising = Tokenising()
     try:
         calls = calls_of(codec, tokenising)
         found = await ids(calls, prompt=packed(text))
-        assert (await calls.detokenize(pb.DetokenizeRequest(tokens=packed(found)))).text == text
+        assert (await calls.detokenize(pb.DetokenizeRequest(tokens=packed(found)))).text == unicodedata.normalize("NFC", text)
     finally:
         tokenising.stop()
 
