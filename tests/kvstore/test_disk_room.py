@@ -95,14 +95,22 @@ async def save(worker: FakeWorker, number: int) -> dict[bytes, list[bytes]]:
     return chunks
 
 
+async def sized(stack: Stack) -> None:
+    """Both tiers know what they may hold of the disk as it is now; a store learns it just after its start."""
+    async with asyncio.timeout(20):
+        while True:
+            said = await store_metrics(stack.address(0))
+            if said['limit_bytes{tier="blob"}'] and said['limit_bytes{tier="ssd"}']:
+                return
+            await asyncio.sleep(0.05)
+
+
 async def test_the_blob_tier_never_fills_its_disk_and_the_oldest_sessions_leave(small_disk):
     stack = small_disk()
     stack.start(0)
     size = SHAPE.chunk_bytes * 10
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
-        async with asyncio.timeout(20):
-            while (await store_metrics(stack.address(0)))['limit_bytes{tier="blob"}'] == 0:  # noqa: ASYNC110 - another process's
-                await asyncio.sleep(0.05)
+        await sized(stack)
         saved = [await save(worker, n) for n in range(40 * MIB // size)]
         said = await store_metrics(stack.address(0))
         disk = disk_of(stack.config.data)
@@ -120,6 +128,7 @@ async def test_a_disk_that_somebody_else_fills_is_not_written_and_everything_els
     stack = small_disk(disk_reserve=0.2)
     stack.start(0)
     async with FakeWorker(stack.address(0), [SHAPE]) as worker:
+        await sized(stack)
         before = await save(worker, 1)
         other = stack.config.data / "somebody else's"
         other.write_bytes(bytes(disk_of(stack.config.data).free - 3 * MIB))
