@@ -363,6 +363,35 @@ def _ended(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
+def told_first(course: Course, length_tokens: int, count_tokens) -> Course:  # type: ignore[no-untyped-def]
+    """A conversation in the strictest order: facts, some corrected, small talk up to the length, and all questions at the end."""
+    rng, talk = course.rng, course.talk
+    structured = length_tokens >= 100 and rng.random() < 0.3
+    tools = Tools(course) if structured and rng.random() < 0.5 else None
+    if tools:
+        talk.tools = tools.described()
+    wanted = rng.randint(1, max(1, min(8, length_tokens // 40)))
+    while len(course.known) < wanted and count_tokens(talk.messages) < max(20, length_tokens * 0.6):
+        course.tell(rng.choice((1, 1, 1, 2, 3)) if length_tokens > 100 else 1)
+        if rng.random() < 0.2 and course.known:
+            course.correct()
+    while count_tokens(talk.messages) < length_tokens - 20 * len(course.known):
+        course.chat()
+    asks = list(course.known.values())
+    rng.shuffle(asks)
+    for fact in asks:
+        course.ask(fact)
+    if rng.random() < 0.2:
+        course.ask_unknown()
+    if len(asks) > 1 and rng.random() < 0.2:
+        course.ask_two()
+    if tools:
+        tools.call()
+    elif structured:
+        wanted_as_json(course)
+    return course
+
+
 def conversation(
     rng: random.Random,
     length_tokens: int,

@@ -26,9 +26,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
-from conversations import NOT_TOLD, Course, Teller
+from conversations import NOT_TOLD, Course, Teller, told_first
 from rows import HERE, Rendered, Renderer
-from structured import Tools, in_values, wanted_as_json
+from structured import in_values
 from transformers import Qwen3ForCausalLM
 
 #: Seeds that training never draws from.
@@ -40,31 +40,7 @@ LENGTHS = ((20, 100), (100, 500), (500, 1000), (1000, 2000))
 
 def held_out_conversation(rng: random.Random, length_tokens: int, renderer: Renderer) -> Course:
     """Facts, some corrected, then small talk up to the length, then questions: for each fact, for something not told, JSON, a call."""
-    course = Course(Teller(rng, held_out_only=True))
-    structured = length_tokens >= 100 and rng.random() < 0.3
-    tools = Tools(course) if structured and rng.random() < 0.5 else None
-    if tools:
-        course.talk.tools = tools.described()
-    wanted = rng.randint(1, max(1, min(8, length_tokens // 40)))
-    while len(course.known) < wanted and renderer.count(course.talk.messages) < max(20, length_tokens * 0.6):
-        course.tell(rng.choice((1, 1, 1, 2, 3)) if length_tokens > 100 else 1)
-        if rng.random() < 0.2 and course.known:
-            course.correct()
-    while renderer.count(course.talk.messages) < length_tokens - 20 * len(course.known):
-        course.chat()
-    asks = list(course.known.values())
-    rng.shuffle(asks)
-    for fact in asks:
-        course.ask(fact)
-    if rng.random() < 0.2:
-        course.ask_unknown()
-    if len(asks) > 1 and rng.random() < 0.2:
-        course.ask_two()
-    if tools:
-        tools.call()
-    elif structured:
-        wanted_as_json(course)
-    return course
+    return told_first(Course(Teller(rng, held_out_only=True)), length_tokens, renderer.count)
 
 
 def is_exact(kind: str, text: str, best: list[int], renderer: Renderer) -> bool:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conversations import Conversation, conversation
+from conversations import Conversation, Course, Teller, conversation, told_first
 from structured import in_values
 from transformers import AutoTokenizer
 
 HERE = Path(__file__).parent
 #: Weights in the loss, by what a token belongs to; what users and tools say has none.
 RECALL, ECHO, ANSWER, SAID = 1.0, 0.6, 0.25, 0.0
+
+#: Share of the rows with all questions at the end, as in an evaluation.
+TOLD_FIRST = 0.4
 
 
 @dataclass
@@ -107,7 +110,11 @@ def training_row(rng: random.Random, renderer: Renderer, length: int) -> Row:
 
     In a third of them, random gaps lie between the positions of messages, so that the rotary embedding meets distances far beyond the
     trained lengths (randomised positions)."""
-    talk = conversation(rng, rng.randint(length * 3 // 4, length), renderer.count, structured=True)
+    length_of_talk = rng.randint(length * 3 // 4, length)
+    if rng.random() < TOLD_FIRST:
+        talk = told_first(Course(Teller(rng)), length_of_talk, renderer.count).talk
+    else:
+        talk = conversation(rng, length_of_talk, renderer.count, structured=True)
     made = renderer.render(talk)
     positions = list(range(len(made.ids)))
     if rng.random() < 0.35:

@@ -5,8 +5,8 @@
 Rows grow from 128 to 2,048 tokens in stages of the training's time. Matrices are trained by Muon, embeddings and norms by AdamW. Each core
 has a process of its own, and they average their gradients at each step: threads that share every operation wait for each other most of the
 time where other programs run. A checkpoint is written every two minutes, with the weights as they are then in `--out`; an interrupted run
-goes on from it. Stages and learning rate go by the processes' processor time, so that other programs make a run longer and not worse, and a
-new run differs.
+goes on from it. `--begin WEIGHTS` trains a model on: with long rows from the start, and at a lower learning rate. Stages and learning rate
+go by the processes' processor time, so that other programs make a run longer and not worse, and a new run differs.
 
 The weights beside this file come from one run from scratch of the command above (8,925 steps) on two cores.
 """
@@ -25,7 +25,7 @@ import torch.distributed
 import torch.multiprocessing
 from rows import HERE, RECALL, Renderer, training_row
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 #: (share of the time, tokens in a step of all processes, lengths in tokens of which each step draws one)
@@ -35,13 +35,19 @@ STAGES: tuple[tuple[float, int, tuple[int, ...]], ...] = (
     (0.34, 4096, (128, 256, 512, 512)),
     (0.28, 4096, (128, 256, 512, 1024, 1024, 2048)),
 )
+#: Of a model that is trained on.
+STAGES_ON: tuple[tuple[float, int, tuple[int, ...]], ...] = (
+    (0.40, 4096, (128, 256, 512, 512, 1024)),
+    (0.60, 4096, (128, 512, 512, 1024, 1024, 2048, 2048)),
+)
 MAX_POSITION = 16384
 #: Plain matrix products are faster than flash attention for short rows.
 EAGER_LENGTH = 256
 MUON_LR, ADAM_LR = 0.02, 4e-3
 WARMUP_STEPS = 60
-#: From this share of the time on, the learning rate falls to nothing.
+#: From this share of the time on, the learning rate falls to nothing; of a model that is trained on from the start, and from this factor.
 DECAY_FROM = 0.35
+FACTOR_ON = 0.6
 #: What each optimiser remembers of a parameter, beside the step.
 MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 
@@ -78,13 +84,20 @@ def draw(rng: random.Random, renderer: Renderer, length: int, count: int) -> tup
     return ids, pos, tgt, weights
 
 
-def stage_at(share: float) -> tuple[int, tuple[int, ...]]:
-    """Step and lengths, in tokens, of the stage that covers this share of the run."""
-    for part, step_tokens, lengths in STAGES:
+def stage_at(share: float, on: bool) -> tuple[int, tuple[int, ...]]:
+    """Step and lengths, in tokens, of the stage that covers this share of the run. on: of a model that was trained before."""
+    stages = STAGES_ON if on else STAGES
+    for part, step_tokens, lengths in stages:
         if share < part:
             return step_tokens, lengths
         share -= part
-    return STAGES[-1][1:]
+    return stages[-1][1:]
+
+
+def rate_at(share: float, step: int, on: bool) -> float:
+    """What the learning rates are times at this share of the run."""
+    begin, factor = (0.0, FACTOR_ON) if on else (DECAY_FROM, 1.0)
+    return factor * min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, max(0.01, (1 - share) / (1 - begin)))
 
 
 class Optimisers:
@@ -159,6 +172,8 @@ def work(rank: int, a: argparse.Namespace, meeting: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=a.processes)
     renderer = Renderer()
     model = Qwen3ForCausalLM(config(len(renderer.tok), renderer.tok.eos_token_id))
+    if a.begin is not None:
+        model.load_state_dict(load_file(a.begin), strict=False)  # the tied head is not in the file
     optimisers = Optimisers(model)
     spent, step = restore(a.checkpoint, optimisers) if a.checkpoint.exists() else (0.0, 0)
     if rank == 0:
@@ -166,7 +181,7 @@ def work(rank: int, a: argparse.Namespace, meeting: str) -> None:
     total, saved, took = a.minutes * 60, time.monotonic(), 0.0
     while spent < total:
         began, share = time.process_time(), spent / total
-        step_tokens, lengths = stage_at(share)
+        step_tokens, lengths = stage_at(share, a.begin is not None)
         length = random.Random(f"{a.seed} {step}").choice(lengths)
         rng = random.Random(f"{a.seed} {step} {rank}")
         ids, pos, tgt, weights = draw(rng, renderer, length, max(1, step_tokens // length // a.processes))
@@ -186,7 +201,7 @@ def work(rank: int, a: argparse.Namespace, meeting: str) -> None:
         took, *figures = average(model, [took, loss.item(), each[recalls].mean().item(), exact], a.processes)
         spent += took
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimisers.step(min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, max(0.01, (1 - share) / (1 - DECAY_FROM))))
+        optimisers.step(rate_at(share, step, a.begin is not None))
         step += 1
         took = time.process_time() - began
         if rank == 0 and step % 25 == 0:
@@ -205,6 +220,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--minutes", type=float, default=45, help="of processor time, each process")
     p.add_argument("--processes", type=int, default=2, help="one a core")
+    p.add_argument("--begin", type=Path, default=None, help="weights to train on, of an earlier run")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--checkpoint", type=Path, default=Path("/tmp/upbeat-demo-training.safetensors"))
     p.add_argument("--out", type=Path, default=HERE)
