@@ -1,7 +1,7 @@
 """`upbeat profile`: starts what measuring needs, keeps what was measured, and shows it.
 
 The stores that loads are measured against are this configuration's, with data, ports and an arena of their own; the worker's side measures
-(`python -m worker.profiling`). Nothing of either stays but the profile.
+(`python -m worker.measure.profiling`). Nothing of either stays but the profile.
 """
 
 from __future__ import annotations
@@ -117,7 +117,16 @@ def _stores(config: Config, written: Path, work: Path, nodes: int) -> Iterator[N
 
 def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: bool, quiet: bool) -> None:
     errors = work / "profiling.log"
-    command = [sys.executable, "-m", "worker.profiling", "--config", str(written), "--out", str(found), *(["--quick"] if quick else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "worker.measure.profiling",
+        "--config",
+        str(written),
+        "--out",
+        str(found),
+        *(["--quick"] if quick else []),
+    ]
     with errors.open("wb") as log:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None, stderr=log, env=_environment(config)

@@ -148,7 +148,7 @@ class WorkerSection(BaseModel):
     grammar_processes: int = Field(default=2, ge=1, le=16)
     #: What `upbeat profile` measured. auto: what it kept for this model and machine, if that; off: nothing; else a file that must fit.
     profile: str = Field(default="auto", min_length=1)
-    #: Requests that kill or hang the engine, for tests: kill:WORD or hang:WORD by the name of a point (worker/failpoints.py).
+    #: Requests that kill or hang the engine, for tests: kill:WORD or hang:WORD by the name of a point (worker/engine/failpoints.py).
     failpoints: dict[str, str] = {}
 
 

@@ -20,24 +20,24 @@ from runtime.config import GIB, Config, cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.profiles import fitting
 from runtime.service import Tasks, arguments, run, serve
-from worker import failpoints
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.device import Device
-from worker.engine import Engine
-from worker.kv_loader import KvLoader
-from worker.loads import LoadTable
-from worker.measure import BRIEF, on_free_pages
+from worker.devices.platforms import choose_platform
+from worker.devices.runner import Steps
+from worker.engine import failpoints
+from worker.engine.device import Device
+from worker.engine.engine import Engine
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import LoadTable
+from worker.link.store_link import StoreLink
+from worker.measure.profiles import compute_threads, measured_rates, profile_of, seed, seed_loads, subject
+from worker.measure.steps import BRIEF, on_free_pages
 from worker.memory.paged_kv import PagedKv
-from worker.metrics import WorkerMetrics
 from worker.models.load import Model, load_model
-from worker.platforms import choose_platform
-from worker.profiles import compute_threads, measured_rates, profile_of, seed, seed_loads, subject
-from worker.reporter import Reporter
-from worker.runner import Steps
-from worker.server import WorkerServer, longest
-from worker.store_link import StoreLink
-from worker.text import TextCodec
+from worker.service.metrics import WorkerMetrics
+from worker.service.reporter import Reporter
+from worker.service.server import WorkerServer, longest
+from worker.text.codec import TextCodec
 
 log = telemetry.logger("worker")
 #: Counted from the worker's own port.

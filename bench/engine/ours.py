@@ -29,18 +29,18 @@ from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
 from worker.core.hbm import HbmCache, Save
 from worker.core.pages import PagePool
-from worker.device import Device
-from worker.engine import Cancel, Engine, Submit
+from worker.devices.cpu.native_runner import NativeRunner
+from worker.devices.runner import Slice, Steps
+from worker.engine.device import Device
+from worker.engine.engine import Cancel, Engine, Submit
 from worker.kernels.build import AVX2_ONLY, library
 from worker.kernels.cpu_kernels import CpuKernels
-from worker.kv_loader import KvLoader
-from worker.loads import LoadTable
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import LoadTable
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import load_model
-from worker.native_runner import NativeRunner
-from worker.runner import Slice, Steps
-from worker.text import Detokenizer, TextCodec
+from worker.text.codec import Detokenizer, TextCodec
 
 GRANULE_BYTES = 2 << 20
 TIMEOUT_S = 3600.0

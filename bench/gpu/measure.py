@@ -16,8 +16,8 @@ from rich.table import Table
 from setting import Setting, make
 
 from loadtest.report import provenance, write_json
-from worker.cuda_runner import CudaRunner
-from worker.runner import Slice
+from worker.devices.cuda.runner import CudaRunner
+from worker.devices.runner import Slice
 
 #: New tokens of a returning session, after its cached ones.
 NEW_TOKENS = 50

@@ -11,7 +11,7 @@ import torch
 
 from contracts.kv import KvShape
 from runtime.model_config import ModelConfig, parse_config
-from worker.cuda_queue import CudaQueue, Queue
+from worker.devices.cuda.queue import CudaQueue, Queue
 from worker.memory.copier import Arena, Copier, Fence, HostCopier, HostFence
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaDriver

@@ -27,10 +27,10 @@ from contracts.request import GenerateRequest, Sampling  # noqa: E402
 from runtime.service import Tasks  # noqa: E402
 from worker.__main__ import WorkerProcess  # noqa: E402
 from worker.core.sequence import Sequence  # noqa: E402
-from worker.engine import Submit  # noqa: E402
-from worker.loads import StepProgress  # noqa: E402
-from worker.stepping import Stepping  # noqa: E402
-from worker.store_link import StoreLink  # noqa: E402
+from worker.engine.engine import Submit  # noqa: E402
+from worker.engine.stepping import Stepping  # noqa: E402
+from worker.link.loads import StepProgress  # noqa: E402
+from worker.link.store_link import StoreLink  # noqa: E402
 
 #: Which store has what: the node that the engine lives on, the peer with a session in its DRAM, and a node that has nothing itself.
 HOME, PEER, EMPTY = 0, 1, 2

@@ -18,11 +18,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from contracts.request import GenerateRequest, Sampling, ToolUse
-from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from worker.grammars import GrammarCompiler, GrammarConstraint
-from worker.output import Guide
-from worker.sampler import SamplingState, choose
-from worker.text import TextCodec
+from worker.sampling.grammars import GrammarCompiler, GrammarConstraint
+from worker.sampling.output import Guide
+from worker.sampling.sampler import SamplingState, choose
+from worker.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from worker.text.codec import TextCodec
 
 EOS = 0
 SCHEMA: dict[str, Any] = {

@@ -24,7 +24,7 @@ from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.fleet import Model, Rates
 from scheduler.core.policies import POLICIES
 
-#: As `worker.reporter` and `scheduler.server` do it.
+#: As `worker.service.reporter` and `scheduler.server` do it.
 REPORT_EVERY_S, TICK_EVERY_S = 0.1, 0.5
 #: Everything is validated after so many decisions.
 _VALIDATE_EVERY = 2_000

@@ -95,6 +95,6 @@ class Running:
         return self.request.prompt_tokens + self.generated
 
     def order(self, kept_tokens: int, pace: Pace, hbm_tokens: int, running: int) -> tuple[int, float, int]:
-        """Smaller is admitted first, as in `worker.scheduling`, but decided once, when it comes. kept_tokens: of its prompt, cached."""
+        """Smaller is admitted first, as the engine does it, but decided once, when it comes. kept_tokens: of its prompt, cached."""
         alone_s = pace.device_s(self, self.request.prompt_tokens - kept_tokens, hbm_tokens, pace.decode_s(max(running, 1)))
         return (self.request.priority, due_s(self, alone_s), self.arrival)

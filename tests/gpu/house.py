@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 
-from worker.cuda_queue import CudaQueue, Queue
+from worker.devices.cuda.queue import CudaQueue, Queue
 from worker.memory.cuda_driver import CudaDriver
 from worker.memory.cuda_memory import CudaPool
 from worker.memory.granules import GranulePool, HostPool
@@ -31,7 +31,7 @@ ONLY_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA 
 
 
 class HostQueue:
-    """`worker.cuda_queue.Queue` on the CPU: work is done as it is queued, and a replay does it again."""
+    """`worker.devices.cuda.queue.Queue` on the CPU: work is done as it is queued, and a replay does it again."""
 
     device = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch
 
 from contracts.kv import KvShape
 from tests.gpu.house import DEVICE, ONLY_CUDA
-from worker.cuda_queue import CudaQueue
+from worker.devices.cuda.queue import CudaQueue
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaDriver
 from worker.memory.cuda_memory import CudaPool

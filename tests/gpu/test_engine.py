@@ -18,8 +18,9 @@ import pytest
 from runtime.clock import RealClock
 from tests.gpu.house import CUDA, DEVICE, HERE, HostQueue, pool
 from tests.worker.engine_house import CHUNK, GRANULE, House, random_prompt, tiny_model
-from worker.cuda_queue import CudaQueue
-from worker.cuda_runner import CudaRunner
+from worker.devices.cuda.queue import CudaQueue
+from worker.devices.cuda.runner import CudaRunner
+from worker.devices.runner import Steps
 from worker.memory.copier import Copier
 from worker.memory.copies import fastest_copy
 from worker.memory.cuda_copier import CudaCopier
@@ -27,7 +28,6 @@ from worker.memory.cuda_driver import CudaDriver, CudaError
 from worker.memory.cuda_streams import CudaStream, Mark
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import load_model
-from worker.runner import Steps
 
 pytestmark = HERE
 

@@ -13,12 +13,12 @@ import torch
 from tests.gpu.house import CUDA, DEVICE, HERE, pool, queue
 from tests.worker.test_models_against_transformers import CHUNK, GRANULE, prompt, reference
 from tests.worker.test_models_against_transformers import Bench as HostBench
-from worker.cuda_runner import CudaRunner
+from worker.devices.cuda.runner import CudaRunner
+from worker.devices.runner import Slice
 from worker.memory.copier import HostFence
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import load_model
 from worker.models.weights import LayerWeights
-from worker.runner import Slice
 
 pytestmark = HERE
 Alone = Callable[[list[int]], torch.Tensor]

@@ -27,20 +27,20 @@ from runtime.model_config import load_config
 from worker.core.hbm import HbmCache
 from worker.core.load_plan import Source
 from worker.core.pages import PagePool
-from worker.device import Device
-from worker.engine import Cancel, Engine, Submit
-from worker.grammars import GrammarCompiler
+from worker.devices.cpu.native_runner import NativeRunner
+from worker.devices.runner import Runner, Slice, Steps
+from worker.engine.device import Device
+from worker.engine.engine import Cancel, Engine, Submit
 from worker.kernels.choice import choose_kernels
-from worker.kv_loader import KvLoader
-from worker.loads import ArenaGone, ArenaHere, FromStore, LoadTable, StoreDown, StoreUp
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import ArenaGone, ArenaHere, FromStore, LoadTable, StoreDown, StoreUp
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
-from worker.native_runner import NativeRunner
-from worker.output import Guide
-from worker.runner import Runner, Slice, Steps
-from worker.text import TextCodec
+from worker.sampling.grammars import GrammarCompiler
+from worker.sampling.output import Guide
+from worker.text.codec import TextCodec
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 #: Tokens of the demo's tokenizer.

@@ -17,12 +17,12 @@ from tests.kvstore.conftest import Stack, make_stack
 from tests.kvstore.store_metrics import store_metrics
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool, Pages
-from worker.kv_loader import KvLoader
-from worker.loads import ArenaGone, ArenaHere, Load, LoadTable, Save, SaveCopied, StoreDown, StoreUp
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import ArenaGone, ArenaHere, Load, LoadTable, Save, SaveCopied, StoreDown, StoreUp
+from worker.link.store_link import StoreLink
 from worker.memory.copier import Arena, HostCopier
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
-from worker.store_link import StoreLink
 
 __all__ = ["make_stack"]
 SHAPE = KvShape(b"f" * 32, 2, 2, 16, 16, "float32")

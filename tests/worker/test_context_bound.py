@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from contracts.context import ContextBound, said_bytes
 from contracts.errors import InvalidRequest
 from runtime.model_config import read_json
-from worker.chat_template import ChatTemplate
 from worker.core.token_bytes import most_bytes_of_a_token
-from worker.text import TextCodec
+from worker.text.chat_template import ChatTemplate
+from worker.text.codec import TextCodec
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 DESCRIPTION = read_json(DEMO / "tokenizer.json")

@@ -16,9 +16,9 @@ from tests.worker.engine_house import CHUNK, FakeStore, House, random_prompt, ti
 from worker.core.hbm import NO_PAGE
 from worker.core.pages import Pages
 from worker.core.standings import Rank
-from worker.inquiries import residency
+from worker.engine.inquiries import residency
 from worker.memory.copier import Arena, Copier
-from worker.metrics import WorkerMetrics
+from worker.service.metrics import WorkerMetrics
 
 LAYERS = 4
 DEMAND, PREFETCH = kvstore_pb2.DEMAND, kvstore_pb2.PREFETCH

@@ -14,7 +14,7 @@ from contracts import ranges
 from contracts.errors import InvalidRequest
 from contracts.request import GenerateRequest, Sampling
 from worker.core.bounds import check_request
-from worker.sampler import SamplingState, adjust
+from worker.sampling.sampler import SamplingState, adjust
 
 PLAIN = GenerateRequest("r", "t", "s", "m", Sampling(), prompt="Hello")
 NAN = float("nan")

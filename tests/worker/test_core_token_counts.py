@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contracts.request import Sampling
 from worker.core.token_counts import DENSE, Repetition, TokenCounts
-from worker.sampler import SamplingState, adjust
+from worker.sampling.sampler import SamplingState, adjust
 
 tokens = st.lists(st.integers(0, 30), max_size=40)
 

@@ -17,8 +17,8 @@ from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.kv_loader import KvLoader
-from worker.loads import ArenaHere, Load, LoadClosed, LoadTable, PiecesCame
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import ArenaHere, Load, LoadClosed, LoadTable, PiecesCame
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaError
 from worker.memory.granules import HostPool

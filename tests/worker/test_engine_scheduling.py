@@ -14,8 +14,8 @@ from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
 from worker.core.hbm import Save
 from worker.core.load_plan import LoadRate, Source
 from worker.core.sequence import Event, State
-from worker.saving import ANSWER_TIMEOUT_S
-from worker.scheduling import ADMIT_S
+from worker.engine.saving import ANSWER_TIMEOUT_S
+from worker.engine.scheduling import ADMIT_S
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -13,8 +13,8 @@ import torch
 
 from contracts.request import Failed, Output, Sampling
 from tests.worker.engine_house import VOCAB, House, random_prompt, tiny_model
-from worker.output import Guide
-from worker.runner import Slice, Steps
+from worker.devices.runner import Slice, Steps
+from worker.sampling.output import Guide
 
 HONEST = random_prompt(random.Random(5), 40)
 

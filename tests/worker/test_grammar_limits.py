@@ -17,9 +17,9 @@ from contracts.request import GenerateRequest, Sampling, ToolUse
 from runtime.config import WorkerSection
 from tests.worker.engine_house import DEMO, VOCAB
 from worker.core.grammar_wish import MOST_CHARACTERS
-from worker.grammars import GrammarCompiler, GrammarConstraint, Grammars
-from worker.output import Guide
-from worker.text import TextCodec
+from worker.sampling.grammars import GrammarCompiler, GrammarConstraint, Grammars
+from worker.sampling.output import Guide
+from worker.text.codec import TextCodec
 
 EOS = 2
 PLAIN = '{"type":"object"}'

@@ -22,12 +22,12 @@ from contracts.request import GenerateRequest, Sampling, ToolUse
 from gateway.openai.forms import forms_of
 from runtime.config import WorkerSection
 from tests.worker.engine_house import DEMO, VOCAB, House, random_prompt, tiny_model
-from worker.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from worker.core.grammar_wish import Wish
 from worker.core.tool_calls import GENERIC, HERMES, LLAMA, CallReader, Dialect, call_grammar, json_grammar
-from worker.engine import Submit
-from worker.grammars import GrammarCompiler, GrammarConstraint, Grammars
-from worker.text import TextCodec
+from worker.engine.engine import Submit
+from worker.sampling.grammars import GrammarCompiler, GrammarConstraint, Grammars
+from worker.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from worker.text.codec import TextCodec
 
 EOS = 2
 PERSON: dict[str, Any] = {

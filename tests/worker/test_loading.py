@@ -14,8 +14,8 @@ import torch
 from tests.worker.engine_house import CHUNK, House, random_prompt, tiny_model
 from worker.core.load_plan import LoadRate, Source
 from worker.core.pages import Pages
+from worker.devices.runner import Slice, Steps
 from worker.memory.copier import Arena, Copier, UnderWay
-from worker.runner import Slice, Steps
 
 LAYERS = 4
 

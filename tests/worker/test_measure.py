@@ -20,14 +20,14 @@ from runtime.config import KvSection
 from tests.worker.engine_house import CHUNK, FakeStore
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.device import Device
-from worker.kv_loader import KvLoader
-from worker.loads import ArenaHere, LoadTable, StoreUp
-from worker.measure import BRIEF, Grid, Stopwatch, compute, on_free_pages
-from worker.measure_loads import LoadFailed, Mover, large_chunks, new_keys, rates
+from worker.devices.runner import Slice
+from worker.engine.device import Device
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import ArenaHere, LoadTable, StoreUp
+from worker.measure.loads import LoadFailed, Mover, large_chunks, new_keys, rates
+from worker.measure.steps import BRIEF, Grid, Stopwatch, compute, on_free_pages
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
-from worker.runner import Slice
 
 SHAPE = KvShape(b"f" * 32, 4, 2, 16, CHUNK, "float32")
 
@@ -205,7 +205,7 @@ def test_an_arena_that_is_too_small_is_named_with_what_it_needs() -> None:
 
 
 def test_the_page_cache_is_asked_to_forget_files_that_are_there_and_none_that_are_not(tmp_path: Path) -> None:
-    from worker.measure_loads import forget_page_cache
+    from worker.measure.loads import forget_page_cache
 
     (tmp_path / "a").write_bytes(b"x" * 4096)
     forget_page_cache(tmp_path)

@@ -11,13 +11,13 @@ import torch
 import transformers
 
 from runtime.model_config import load_config
+from worker.devices.cpu.native_runner import NativeRunner
+from worker.devices.runner import Runner, Slice
 from worker.kernels.choice import choose_kernels
 from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
-from worker.native_runner import NativeRunner
-from worker.runner import Runner, Slice
 
 GRANULE = 64 << 10
 CHUNK = 16

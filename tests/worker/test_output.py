@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from contracts.request import GenerateRequest, Output, Sampling
 from worker.core.sequence import Sequence
-from worker.output import Writer
-from worker.sampler import Choice
-from worker.text import TextCodec
+from worker.sampling.output import Writer
+from worker.sampling.sampler import Choice
+from worker.text.codec import TextCodec
 
 CODEC = TextCodec.load(Path(__file__).parents[2] / "models" / "demo")
 EOS = 2

@@ -16,10 +16,10 @@ from contracts.errors import ConfigError
 from runtime.config import Config, load_config
 from runtime.model_config import load_config as load_model_config
 from tests.worker.engine_house import House, tiny_model
+from worker.devices.platforms import Found, choose_device, choose_platform, suits_cuda
+from worker.devices.runner import Steps
 from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.copier import Copier
-from worker.platforms import Found, choose_device, choose_platform, suits_cuda
-from worker.runner import Steps
 
 BARE, WHOLE = Found(cuda=False), Found(cuda=True)
 DEMO = Path("models/demo").absolute()

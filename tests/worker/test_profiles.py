@@ -13,8 +13,8 @@ from contracts.profile import LoadRate, Profile, Surface, encode
 from runtime.config import Config, load_config
 from runtime.profiles import fitting, store
 from worker.core.pace import Pace
-from worker.measure import Computed
-from worker.profiles import compute_threads, profile_of, seed, subject
+from worker.measure.profiles import compute_threads, profile_of, seed, subject
+from worker.measure.steps import Computed
 
 SHAPE = KvShape(b"f" * 32, 4, 2, 16, 64, "bfloat16")
 SUBJECT = subject(SHAPE, 2, "native")

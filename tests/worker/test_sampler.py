@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.request import Sampling
-from worker.drawing import allowed, draw
-from worker.sampler import Choice, SamplingState, choose
+from worker.sampling.drawing import allowed, draw
+from worker.sampling.sampler import Choice, SamplingState, choose
 
 VOCAB = 50
 

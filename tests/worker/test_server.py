@@ -19,10 +19,10 @@ from contracts.request import GenerateRequest, Sampling, ToolUse
 from contracts.v1 import worker_pb2
 from runtime.config import WorkerSection
 from tests.worker.engine_house import DEMO, House, tiny_model
-from worker import failpoints
-from worker.grammars import GrammarCompiler
-from worker.server import WorkerServer
-from worker.text import TextCodec
+from worker.engine import failpoints
+from worker.sampling.grammars import GrammarCompiler
+from worker.service.server import WorkerServer
+from worker.text.codec import TextCodec
 
 CLOSED = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": CLOSED}}

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from contracts.errors import ConfigError, InvalidRequest
 from worker.core.stops import StopMatcher
 from worker.core.tool_calls import GENERIC, HERMES, generic_notice
-from worker.text import TextCodec
+from worker.text.codec import TextCodec
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 TALK = [
@@ -46,7 +46,7 @@ def sentencepiece() -> TextCodec:
 
 
 def _template(source: str, **variables: str) -> Any:
-    from worker.chat_template import ChatTemplate
+    from worker.text.chat_template import ChatTemplate
 
     return ChatTemplate(source, variables)
 

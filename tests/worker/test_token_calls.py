@@ -21,9 +21,9 @@ from contracts import token_lists
 from contracts.context import ContextBound
 from contracts.errors import RequestError
 from contracts.v1 import worker_pb2 as pb
-from worker.text import TextCodec
-from worker.token_calls import TokenCalls
-from worker.tokenising import Tokenising
+from worker.text.codec import TextCodec
+from worker.text.token_calls import TokenCalls
+from worker.text.tokenising import Tokenising
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 MAX_TOKENS = 4096

@@ -10,8 +10,8 @@ import pytest
 
 from contracts.errors import InvalidRequest, Unavailable
 from contracts.request import GenerateRequest, Sampling, ToolUse
-from worker import tokenising
-from worker.tokenising import SMALL, Tokenising, size
+from worker.text import tokenising
+from worker.text.tokenising import SMALL, Tokenising, size
 
 
 def request(tenant: str, prompt: str) -> GenerateRequest:

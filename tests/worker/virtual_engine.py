@@ -22,10 +22,10 @@ from worker.core import hbm
 from worker.core.hbm import Block, HbmCache
 from worker.core.pages import PagePool
 from worker.core.sequence import Sequence, State
-from worker.device import Device
-from worker.engine import IDLE_S, Cancel, Engine, Submit
-from worker.loads import LoadTable
-from worker.text import TextCodec
+from worker.engine.device import Device
+from worker.engine.engine import IDLE_S, Cancel, Engine, Submit
+from worker.link.loads import LoadTable
+from worker.text.codec import TextCodec
 
 CODEC = TextCodec.load(Path(__file__).parents[2] / "models" / "demo")
 

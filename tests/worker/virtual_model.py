@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from contracts.kv import KvShape
-from worker.runner import Slice
+from worker.devices.runner import Slice
 
 CHUNK, LAYERS, VOCABULARY = 4, 3, 256
 SHAPE = KvShape(b"f" * 32, LAYERS, 1, 1, CHUNK, "float32")

@@ -12,7 +12,7 @@ from contracts.ids import SessionKey
 from contracts.kv import leading
 from contracts.v1 import kvstore_pb2
 from tests.worker.virtual_model import LAYERS, SHAPE, Pages, World
-from worker.loads import FromStore, Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied, StoreDown, StoreUp
+from worker.link.loads import FromStore, Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied, StoreDown, StoreUp
 
 
 class VirtualLoader:

@@ -1,7 +1,8 @@
 """What a request may be when it reaches the engine: types and ranges (`contracts.ranges`).
 
 The gateway has checked all of this for its callers. The worker checks it again, as one field that is not what its type says would raise on
-the engine's thread, which all requests share. The prompt's token ids, and whether those named exist, are checked in `worker.server`.
+the engine's thread, which all requests share. The prompt's token ids, and whether those named exist, are checked in
+`worker.service.server`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What of a request its grammar depends on, as it travels to the process that compiles it, and the grammar's text.
 
-Writing that text reads and writes JSON of strangers: it is done where it may take long or fail (`worker.grammar_child`).
+Writing that text reads and writes JSON of strangers: it is done where it may take long or fail (`worker.sampling.grammar_child`).
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from contracts.errors import ConfigError
 from runtime import niceness, telemetry
 from runtime.config import GIB, Config
 from runtime.model_config import ModelConfig, load_config
+from worker.devices.cpu.native_runner import NativeRunner
+from worker.devices.runner import Runner, Steps
 from worker.kernels.choice import choose_kernels
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model
 from worker.models.weights import Pack
-from worker.native_runner import NativeRunner
-from worker.runner import Runner, Steps
 
 if TYPE_CHECKING:
     from worker.memory.cuda_copier import CudaCopier
@@ -128,7 +128,7 @@ class _Cuda:
     """CUDA device 0 of those that the process sees (CUDA_VISIBLE_DEVICES)."""
 
     def __init__(self, config: Config, model: ModelConfig) -> None:
-        from worker.cuda_queue import CudaQueue
+        from worker.devices.cuda.queue import CudaQueue
         from worker.memory.cuda_driver import CudaDriver
         from worker.memory.cuda_memory import CudaPool
 
@@ -153,7 +153,7 @@ class _Cuda:
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Platform.movers`."""
-        from worker.cuda_runner import CudaRunner
+        from worker.devices.cuda.runner import CudaRunner
 
         w, copier = self._worker, self._copier(kv)
         return CudaRunner(model, kv, self._queue, copier, max(w.step_tokens, w.max_batch), w.max_batch, w.batch_invariant), copier

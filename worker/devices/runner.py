@@ -35,7 +35,7 @@ class Slice:
 
 
 class Steps(Protocol):
-    """What computes steps: `Runner`, or `worker.native_runner.NativeRunner`."""
+    """What computes steps: `Runner`, or `worker.devices.cpu.native_runner.NativeRunner`."""
 
     def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
         """See `Runner.step`."""

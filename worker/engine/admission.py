@@ -11,11 +11,11 @@ from worker.core.hbm import Block, Save
 from worker.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core.pace import Pace
 from worker.core.sequence import Event, Sequence, State
-from worker.device import Device
-from worker.loads import Load
-from worker.prefetching import Prefetching
+from worker.engine.device import Device
+from worker.engine.prefetching import Prefetching
+from worker.link.loads import Load
 
-log = telemetry.logger("worker.admission")
+log = telemetry.logger("worker.engine.admission")
 #: After this many restarts for lost pieces a sequence computes everything itself.
 MAX_LOSSES = 4
 #: A sequence that runs alone may wait inside its step so long for layers, in seconds: longer than that, others would wait to be admitted.

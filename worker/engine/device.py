@@ -22,12 +22,12 @@ from runtime.config import KvSection
 from worker.core.hbm import NO_PAGE, Block, HbmCache
 from worker.core.load_plan import LoadRates
 from worker.core.pages import Pages
-from worker.kv_loader import KvLoader
-from worker.loads import Load, LoadTable
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import Load, LoadTable
+from worker.link.store_link import StoreLink
 from worker.memory.paged_kv import PagedKv
-from worker.store_link import StoreLink
 
-log = telemetry.logger("worker.device")
+log = telemetry.logger("worker.engine.device")
 #: How long a store that did not answer is left alone, in seconds.
 REST_S = 30.0
 

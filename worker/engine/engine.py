@@ -22,24 +22,24 @@ from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
 from runtime.niceness import step_back
-from worker.admission import Admission
 from worker.core.faults import NoFiniteLogits, told
 from worker.core.load_plan import Source
 from worker.core.sequence import Event, Sequence, State
 from worker.core.token_counts import Row
-from worker.device import Device
-from worker.inquiries import answer_store
-from worker.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
-from worker.output import Guide
-from worker.prefetching import Prefetching
-from worker.readiness import Ready, make_ready
-from worker.runner import Steps
-from worker.saving import Saving
-from worker.scheduling import Scheduling
-from worker.stepping import Stepping
-from worker.text import TextCodec
+from worker.devices.runner import Steps
+from worker.engine.admission import Admission
+from worker.engine.device import Device
+from worker.engine.inquiries import answer_store
+from worker.engine.prefetching import Prefetching
+from worker.engine.readiness import Ready, make_ready
+from worker.engine.saving import Saving
+from worker.engine.scheduling import Scheduling
+from worker.engine.stepping import Stepping
+from worker.link.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
+from worker.sampling.output import Guide
+from worker.text.codec import TextCodec
 
-log = telemetry.logger("worker.engine")
+log = telemetry.logger("worker.engine.engine")
 IDLE_S = 0.5
 #: How often the counts for the scheduler are taken, in seconds.
 REPORT_EVERY_S = 0.1
@@ -269,7 +269,7 @@ class Engine:
             self.finished.append(event.request.request_id)
 
     def make_ready(self, request: GenerateRequest, prompt: list[int], max_tokens: int, guide: Guide | None) -> Ready:
-        """See `worker.readiness`. Any thread."""
+        """See `worker.engine.readiness`. Any thread."""
         return make_ready(request, prompt, max_tokens, guide, self.device, self.codec, frozenset(self.eos_ids))
 
     def _from_store(self, message: kvstore_pb2.StoreToWorker) -> None:

@@ -17,7 +17,7 @@ from contracts.errors import ConfigError
 from contracts.request import GenerateRequest
 from runtime import telemetry
 
-log = telemetry.logger("worker.failpoints")
+log = telemetry.logger("worker.engine.failpoints")
 #: What is about to happen to the request.
 POINTS: Mapping[str, str] = {
     "tokenise": "its prompt is made into tokens, on a thread of its own",

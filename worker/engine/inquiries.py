@@ -11,8 +11,8 @@ from contracts.ids import SessionKey
 from contracts.kv import leading
 from contracts.v1 import common_pb2, kvstore_pb2
 from worker.core.sequence import Sequence
-from worker.device import Device
-from worker.prefetching import Prefetching
+from worker.engine.device import Device
+from worker.engine.prefetching import Prefetching
 
 
 def answer_store(device: Device, prefetching: Prefetching, sequences: Iterable[Sequence], message: kvstore_pb2.StoreToWorker) -> None:

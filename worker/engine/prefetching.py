@@ -16,8 +16,8 @@ from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2
 from worker.core.hbm import Block
 from worker.core.prefetch import BANDS, IN_FLIGHT, Band, Offer, Offers
-from worker.device import Device
-from worker.loads import Load
+from worker.engine.device import Device
+from worker.link.loads import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from contracts.kv import chunk_keys
 from contracts.request import GenerateRequest, Output
 from worker.core.sequence import Sequence
 from worker.core.token_counts import Row
-from worker.device import Device
-from worker.output import Guide, Writer
-from worker.sampler import SamplingState, choose
-from worker.text import TextCodec
+from worker.engine.device import Device
+from worker.sampling.output import Guide, Writer
+from worker.sampling.sampler import SamplingState, choose
+from worker.text.codec import TextCodec
 
 
 @dataclass(slots=True)

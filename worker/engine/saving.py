@@ -17,13 +17,13 @@ from contracts.ids import SessionKey
 from contracts.kv import Manifest, chunk_keys, leading
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
-from worker import loads
 from worker.core.hbm import Block, Save
 from worker.core.sequence import Sequence
-from worker.device import Device
-from worker.loads import SaveCopied, StepProgress
+from worker.engine.device import Device
+from worker.link import loads
+from worker.link.loads import SaveCopied, StepProgress
 
-log = telemetry.logger("worker.saving")
+log = telemetry.logger("worker.engine.saving")
 #: A save that the store has not answered after this long is taken for refused, in seconds.
 ANSWER_TIMEOUT_S = 10.0
 

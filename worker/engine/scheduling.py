@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 
 from contracts.request import GenerateRequest
 from runtime.config import WorkerSection
-from worker.admission import Admission
 from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
 from worker.core.preemption import holding, spare_pages, victim
@@ -21,7 +20,8 @@ from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
 from worker.core.shared_step import room_of, share
 from worker.core.trials import Trials
-from worker.saving import Saving
+from worker.engine.admission import Admission
+from worker.engine.saving import Saving
 
 #: For so long sequences are admitted between two steps, and one at least, in seconds: those that run wait for it.
 ADMIT_S = 0.005

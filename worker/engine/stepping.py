@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime import telemetry
-from worker import failpoints
 from worker.core.hbm import Block
 from worker.core.pace import Pace
 from worker.core.progress import Progress
 from worker.core.sequence import Sequence
 from worker.core.token_counts import Row
-from worker.device import Device
-from worker.loads import StepProgress
-from worker.runner import Slice, Steps
+from worker.devices.runner import Slice, Steps
+from worker.engine import failpoints
+from worker.engine.device import Device
+from worker.link.loads import StepProgress
 
-log = telemetry.logger("worker.stepping")
+log = telemetry.logger("worker.engine.stepping")
 #: A layer that has not come after this long is lost, in seconds.
 LAYER_TIMEOUT_S = 10.0
 

@@ -21,12 +21,12 @@ from runtime.clock import Clock, RealClock
 from worker.core.hbm import NO_PAGE
 from worker.core.pages import Pages
 from worker.core.sequence import State
-from worker.loads import ArenaGone, ArenaHere, Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied
+from worker.link.loads import ArenaGone, ArenaHere, Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied
+from worker.link.store_link import StoreLink
 from worker.memory.copier import Arena, Copier, HostCopier, UnderWay
 from worker.memory.paged_kv import PagedKv
-from worker.store_link import StoreLink
 
-log = telemetry.logger("worker.kv_loader")
+log = telemetry.logger("worker.link.kv_loader")
 #: Pieces are copied in runs of about so many bytes: a run holds up whoever halts the load, and flags are set a run at a time.
 RUN_BYTES = 2 << 20
 

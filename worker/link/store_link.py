@@ -24,9 +24,9 @@ from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.arena_file import HugePages
 from runtime.arena_sharing import SharedArena
-from worker.loads import ArenaGone, ArenaHere, FromStore, StoreDown, StoreUp
+from worker.link.loads import ArenaGone, ArenaHere, FromStore, StoreDown, StoreUp
 
-log = telemetry.logger("worker.store_link")
+log = telemetry.logger("worker.link.store_link")
 RETRY_S = 0.25
 
 

@@ -22,9 +22,9 @@ from contracts.kv import KvShape, Manifest
 from contracts.profile import LoadRate
 from contracts.v1 import kvstore_pb2
 from worker.core.hbm import Block, Save
-from worker.device import Device
-from worker.loads import LoadClosed, SaveCopied, StoreDown, StoreUp
-from worker.saving import Saving
+from worker.engine.device import Device
+from worker.engine.saving import Saving
+from worker.link.loads import LoadClosed, SaveCopied, StoreDown, StoreUp
 
 #: Sets of chunks that are read in turn, and how many of them the store's arena has room for.
 SETS, ARENA_SETS = 4, 2.5

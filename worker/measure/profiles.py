@@ -12,7 +12,7 @@ from runtime.config import Config
 from runtime.profiles import cores, processor
 from worker.core.load_plan import LoadRate, LoadRates, Source
 from worker.core.pace import Pace
-from worker.measure import Computed
+from worker.measure.steps import Computed
 
 #: Prefill is taken from a step of so many tokens, decoding from steps of so many sequences with so long a context.
 _PREFILL_TOKENS, _CONTEXT_TOKENS, _BATCHES = 512, 1024, (1, 8)

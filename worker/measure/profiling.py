@@ -1,4 +1,4 @@
-"""`python -m worker.profiling`: measures what this worker's model takes on this machine, for `upbeat profile`.
+"""`python -m worker.measure.profiling`: measures what this worker's model takes on this machine, for `upbeat profile`.
 
 Loads the model and computes with the runner that a worker of the same configuration has; loads KV from the stores of the configuration,
 which whoever starts this has started for nothing else. Writes one profile (contracts.profile) and tells of its progress on stdout.
@@ -29,18 +29,18 @@ from runtime.config import GIB, Config, load_config
 from runtime.service import Tasks, run
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.device import Device
-from worker.kv_loader import KvLoader
-from worker.loads import LoadTable
-from worker.measure import QUICK, Computed, Grid, on_free_pages
-from worker.measure_loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
+from worker.devices.platforms import Platform, choose_platform
+from worker.devices.runner import Steps
+from worker.engine.device import Device
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import LoadTable
+from worker.link.store_link import StoreLink
+from worker.measure.loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
+from worker.measure.profiles import compute_threads, profile_of, subject
+from worker.measure.steps import QUICK, Computed, Grid, on_free_pages
 from worker.memory.copier import Copier
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
-from worker.platforms import Platform, choose_platform
-from worker.profiles import compute_threads, profile_of, subject
-from worker.runner import Steps
-from worker.store_link import StoreLink
 
 _FLUSH_S = 120.0
 _PACKAGES = {"upbeat": "upbeat-server", "torch": "torch", "numpy": "numpy"}
@@ -156,7 +156,7 @@ async def _main(given: argparse.Namespace) -> int:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog=".venv/bin/python -m worker.profiling", description=__doc__)
+    parser = argparse.ArgumentParser(prog=".venv/bin/python -m worker.measure.profiling", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the configuration that the stores were started with, too")
     parser.add_argument("--out", type=Path, required=True, help="where the profile goes")
     parser.add_argument("--quick", action="store_true", help="fewer points and repetitions")

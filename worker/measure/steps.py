@@ -15,8 +15,8 @@ import numpy as np
 
 from contracts.profile import Surface
 from runtime.clock import Clock
+from worker.devices.runner import Slice, Steps
 from worker.memory.paged_kv import PagedKv
-from worker.runner import Slice, Steps
 
 
 @dataclass(frozen=True, slots=True)

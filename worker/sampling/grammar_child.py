@@ -17,8 +17,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from runtime.child import serve
 from worker.core.grammar_wish import Wish, answer_of, refusal_of, unpacked
-from worker.vocabulary import compiled, reason, tables
-from worker.vocabulary import unpacked as spellings
+from worker.sampling.vocabulary import compiled, reason, tables
+from worker.sampling.vocabulary import unpacked as spellings
 
 #: The setup begins with the processor time that one grammar may take, in seconds.
 SECONDS = struct.Struct("<d")

@@ -1,7 +1,7 @@
 """Grammars that an answer must keep to: who may have one, and what it costs the engine's thread.
 
-A grammar is compiled twice: first in a helper process (`worker.grammar_child`) that is killed when it takes too long, too much memory or
-crashes; only what passed there is compiled here, on a thread beside the engine, with the first mask. Verdicts are kept
+A grammar is compiled twice: first in a helper process (`worker.sampling.grammar_child`) that is killed when it takes too long, too much
+memory or crashes; only what passed there is compiled here, on a thread beside the engine, with the first mask. Verdicts are kept
 (`worker.core.grammar_cache`). Each later mask is bounded by the library's limits, and an answer's masks together by a budget.
 
 A compiled grammar knows the bytes of every token as the detokeniser does, so that what it allows is what the client reads. A
@@ -32,10 +32,10 @@ from runtime.config import WorkerSection
 from worker.core.grammar_cache import GrammarCache
 from worker.core.grammar_wish import Wish, read_answer, unsupported, wish_of
 from worker.core.tool_calls import CallReader
-from worker.grammar_child import SECONDS, too_long
-from worker.output import Guide, not_kept
-from worker.text import TextCodec
-from worker.vocabulary import Spellings, compiled, reason, tables
+from worker.sampling.grammar_child import SECONDS, too_long
+from worker.sampling.output import Guide, not_kept
+from worker.sampling.vocabulary import Spellings, compiled, reason, tables
+from worker.text.codec import TextCodec
 
 #: Of all compiled grammars that are kept, and the part of it that one tenant may hold.
 _KEPT_BYTES, _TENANT_SHARE = 256 << 20, 0.5
@@ -75,7 +75,7 @@ class GrammarConstraint:
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """See `worker.sampler.Constraint`."""
+        """See `worker.sampling.sampler.Constraint`."""
         if self._allowed is None:
             began = time.thread_time()
             if not self.error:
@@ -89,7 +89,7 @@ class GrammarConstraint:
         return self._allowed
 
     def took(self, token: int) -> None:
-        """See `worker.sampler.Constraint`."""
+        """See `worker.sampling.sampler.Constraint`."""
         self._allowed = None
         if not self.error:
             began = time.thread_time()
@@ -254,7 +254,7 @@ class Grammars:
                 loop = asyncio.get_running_loop()
                 spellings = await loop.run_in_executor(self._pool, lambda: self.compiler.spellings().packed())
                 self._children = Children(
-                    [sys.executable, "-m", "worker.grammar_child"],
+                    [sys.executable, "-m", "worker.sampling.grammar_child"],
                     count=self._processes,
                     memory_bytes=_CHILD_BYTES,
                     per_owner=_WAITING,

@@ -10,8 +10,8 @@ from contracts.request import FinishReason, Output, TokenLogprob
 from worker.core.sequence import Sequence
 from worker.core.stops import StopMatcher
 from worker.core.tool_calls import CallReader
-from worker.sampler import Choice, Constraint
-from worker.text import Detokenizer, TextCodec
+from worker.sampling.sampler import Choice, Constraint
+from worker.text.codec import Detokenizer, TextCodec
 
 
 class GuidedConstraint(Constraint, Protocol):

@@ -1,7 +1,7 @@
 """How the next token is chosen from its logits.
 
 A draw depends on (seed, position) and the row's own logits only: not on what shares the batch, nor on whether the request
-was resumed elsewhere (`worker.drawing`).
+was resumed elsewhere (`worker.sampling.drawing`).
 
 Order, as in the field: logit bias, repetition penalty, presence and frequency penalties, then what may not come (the grammar's
 mask, ends before min_tokens), temperature, and min_p, top_k and top_p on what is left. Reported log probabilities are the
@@ -24,7 +24,7 @@ from contracts.errors import InvalidRequest
 from contracts.request import Sampling
 from worker.core.faults import NoFiniteLogits
 from worker.core.token_counts import Repetition, Row, TokenCounts
-from worker.drawing import draw
+from worker.sampling.drawing import draw
 
 _NEVER = np.float32(-np.inf)
 

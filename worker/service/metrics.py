@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from worker.core.sequence import Event
 from worker.core.standings import Rank
-from worker.engine import Engine
+from worker.engine.engine import Engine
 
 _REASONS = {Rank.LOST_CAUSE: "unsaved", Rank.WITHDRAWN: "dropped", Rank.UNADVISED: "unadvised", Rank.ADVISED: "advised"}
 

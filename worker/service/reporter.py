@@ -19,9 +19,9 @@ from contracts.context import ContextBound
 from contracts.convert import shape_to_wire
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
-from worker.engine import Engine
+from worker.engine.engine import Engine
 
-log = telemetry.logger("worker.reporter")
+log = telemetry.logger("worker.service.reporter")
 #: Between two reports: at least, until the scheduler says otherwise; at most while something runs; at most while nothing does.
 LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
 RETRY_S = 0.1

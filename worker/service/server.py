@@ -18,16 +18,16 @@ from contracts.template_kwargs import decode_template_kwargs
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
 from runtime.config import WorkerSection
-from worker import failpoints
 from worker.core.bounds import check_request
 from worker.core.faults import told
-from worker.engine import Cancel, Engine, Submit
-from worker.grammars import GrammarCompiler, Grammars
-from worker.text import TextCodec
-from worker.token_calls import TokenCalls
-from worker.tokenising import Tokenising, size
+from worker.engine import failpoints
+from worker.engine.engine import Cancel, Engine, Submit
+from worker.sampling.grammars import GrammarCompiler, Grammars
+from worker.text.codec import TextCodec
+from worker.text.token_calls import TokenCalls
+from worker.text.tokenising import Tokenising, size
 
-log = telemetry.logger("worker.server")
+log = telemetry.logger("worker.service.server")
 
 
 class _Stream:
@@ -93,11 +93,11 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
                 self.engine.inbox.put(Cancel(request_id))
 
     async def Tokenize(self, request: worker_pb2.TokenizeRequest, context: Any) -> worker_pb2.TokenizeReply:
-        """See `worker.token_calls`."""
+        """See `worker.text.token_calls`."""
         return await self._calls.tokenize(request)
 
     async def Detokenize(self, request: worker_pb2.DetokenizeRequest, context: Any) -> worker_pb2.DetokenizeReply:
-        """See `worker.token_calls`."""
+        """See `worker.text.token_calls`."""
         return await self._calls.detokenize(request)
 
     async def _read(self, frames: AsyncIterator[worker_pb2.Frame], stream: _Stream) -> None:

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from contracts.context import text_bytes
 from contracts.errors import ConfigError, InvalidRequest
 from runtime.model_config import read_json
-from worker.chat_template import ChatTemplate, load_template
 from worker.core.token_bytes import most_bytes_of_a_token
 from worker.core.tool_calls import Dialect
+from worker.text.chat_template import ChatTemplate, load_template
 
 _THOUGHT_BEGINS = b"<think>"
 #: Of a prompt's end, so many tokens hold the tag and the space after it.

@@ -1,7 +1,7 @@
 """What a gateway asks of the tokenizer for its callers: the ids of a prompt, and the text of ids (`POST /tokenize`, `POST /detokenize`).
 
-Read where prompts are read (`worker.tokenising`): off the event loop and the engine's thread, fairly by tenant. Nothing here reaches the
-engine. What is wrong with a question is its caller's error and comes with the reply.
+Read where prompts are read (`worker.text.tokenising`): off the event loop and the engine's thread, fairly by tenant. Nothing here reaches
+the engine. What is wrong with a question is its caller's error and comes with the reply.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from contracts.template_kwargs import decode_template_kwargs
 from contracts.v1 import worker_pb2 as pb
 from runtime import telemetry
 from worker.core.faults import told
-from worker.text import TextCodec
-from worker.tokenising import Tokenising
+from worker.text.codec import TextCodec
+from worker.text.tokenising import Tokenising
 
 log = telemetry.logger("worker.tokens")
 Reply = TypeVar("Reply", pb.TokenizeReply, pb.DetokenizeReply)

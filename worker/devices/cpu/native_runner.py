@@ -11,15 +11,15 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from worker.devices.runner import Slice, check
 from worker.kernels.cpu_kernels import PADDING, QUERY, Buffers, CpuKernels, PackedLayer
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model
 from worker.models.weights import LayerWeights
-from worker.runner import Slice, check
 
 
 class NativeRunner:
-    """As `worker.runner.Runner`; the model's matrices are packed by the same kernels. Keeps its activations' memory between steps."""
+    """As `Runner`; the model's matrices are packed by the same kernels. Keeps its activations' memory between steps."""
 
     def __init__(self, model: Model, kv: PagedKv, kernels: CpuKernels) -> None:
         self.model = model
@@ -30,7 +30,7 @@ class NativeRunner:
 
     @torch.inference_mode()
     def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
-        """See `worker.runner.Runner.step`."""
+        """See `worker.devices.runner.Runner.step`."""
         model, kv, c = self.model, self.kv, self.model.config
         check(slices, kv, model)
         wanted = [i for i, s in enumerate(slices) if s.want_logits]

@@ -6,7 +6,7 @@ are captured again when its slot shows others; a span that lent its granules and
 
 By default a row's attention does not depend on its batch, but its matrix products may: the library picks another order of sums for
 another number of rows. With `batch_invariant` every row is computed by the same compiled kernels with the same tiles, decode and
-prefill alike, as `worker.native_runner` does on the CPU.
+prefill alike, as `worker.devices.cpu.native_runner` does on the CPU.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker.cuda_queue import Queue
-from worker.cuda_tables import PageTables, StepInputs
+from worker.devices.cuda.queue import Queue
+from worker.devices.cuda.tables import PageTables, StepInputs
+from worker.devices.runner import Slice, check
 from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
 from worker.kernels.cuda.products import product
 from worker.kernels.cuda.rows import add_norm, rotate_write, silu_mul
@@ -27,7 +28,6 @@ from worker.memory.copier import Fence
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model
 from worker.models.weights import LayerWeights
-from worker.runner import Slice, check
 
 #: Shapes of decode steps whose graphs are kept.
 _MOST_GRAPHS = 32
@@ -76,7 +76,7 @@ class _Activations:
 
 
 class CudaRunner:
-    """As `worker.runner.Runner`, on `queue`'s device. Keeps activations, page tables and graphs between steps.
+    """As `worker.devices.runner.Runner`, on `queue`'s device. Keeps activations, page tables and graphs between steps.
 
     fence: orders compute behind copies that are under way. most_tokens, most_sequences: of a step; more make the memory grow.
     """
@@ -98,7 +98,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
-        """See `worker.runner.Runner.step`. `before_layer(l)` precedes all of layer l; `after_layer(l)` follows its launch, and a copy
+        """See `Runner.step`. `before_layer(l)` precedes all of layer l; `after_layer(l)` follows its launch, and a copy
         that the copier begins after that is ordered behind it."""
         check(slices, self.kv, self.model)
         if not slices:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from worker.cuda_queue import Queue
+from worker.devices.cuda.queue import Queue
+from worker.devices.runner import Slice
 from worker.memory.paged_kv import PagedKv
-from worker.runner import Slice
 
 
 class PageTables:

@@ -1,0 +1,1 @@
+"""Which runner, kernels and memory a machine has."""

@@ -1,0 +1,1 @@
+"""The runner over the compiled CPU kernels."""

@@ -1,0 +1,1 @@
+"""The engine: who runs, and the step, on one thread."""

@@ -1,0 +1,1 @@
+"""The way to the store: loads, saves, and the thread that copies pieces."""

@@ -1,0 +1,1 @@
+"""What steps and loads take on this machine."""

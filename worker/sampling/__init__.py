@@ -1,0 +1,1 @@
+"""The next token, and the text and calls that answers become."""

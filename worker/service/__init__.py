@@ -1,0 +1,1 @@
+"""What gateway and scheduler see of a worker."""
