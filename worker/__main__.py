@@ -89,8 +89,8 @@ class WorkerProcess:
         cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
         device = Device(shape, kv, cache, table, self.loader, RealClock(), config.kv, salt_of)
         self.engine = Engine(device, runner, codec, model.eos_ids, config.served_model, config.worker, platform.niceness)
-        seed(self.engine.admission.pace, profile)
-        seed_loads(device.rates, profile, shape.piece_bytes)
+        seed(self.engine.core.pace, profile)
+        seed_loads(self.engine.core.state.rates, profile, shape.piece_bytes)
         max_tokens = longest(model.max_tokens, pool.total, layers, shape.chunk_tokens)
         self.engine.on_crash = self._engine_died
         self.loader.start()

@@ -189,7 +189,9 @@ class Ours:
             if not device.cache.make_room(device.shape.layers, device.clock.now()):
                 raise RuntimeError("the KV cache is too small; raise --kv-gib")
             block = device.cache.new_block(index, session, range(device.shape.layers))
-            device.back()
+            self._engine.core.state.back()
+            for asked in self._engine.core.take():
+                device.execute(asked)
             for page in block.pages:
                 torch.from_numpy(device.kv.page_bytes_view(int(page))).view(device.kv.dtype).fill_(MADE_UP)
             block.ready[:], block.save = True, Save.BELOW

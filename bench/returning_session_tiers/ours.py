@@ -12,13 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "kvstore"))
 
-import torch  # noqa: E402
 import wire  # noqa: E402
 
 from contracts.frames import StepFrame  # noqa: E402
@@ -26,9 +26,10 @@ from contracts.kv import chunk_keys  # noqa: E402
 from contracts.request import GenerateRequest, Sampling  # noqa: E402
 from runtime.service import Tasks  # noqa: E402
 from worker.__main__ import WorkerProcess  # noqa: E402
-from worker.core.sequence import Sequence  # noqa: E402
+from worker.core.instructions import Step  # noqa: E402
+from worker.core.progress import Progress  # noqa: E402
 from worker.engine.engine import Submit  # noqa: E402
-from worker.engine.stepping import Stepping  # noqa: E402
+from worker.engine.stepping import Outcome, Stepping  # noqa: E402
 from worker.link.loads import StepProgress  # noqa: E402
 from worker.link.store_link import StoreLink  # noqa: E402
 
@@ -74,11 +75,16 @@ class TimedSteps:
         self._stepping = stepping
         self.spans: list[tuple[float, float]] = []
 
-    def run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None = None) -> tuple[torch.Tensor, set[str]]:
+    @property
+    def beats(self) -> Progress:
+        """See `Stepping.beats`."""
+        return self._stepping.beats
+
+    def run(self, step: Step, progress: StepProgress | None = None) -> Outcome:
         """See `Stepping.run`."""
         began = time.perf_counter()
         try:
-            return self._stepping.run(batch, progress)
+            return self._stepping.run(step, progress)
         finally:
             self.spans.append((began, time.perf_counter()))
 
@@ -122,7 +128,7 @@ class Ours:
     def __enter__(self) -> Ours:
         self._thread.start()
         self._do(self._start())
-        self._until(lambda: self.engine.device.store_here)
+        self._until(lambda: self.engine.core.state.store_here)
         return self
 
     async def _start(self) -> None:
@@ -169,7 +175,7 @@ class Ours:
 
     def attached(self) -> None:
         """Wait until the store of now is there (after it was started afresh, too)."""
-        self._until(lambda: self.engine.device.store_here and self.engine.idle)
+        self._until(lambda: self.engine.core.state.store_here and self.engine.idle)
 
     def settle(self) -> None:
         """Wait until everything is saved below HBM."""
@@ -213,8 +219,8 @@ class Ours:
 
     def switch(self, **kv: bool) -> None:
         """Turn `kv.layerwise` or `kv.cache` on or off."""
-        device = self.engine.device
-        device.settings = device.settings.model_copy(update=kv)
+        state = self.engine.core.state
+        state.policy = replace(state.policy, **kv)
 
     def ask(self, session: str, prompt: list[int], count: int = 1, sources: list[str] | None = None) -> tuple[float, Turn]:
         """Seconds from handing the tokenised request to the engine until its first token's frame left it; and what it said."""

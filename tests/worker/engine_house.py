@@ -24,6 +24,7 @@ from contracts.v1 import kvstore_pb2
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
 from runtime.model_config import load_config
+from worker.core.events import StoreDown, StoreUp
 from worker.core.hbm import HbmCache
 from worker.core.load_plan import Source
 from worker.core.pages import PagePool
@@ -33,7 +34,7 @@ from worker.engine.device import Device
 from worker.engine.engine import Cancel, Engine, Submit
 from worker.kernels.choice import choose_kernels
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaGone, ArenaHere, FromStore, LoadTable, StoreDown, StoreUp
+from worker.link.loads import ArenaGone, ArenaHere, FromStore, LoadTable
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv

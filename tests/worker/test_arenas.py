@@ -15,10 +15,11 @@ from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2
 from tests.kvstore.conftest import Stack, make_stack
 from tests.kvstore.store_metrics import store_metrics
+from worker.core.events import SaveCopied, StoreDown, StoreUp
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool, Pages
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaGone, ArenaHere, Load, LoadTable, Save, SaveCopied, StoreDown, StoreUp
+from worker.link.loads import ArenaGone, ArenaHere, LoadTable, Save, Transfer
 from worker.link.store_link import StoreLink
 from worker.memory.copier import Arena, HostCopier
 from worker.memory.granules import HostPool
@@ -50,7 +51,7 @@ def test_pieces_and_grants_that_wait_are_of_the_arena_of_the_store_that_sent_the
         kv.page_bytes_view(page)[:] = 9
     first, second = np.full(8 * SIZE, 1, np.uint8), np.full(8 * SIZE, 2, np.uint8)
     table, inbox, link, left = LoadTable(), queue.SimpleQueue[object](), Link(), threading.Semaphore(0)
-    table.open[1] = Load(1, session, [loaded], [[0, 1]], np.stack([loaded.pages]))
+    table.open[1] = Transfer.of(1, np.stack([loaded.pages]), hint=False)
     loader = KvLoader(kv, table, inbox.put)
     loader.link = link  # type: ignore[assignment]
     loader.from_store(ArenaHere(first))

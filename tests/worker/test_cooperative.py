@@ -13,10 +13,10 @@ from contracts.convert import layers_from_bitmap
 from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2
 from tests.worker.engine_house import CHUNK, FakeStore, House, random_prompt, tiny_model
+from worker.core.events import Queried
 from worker.core.hbm import NO_PAGE
 from worker.core.pages import Pages
 from worker.core.standings import Rank
-from worker.engine.inquiries import residency
 from worker.memory.copier import Arena, Copier
 from worker.service.metrics import WorkerMetrics
 
@@ -59,7 +59,7 @@ def remembered(model: Path, *prompts: list[int], **house: int | bool) -> tuple[H
 
 def in_hbm(house: House, keys: list[bytes]) -> list[int]:
     """Chunks in HBM, by layer."""
-    return list(residency(house.device, keys).layer_chunks)
+    return list(house.engine.core.holds(Queried(0, tuple(keys))).layer_chunks)
 
 
 def asked(store: FakeStore, load_class: int) -> list[tuple[int, list[int]]]:
@@ -153,7 +153,7 @@ def test_case_3_with_no_free_memory_the_cache_stays_below_and_is_read_when_the_r
     running = house.submit(tall, 40, session="running")
     until(lambda: house.pool.free == 0)
     store.hint("p0", keys)
-    until(lambda: house.engine.prefetching.stalled == 1)
+    until(lambda: house.engine.core.prefetching.stalled == 1)
     assert in_hbm(house, keys) == [0] * LAYERS and not asked(store, PREFETCH)
     request = house.submit(prompt, 12, session="p0")
     first, again = house.wait(running, request)
@@ -172,7 +172,7 @@ def test_a_hint_that_found_no_room_is_served_when_a_turn_ends(model: Path) -> No
     running = house.submit(conversation(8, house.pool.total // LAYERS * CHUNK - 20), 20, session="running")
     until(lambda: house.pool.free == 0)
     store.hint("p0", keys)
-    until(lambda: house.engine.prefetching.stalled == 1)
+    until(lambda: house.engine.core.prefetching.stalled == 1)
     house.wait(running)
     house.settle()
     assert in_hbm(house, keys) == [6] * LAYERS, "what the ended turn left behind is unadvised and gives way"
@@ -188,7 +188,7 @@ def test_a_hint_fills_what_is_free_and_no_more(model: Path) -> None:
     running = house.submit(conversation(10, chunks * CHUNK - 30), 30, session="running")
     until(lambda: house.pool.free == free)
     store.hint("p0", keys)
-    until(lambda: house.engine.prefetching.stalled == 1)
+    until(lambda: house.engine.core.prefetching.stalled == 1)
     until(lambda: len(asked(store, PREFETCH)) >= 6)
     assert (house.pool.free, asked(store, PREFETCH)[:6]) == (0, [(i, [0]) for i in range(6)])
     assert sum(in_hbm(house, keys)) <= free
@@ -342,10 +342,10 @@ def test_what_a_dying_store_was_given_does_not_count_as_saved(model: Path) -> No
     house.run(prompt, 1)
     assert held.begun.wait(10)
     house.detach()
-    until(lambda: not house.device.store_here)
+    until(lambda: not house.engine.core.state.store_here)
     held.go_on.set()
     house.settle()
-    assert house.cache.index and house.engine.saving.saved == 0 and house.engine.saving.refused == 6
+    assert house.cache.index and house.engine.core.saving.saved == 0 and house.engine.core.saving.refused == 6
     house.close()
 
 

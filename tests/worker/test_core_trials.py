@@ -116,9 +116,9 @@ def test_an_engine_computes_a_request_on_trial_alone_and_all_end_with_their_own_
     while not all(e.answers[name].tokens for name in tried):
         gained = {name: len(answer.tokens) for name, answer in e.answers.items()}
         if not e.engine.going_on and e.engine.inbox.empty():
-            e.world.next(e.engine.scheduling.trials.rest_s(e.world.now()) or 0.5)
+            e.world.next(e.engine.core.scheduling.trials.rest_s(e.world.now()) or 0.5)
         e.turn()
-        if trial := e.engine.scheduling.trials.told:
+        if trial := e.engine.core.scheduling.trials.told:
             assert {name for name, answer in e.answers.items() if len(answer.tokens) > gained[name]} <= {trial}
     assert [name for name in told if name] == tried
     e.finish()

@@ -15,10 +15,11 @@ import pytest
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2
+from worker.core.events import LoadClosed
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaHere, Load, LoadClosed, LoadTable, PiecesCame
+from worker.link.loads import ArenaHere, LoadTable, Transfer, Wake
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaError
 from worker.memory.granules import HostPool
@@ -205,14 +206,14 @@ def test_the_store_and_the_engine_hear_of_a_load_only_when_its_copies_have_ended
     cache = HbmCache(PagePool(1, house.kv.pages_per_slab, SHAPE.layers))
     session = SessionKey("t", "s")
     block = cache.new_block(0, session, range(2))
-    load = Load(1, session, [block], [[0, 1]], np.stack([block.pages]))
+    load = Transfer.of(1, np.stack([block.pages]), hint=False)
     table.open[1] = load
     loader.start()
     loader.from_store(ArenaHere(house.arena))
     loader.from_store(kvstore_pb2.LoadPieces(load_id=1, chunks=[0, 0], layers=[0, 1], offsets=[0, SHAPE.piece_bytes]))
     loader.from_store(kvstore_pb2.LoadEnd(load_id=1))
     for _ in itertools.count():
-        if block.ready.all():
+        if load.ready.all():
             break
         threading.Event().wait(0.001)
     assert house.copier.pending and not load.closed and not link.sent, "in reach, and under way"
@@ -221,7 +222,7 @@ def test_the_store_and_the_engine_hear_of_a_load_only_when_its_copies_have_ended
     while not isinstance(events[-1], LoadClosed):
         events.append(inbox.get(timeout=20))
     assert load.closed and [m.WhichOneof("kind") for m in link.sent] == ["taken"]
-    assert all(isinstance(e, PiecesCame) for e in events[:-1])
+    assert all(isinstance(e, Wake) for e in events[:-1])
     for layer in range(2):
         assert np.array_equal(house.kv.page_bytes_view(int(block.pages[layer])), house.piece(layer))
     loader.stop()
@@ -230,7 +231,7 @@ def test_the_store_and_the_engine_hear_of_a_load_only_when_its_copies_have_ended
 def test_halting_a_load_returns_when_its_pages_are_touched_no_more(house: House) -> None:
     table = LoadTable()
     loader = KvLoader(house.kv, table, lambda event: None, house.copier)
-    load = Load(1, SessionKey("t", "s"), [], [], np.empty((0, 2), np.int64), hint=True)
+    load = Transfer.of(1, np.empty((0, 2), np.int64), hint=True)
     house.load(1)
     halting = threading.Thread(target=lambda: loader.halt(load))
     halting.start()

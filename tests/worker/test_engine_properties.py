@@ -96,7 +96,7 @@ def mixed(model: Path, cold: Cold, dtype: str, kernels: str, seed: int, requests
     ended()
     house.settle()
     house.close()
-    return house.engine.scheduling.preemptions
+    return house.engine.core.scheduling.preemptions
 
 
 PROPERTY = settings(
@@ -130,8 +130,8 @@ def test_preempted_under_real_pressure_a_sequence_comes_back_with_its_tail_and_t
     for prompt, result in zip(prompts, house.wait(*names), strict=True):
         check(cold, dtype, "native", prompt, 60, result)
     house.settle()
-    scheduling = house.engine.scheduling
+    scheduling = house.engine.core.scheduling
     assert scheduling.preemptions, "there was pressure"
-    assert sum(scheduling.recomputed_tokens.values()) <= scheduling.dropped_tokens + house.engine.admission.recomputed_tokens
+    assert sum(scheduling.recomputed_tokens.values()) <= scheduling.dropped_tokens + house.engine.core.admission.recomputed_tokens
     assert scheduling.dropped_tokens < scheduling.preemptions * CHUNK, "every full chunk was below, or on its way"
     house.close()

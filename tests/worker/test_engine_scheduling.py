@@ -13,9 +13,9 @@ from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
 from worker.core.hbm import Save
 from worker.core.load_plan import LoadRate, Source
+from worker.core.saving import ANSWER_TIMEOUT_S
 from worker.core.sequence import Event, State
-from worker.engine.saving import ANSWER_TIMEOUT_S
-from worker.engine.scheduling import ADMIT_S
+from worker.engine.engine import ADMIT_S
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -73,7 +73,7 @@ def test_a_preempted_sequence_comes_back_with_its_tail_to_compute() -> None:
     for n in range(6):
         e.submit(prompt(n, 21), 30, session=f"s{n}")
     e.finish()
-    scheduling = e.engine.scheduling
+    scheduling = e.engine.core.scheduling
     assert scheduling.preemptions >= 3
     recomputed = scheduling.recomputed_tokens
     assert recomputed[Event.PREEMPTED] <= scheduling.dropped_tokens <= scheduling.preemptions * (CHUNK - 1), "full chunks were all kept"
@@ -85,7 +85,7 @@ def test_without_a_store_what_is_purged_is_computed_again_and_counted() -> None:
     for n in range(6):
         e.submit(prompt(n, 21), 30, session=f"s{n}")
     e.finish()
-    scheduling = e.engine.scheduling
+    scheduling = e.engine.core.scheduling
     assert scheduling.preemptions and scheduling.dropped_tokens >= scheduling.recomputed_tokens[Event.PREEMPTED] > 3 * CHUNK
 
 
@@ -99,7 +99,7 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent_youngest_which_th
     assert [e.sequence(n).state for n in names] == [State.RUNNING, State.WAITING, State.WAITING]
     assert e.sequence(names[1]).restarted is Event.PREEMPTED
     e.finish()
-    assert e.engine.scheduling.recomputed_tokens[Event.PREEMPTED] < CHUNK
+    assert e.engine.core.scheduling.recomputed_tokens[Event.PREEMPTED] < CHUNK
 
 
 @pytest.mark.parametrize(("pages", "batch", "preempts"), [(300, 8, False), (60, 8, True), (300, 3, True)])
@@ -109,7 +109,7 @@ def test_less_urgent_requests_are_paused_only_where_pages_or_places_are_short(pa
     e.go(until=lambda: all(len(e.answers[n].tokens) > 2 for n in low[:2]))
     urgent = [e.submit(prompt(9 + n, 30), 6, session=f"urgent{n}", priority=-1) for n in range(2)]
     e.go(until=lambda: all(e.answers[n].end is not None for n in urgent))
-    assert (e.engine.scheduling.preemptions > 0) is preempts
+    assert (e.engine.core.scheduling.preemptions > 0) is preempts
     assert all(e.answers[n].end is None for n in low), "they are still at it, or wait"
     waits_s = max(e.answers[n].times_s[0] for n in urgent) - e.answers[low[0]].times_s[2]
     assert waits_s < 0.4, "nobody urgent waits for the 20 tokens of somebody who is not"
@@ -121,7 +121,7 @@ def test_equally_urgent_requests_wait_for_each_other() -> None:
     names = [e.submit(prompt(n, 34), 4, session=f"s{n}") for n in range(5)]
     e.finish()
     ends = [e.answers[n].times_s[-1] for n in names]
-    assert ends == sorted(ends) and not e.engine.scheduling.preemptions
+    assert ends == sorted(ends) and not e.engine.core.scheduling.preemptions
 
 
 def test_a_place_in_the_batch_goes_to_the_more_urgent() -> None:
@@ -141,11 +141,11 @@ def test_one_that_is_being_saved_is_passed_over_and_nobody_else_goes_for_its_pag
     e.loader.copy_s = 5.0  # copies begin now that will end much later
     e.store.latency = lambda: 0.0
     third = e.submit(prompt(3, 14), 30, session="third")
-    e.go(until=lambda: e.engine.scheduling.preemptions > 0)
+    e.go(until=lambda: e.engine.core.scheduling.preemptions > 0)
     waiting = [b for b in e.cache.index.values() if b.save is Save.WAITING]
     assert waiting, "something is being saved"
-    assert e.engine.scheduling.preemptions == 1 and e.sequence(first).state is State.RUNNING
-    assert third in e.engine._live
+    assert e.engine.core.scheduling.preemptions == 1 and e.sequence(first).state is State.RUNNING
+    assert third in e.engine.core.live
     e.finish()
 
 
@@ -163,7 +163,7 @@ def test_pages_whose_saving_is_never_answered_are_free_after_a_while() -> None:
 def test_pages_that_wait_for_a_save_which_the_store_forgot_are_free_after_a_while() -> None:
     e = VirtualEngine(pages=60)
     first = e.submit(prompt(1, 40), 8)
-    e.go(until=lambda: first in e.engine._live and e.sequence(first).state is State.RUNNING)
+    e.go(until=lambda: first in e.engine.core.live and e.sequence(first).state is State.RUNNING)
     e.store.hangs_until_s = 1e6
     e.go(until=lambda: e.answers[first].end is not None)
     assert any(b.save is Save.WAITING for b in e.cache.index.values())
@@ -244,7 +244,7 @@ def test_a_newcomer_is_not_admitted_into_the_room_that_others_are_about_to_grow_
     e.go(until=lambda: bool(e.runner.steps))
     e.submit(prompt(5, 22), 2, session="late")  # 6 chunks fit now
     e.finish()
-    assert not e.engine.scheduling.preemptions
+    assert not e.engine.core.scheduling.preemptions
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -254,8 +254,8 @@ def test_what_is_sooner_computed_alone_is_loaded_behind_another_prompt(behind: b
     e.submit(known, 1)
     e.finish()
     e.store.latency = lambda: 0.5
-    e.device.rates.seed(Source.DRAM, LoadRate(0.5, 0.0))
-    e.engine.admission.pace.prefill_token_s = 0.2 / 60
+    e.engine.core.state.rates.seed(Source.DRAM, LoadRate(0.5, 0.0))
+    e.engine.core.pace.prefill_token_s = 0.2 / 60
     if behind:
         e.submit(prompt(2, 200), 1, session="b")
         e.turn()
@@ -281,7 +281,7 @@ def test_within_a_turn_of_a_cancellation_its_pages_are_free_or_cached(when: str)
     name = e.submit(known if when in ("asking", "loading") else prompt(3, 60), 30, session="n")
     s = None
     for _ in range(10_000):
-        if name in e.engine._live:
+        if name in e.engine.core.live:
             s = e.sequence(name)
             there = {
                 "waiting": s.state is State.WAITING,
@@ -297,7 +297,7 @@ def test_within_a_turn_of_a_cancellation_its_pages_are_free_or_cached(when: str)
     e.cancel(name)
     e.turn()
     assert e.answers[name].end == "cancelled" and not e.table.open
-    others = sum(held_for(e, o) for o in e.engine._live)
+    others = sum(held_for(e, o) for o in e.engine.core.live)
     saving = sum(int((b.pages >= 0).sum()) for b in e.cache.index.values() if b.save is Save.WAITING and not b.users)
     assert e.cache.available() + others + saving == e.pool.total
     e.finish()
@@ -311,14 +311,14 @@ def test_cancelling_one_of_two_that_wait_for_the_same_load_leaves_the_other_its_
     e.store.asked.clear()
     e.store.latency = lambda: 1.0
     first = e.submit(known, 4)
-    e.go(until=lambda: first in e.engine._live and e.sequence(first).found is not None)
+    e.go(until=lambda: first in e.engine.core.live and e.sequence(first).found is not None)
     second = e.submit([*known, 9], 4)
     e.turn()
     e.cancel(first)
     e.turn()
     assert e.sequence(second).blocks and e.table.open
     e.go(until=lambda: e.answers[second].end is not None)
-    assert e.answers[second].cached == 60 and not e.engine.scheduling.recomputed_tokens
+    assert e.answers[second].cached == 60 and not e.engine.core.scheduling.recomputed_tokens
     assert len(e.store.asked) == 2, "the second asked for the one chunk more that it could use"
     e.finish()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,9 @@ class WatchedCopier:
     def __init__(self, copier: Copier) -> None:
         self._copier, self.saves, self.saved = copier, 0, threading.Event()
 
+    def adopt(self, arena: Arena) -> None:
+        self._copier.adopt(arena)
+
     def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
         return self._copier.load(arena, offsets, pages)
 
@@ -92,10 +96,10 @@ def test_what_a_slow_tier_would_bring_later_is_computed(house: House, cold: Cold
     prompt = saved_session(house, 1)
     assert house.store is not None
     house.store.source = Source.BLOB
-    house.device.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
+    house.engine.core.state.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
     again = house.run(prompt, 8)
     assert again.cached == 0 and again.tokens == cold(prompt, 8)
-    assert house.engine.admission.recomputed_tokens == 96 and house.store.cancelled() == 1
+    assert house.engine.core.admission.recomputed_tokens == 96 and house.store.cancelled() == 1
 
 
 def test_chunks_that_a_hint_brought_in_another_order_are_used_where_they_belong(house: House, cold: Cold) -> None:
@@ -110,32 +114,32 @@ def test_chunks_that_a_hint_brought_in_another_order_are_used_where_they_belong(
 
 
 def test_without_a_plan_whatever_is_cached_is_loaded(house: House, cold: Cold) -> None:
-    house.device.settings = house.device.settings.model_copy(update={"load_plan": False})
+    house.engine.core.state.policy = replace(house.engine.core.state.policy, load_plan=False)
     prompt = saved_session(house, 1)
     assert house.store is not None
     house.store.source = Source.BLOB
-    house.device.rates.seed(Source.DRAM, LoadRate(5.0, 1.0))
-    house.device.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
+    house.engine.core.state.rates.seed(Source.DRAM, LoadRate(5.0, 1.0))
+    house.engine.core.state.rates.seed(Source.BLOB, LoadRate(5.0, 1.0))
     again = house.run(prompt, 8)
-    assert again.cached == 96 and again.tokens == cold(prompt, 8) and house.engine.admission.recomputed_tokens == 0
+    assert again.cached == 96 and again.tokens == cold(prompt, 8) and house.engine.core.admission.recomputed_tokens == 0
 
 
 def test_only_the_stretch_that_is_sooner_computed_is(house: House, cold: Cold) -> None:
     prompt = saved_session(house, 2)
     assert house.store is not None
     house.store.source = Source.SSD
-    house.device.rates.seed(Source.SSD, LoadRate(0.0, 1.0))
-    house.engine.admission.pace.prefill_token_s = LAYERS * 1.0 / CHUNK  # a chunk takes as long to compute as to load
+    house.engine.core.state.rates.seed(Source.SSD, LoadRate(0.0, 1.0))
+    house.engine.core.pace.prefill_token_s = LAYERS * 1.0 / CHUNK  # a chunk takes as long to compute as to load
     again = house.run(prompt, 8)
     assert 0 < again.cached < 96 and again.tokens == cold(prompt, 8)
-    assert house.engine.admission.recomputed_tokens == 96 - again.cached
+    assert house.engine.core.admission.recomputed_tokens == 96 - again.cached
 
 
 def test_a_short_tail_is_not_even_asked_for(house: House, cold: Cold) -> None:
     prompt = random_prompt(random.Random(3), 100)
     house.run(prompt, 4)
     house.settle()
-    house.device.rates.seed(Source.DRAM, LoadRate(1.0, 0.0))
+    house.engine.core.state.rates.seed(Source.DRAM, LoadRate(1.0, 0.0))
     longer = [*prompt, *random_prompt(random.Random(4), 40)]
     assert house.store is not None
     asked = len(house.store.asked)
@@ -145,12 +149,12 @@ def test_a_short_tail_is_not_even_asked_for(house: House, cold: Cold) -> None:
 
 def test_a_load_teaches_what_its_source_takes(house: House) -> None:
     prompt = saved_session(house, 5)
-    assert house.device.rates.of(Source.DRAM, house.device.clock.now()) is None
+    assert house.engine.core.state.rates.of(Source.DRAM, house.device.clock.now()) is None
     house.run(prompt, 2)
     house.settle()
-    rate = house.device.rates.of(Source.DRAM, house.device.clock.now())
+    rate = house.engine.core.state.rates.of(Source.DRAM, house.device.clock.now())
     assert rate is not None and rate.latency_s > 0 and rate.piece_s > 0
-    assert house.engine.admission.loaded_tokens == 96
+    assert house.engine.core.admission.loaded_tokens == 96
 
 
 def test_layers_go_down_while_later_ones_compute(house: House, cold: Cold) -> None:
@@ -171,7 +175,7 @@ def test_layers_go_down_while_later_ones_compute(house: House, cold: Cold) -> No
 
 
 def test_without_layerwise_a_step_begins_with_everything_and_nothing_of_it_goes_down_before_its_end(house: House, cold: Cold) -> None:
-    house.device.settings = house.device.settings.model_copy(update={"layerwise": False})
+    house.engine.core.state.policy = replace(house.engine.core.state.policy, layerwise=False)
     copier = WatchedCopier(house.loader.copier)
     house.loader.copier = copier
     saves_in_step: list[int] = []
@@ -179,7 +183,7 @@ def test_without_layerwise_a_step_begins_with_everything_and_nothing_of_it_goes_
 
     def at_step() -> None:
         copier.saves = 0
-        whole.append(all(block.complete for s in house.engine._sequences() for block in s.blocks[: s.found or 0]))
+        whole.append(all(block.complete for s in house.engine.core.live.values() for block in s.blocks[: s.found or 0]))
 
     watch(house, lambda layer: saves_in_step.append(copier.saves), at_step)
     prompt = saved_session(house, 7)

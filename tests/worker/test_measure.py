@@ -18,12 +18,13 @@ from contracts.kv import KvShape
 from runtime.clock import RealClock, VirtualClock
 from runtime.config import KvSection
 from tests.worker.engine_house import CHUNK, FakeStore
+from worker.core.events import StoreUp
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.devices.runner import Slice
 from worker.engine.device import Device
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaHere, LoadTable, StoreUp
+from worker.link.loads import ArenaHere, LoadTable
 from worker.measure.loads import LoadFailed, Mover, large_chunks, new_keys, rates
 from worker.measure.steps import BRIEF, Grid, Stopwatch, compute, on_free_pages
 from worker.memory.granules import HostPool

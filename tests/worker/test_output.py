@@ -32,6 +32,7 @@ def write(tokens: list[int], max_tokens: int = 10_000, resume: int = 0, logprob:
     outputs: list[Output] = []
     for token in tokens[resume:]:
         outputs.append(writer.take(Choice(token, logprob, [(token, logprob)] if logprob is not None else None)))
+        sequence.tokens.append(token)
         if outputs[-1].finish_reason:
             break
     return outputs

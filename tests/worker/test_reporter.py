@@ -16,7 +16,7 @@ from contracts.kv import KvShape
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime import rpc
-from worker.engine.engine import Counts
+from worker.core.counts import Counts
 from worker.service.reporter import Reporter
 
 

@@ -57,7 +57,7 @@ def test_under_contention_tokens_are_by_weight(batch: int) -> None:
     for n, answer in enumerate(e.answers.values()):
         tokens["ab"[n % 2]] += len(answer.tokens) + (16 if answer.tokens else 0)
     assert 2.4 < tokens["a"] / tokens["b"] < 3.6
-    assert e.engine.scheduling.preemptions < 15, "of 60 that have ended"
+    assert e.engine.core.scheduling.preemptions < 15, "of 60 that have ended"
     e.finish()
 
 

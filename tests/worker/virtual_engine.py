@@ -21,7 +21,7 @@ from tests.worker.virtual_store import VirtualLoader, VirtualStore
 from worker.core import hbm
 from worker.core.hbm import Block, HbmCache
 from worker.core.pages import PagePool
-from worker.core.sequence import Sequence, State
+from worker.core.sequence import Sequence
 from worker.engine.device import Device
 from worker.engine.engine import IDLE_S, Cancel, Engine, Submit
 from worker.link.loads import LoadTable
@@ -60,7 +60,7 @@ class VirtualEngine:
         self.runner = HashRunner(self.pages, self.world)
         self.engine = Engine(self.device, self.runner, CODEC, set(), "hash", WorkerSection(**worker))
         # As a worker does before it serves.
-        self.engine.admission.pace.expect_decodes({n: self.runner.step_s + n * self.runner.token_s for n in (1, 8)})
+        self.engine.core.pace.expect_decodes({n: self.runner.step_s + n * self.runner.token_s for n in (1, 8)})
         self.store = VirtualStore(self.world, self.loader)
         self.store.to_engine = self.loader.to_engine = self.engine.inbox.put
         self.device.link = self.store  # type: ignore[assignment]
@@ -110,12 +110,12 @@ class VirtualEngine:
 
     def sequence(self, name: str) -> Sequence:
         """The sequence of a request that has not ended."""
-        return self.engine._live[name].sequence
+        return self.engine.core.live[name]
 
     @property
     def sequences(self) -> list[Sequence]:
         """Of all requests that have not ended."""
-        return self.engine._sequences()
+        return list(self.engine.core.live.values())
 
     # ---- time --------------------------------------------------------------------------------------------------
     def turn(self) -> None:
@@ -143,25 +143,19 @@ class VirtualEngine:
     def check(self) -> None:
         """Every page has its reason, and every sequence its blocks."""
         live = self.sequences
-        self.engine.scheduling.service.validate()
-        used: dict[int, int] = {}
-        for s in live:
-            for block in s.blocks:
-                self.blocks[id(block)] = block
-                used[id(block)] = used.get(id(block), 0) + 1
-        for block in [*self.cache.index.values(), *(b for load in self.table.open.values() for b in load.blocks)]:
+        core = self.engine.core
+        for block in [
+            *(b for s in live for b in s.blocks),
+            *self.cache.index.values(),
+            *(b for x in core.state.loads.values() for b in x.blocks),
+        ]:
             self.blocks[id(block)] = block
         self.blocks = {at: b for at, b in self.blocks.items() if (b.pages >= 0).any()}
-        self.cache.validate(self.blocks.values())
-        for at, block in self.blocks.items():
-            assert block.users == used.get(at, 0), "a page is held for nobody"
+        core.validate(self.blocks.values())
+        for block in self.blocks.values():
             assert block.users or block.moving or block.save is hbm.Save.WAITING or block.purgeable, "a page is unfreeable"
-        assert sum(s.state in (State.RUNNING, State.LOADING) for s in live) <= self.engine.scheduling.settings.max_batch
-        for s in live:
-            assert len(s.blocks) * CHUNK >= s.computed
-            assert s.state is not State.WAITING or not s.blocks
-        if self.engine.scheduling.settings.step_tokens and self.runner.steps:
-            assert self.runner.steps[-1][1] <= self.engine.scheduling.settings.step_tokens
+        if self.runner.steps:
+            assert self.runner.steps[-1][1] <= core.state.policy.step_tokens
 
     def finish(self) -> None:
         """Everything ends; every answer is a cold run's; all of HBM can be had."""

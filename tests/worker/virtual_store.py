@@ -12,7 +12,8 @@ from contracts.ids import SessionKey
 from contracts.kv import leading
 from contracts.v1 import kvstore_pb2
 from tests.worker.virtual_model import LAYERS, SHAPE, Pages, World
-from worker.link.loads import FromStore, Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied, StoreDown, StoreUp
+from worker.core.events import LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
+from worker.link.loads import FromStore, LoadTable, Save, Transfer, Wake
 
 
 class VirtualLoader:
@@ -34,25 +35,26 @@ class VirtualLoader:
             page = int(load.pages[chunk, layer])
             if page >= 0:
                 self.pages.numbers[page] = arena[offset]
-                load.blocks[chunk].ready[layer] = True
+                load.ready[chunk, layer] = True
+                self.table.arrived.append(PiecesCame(load.load_id, np.array([chunk]), np.array([layer])))
                 self.loaded["hint" if load.hint else "demand"] += 1
                 load.came += 1
         load.last_s = self.world.now()
-        self.to_engine(PiecesCame(message.load_id))
+        self.to_engine(Wake())
 
     def end(self, load_id: int) -> None:
         if (load := self.table.open.get(load_id)) is not None:
             self._close(load)
 
-    def _close(self, load: Load) -> None:
+    def _close(self, load: Transfer) -> None:
         if not load.closed:
             load.closed = True
-            self.to_engine(LoadClosed(load))
+            self.to_engine(LoadClosed(load.load_id, load.came, load.first_s, load.last_s))
 
-    def cancel(self, load: Load) -> None:
+    def cancel(self, load: Transfer) -> None:
         self.world.at(self.copy_s, lambda: self._close(load))
 
-    def halt(self, load: Load) -> None:
+    def halt(self, load: Transfer) -> None:
         load.closed = True
 
     def offer(self, save: Save) -> None:

@@ -73,6 +73,8 @@ class Sequence:
     load_id: int = 0
     #: Leading chunks that can be used once `load_id` is done; None while the store has not said.
     found: int | None = None
+    #: Leading blocks that have all their layers, as far as was looked.
+    whole: int = 0
     #: Leading chunks that were in HBM, wholly or partly, at admission.
     matched: int = 0
     #: Chunks that are worth having from the cache; what is behind them is sooner computed. None: all.

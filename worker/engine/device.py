@@ -1,40 +1,32 @@
-"""What the engine's parts share: the cache in HBM, its memory, and the way to the store.
+"""What executes for an engine: its pages, the threads that copy, and the way to the store.
 
-All of it belongs to the engine's thread, except the load table's condition and what StoreLink and KvLoader say of
-themselves.
+All of it belongs to the engine's thread, except the load table's condition and what StoreLink and KvLoader say of themselves.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from contracts.convert import layers_to_bitmap, session_to_wire
-from contracts.ids import SessionKey
+from contracts.convert import layers_to_bitmap, manifest_to_wire, session_to_wire
 from contracts.kv import KvShape
-from contracts.v1 import kvstore_pb2
+from contracts.v1 import common_pb2, kvstore_pb2
 from runtime import telemetry
 from runtime.clock import Clock
 from runtime.config import KvSection
-from worker.core.hbm import NO_PAGE, Block, HbmCache
-from worker.core.load_plan import LoadRates
-from worker.core.pages import Pages
+from worker.core import instructions as do
+from worker.core.hbm import HbmCache
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import Load, LoadTable
+from worker.link.loads import LoadTable, Save, StepProgress, Transfer
 from worker.link.store_link import StoreLink
 from worker.memory.paged_kv import PagedKv
 
 log = telemetry.logger("worker.engine.device")
-#: How long a store that did not answer is left alone, in seconds.
-REST_S = 30.0
 
 
 @dataclass(slots=True)
 class Device:
-    """One device: its pages, the blocks on them, and its store. `salt_of` gives a tenant's chunk-key salt."""
+    """One device and its store. `salt_of` gives a tenant's chunk-key salt."""
 
     shape: KvShape
     kv: PagedKv
@@ -45,112 +37,64 @@ class Device:
     settings: KvSection
     salt_of: Callable[[str], bytes]
     link: StoreLink | None = None
-    #: A store is there, whether or not it answers.
-    attached: bool = False
-    #: What loads took lately, by where they came from.
-    rates: LoadRates = field(default_factory=LoadRates)
-    #: It has not answered in time: nothing is asked of it before.
-    _rests_until_s: float = 0.0
-    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    #: Of the step that is to run next.
+    progress: StepProgress = field(default_factory=StepProgress)
 
-    def back(self) -> None:
-        """Give memory to the slabs that the ledger has begun to use; call before touching new pages."""
-        pending, self.cache.pool.to_map = self.cache.pool.to_map, []
-        for slab in pending:
-            self.kv.map_slab(slab)
+    def execute(self, instruction: do.Instruction) -> None:
+        """Do what the core asked for; not what concerns clients."""
+        match instruction:
+            case do.OpenLoad():
+                self._open(instruction)
+            case do.HaltLoad(load_id):
+                self.loader.halt(self.table.open.pop(load_id))
+                self._tell(cancel=kvstore_pb2.LoadCancel(load_id=load_id))
+            case do.CloseLoad(load_id):
+                self.loader.cancel(self.table.open[load_id])
+            case do.OfferSave():
+                self._offer(instruction)
+            case do.WithdrawSave(save_id):
+                self.loader.withdraw(save_id)
+            case do.WithdrawAllSaves():
+                self.loader.store_gone()
+            case do.Saved(save_id, ok, aborted):
+                self._tell(saved=kvstore_pb2.SaveDone(save_id=save_id, ok=ok, aborted=aborted))
+            case do.TurnEnded(manifest, ended_s):
+                manifest.last_use_s = self.clock.wall() - (self.clock.now() - ended_s)
+                self._tell(turn=kvstore_pb2.Turn(manifest=manifest_to_wire(manifest)))
+            case do.MapSlabs(slabs):
+                for slab in slabs:
+                    self.kv.map_slab(slab)
+            case do.HbmHolds():
+                self._holds(instruction)
+            case do.Note(text, fields, bad):
+                (log.warning if bad else log.info)(text, **fields)
 
-    @property
-    def store_here(self) -> bool:
-        """The store can be asked."""
-        return self.attached and self.clock.now() >= self._rests_until_s
-
-    def fell_silent(self) -> None:
-        """The store did not answer in time: nothing is asked of it until it says something, or for REST_S seconds."""
-        if self.store_here:
-            log.warning("the store does not answer; computing without it", rest_s=REST_S)
-        self._rests_until_s = self.clock.now() + REST_S
-
-    def heard(self) -> None:
-        """The store said something."""
-        self._rests_until_s = 0.0
-
-    def next_id(self) -> int:
-        """A new id for a load, save or query."""
-        return next(self._ids)
-
-    def tell(self, **kind: object) -> None:
-        """Send one message to the store."""
+    def _tell(self, **kind: object) -> None:
         if self.link is not None:
             self.link.send(kvstore_pb2.WorkerToStore(**kind))  # type: ignore[arg-type]
 
-    def open_load(
-        self,
-        session: SessionKey,
-        keys: list[bytes],
-        blocks: list[Block],
-        layers: list[list[int]],
-        load_class: kvstore_pb2.LoadClass,
-        priority: int,
-        source_nodes: list[str],
-    ) -> Load:
-        """Ask the store for `layers[i]` of chunk `keys[i]`, into `blocks[i]`; the pages are there already."""
-        self.back()
-        load = Load(self.next_id(), session, blocks, layers, _pages(blocks, layers), hint=load_class == kvstore_pb2.PREFETCH)
-        load.asked_s = self.clock.now()
-        for block in blocks:
-            block.moving += 1
-        self.table.open[load.load_id] = load
+    def _open(self, load: do.OpenLoad) -> None:
+        self.table.open[load.load_id] = Transfer.of(load.load_id, load.pages, load.hint)
         wants = [
             kvstore_pb2.ChunkWant(key=key, layers=layers_to_bitmap(wanted, self.shape.layers))
-            for key, wanted in zip(keys, layers, strict=True)
+            for key, wanted in zip(load.keys, load.layers, strict=True)
         ]
-        self.tell(
-            load=kvstore_pb2.LoadRequest(
-                load_id=load.load_id,
-                load_class=load_class,
-                session=session_to_wire(session),
-                fingerprint=self.shape.fingerprint,
-                chunks=wants,
-                source_nodes=source_nodes,
-                priority=priority,
-            )
+        request = kvstore_pb2.LoadRequest(
+            load_id=load.load_id,
+            load_class=kvstore_pb2.PREFETCH if load.hint else kvstore_pb2.DEMAND,
+            session=session_to_wire(load.session),
+            fingerprint=self.shape.fingerprint,
+            chunks=wants,
+            source_nodes=load.source_nodes,
+            priority=load.priority,
         )
-        return load
+        self._tell(load=request)
 
-    def abort_load(self, load: Load) -> None:
-        """Give a load up. When this returns its pages are touched no more, and free as far as they have not come and nobody uses them."""
-        load.cancelled = True
-        self.loader.halt(load)
-        self.tell(cancel=kvstore_pb2.LoadCancel(load_id=load.load_id))
-        self.close_load(load)
+    def _offer(self, save: do.OfferSave) -> None:
+        self.loader.offer(Save(save.save_id, save.pages, self.progress if save.ahead else None))
+        session, fingerprint = session_to_wire(save.session), self.shape.fingerprint
+        self._tell(save=kvstore_pb2.SaveRequest(save_id=save.save_id, session=session, fingerprint=fingerprint, keys=save.keys))
 
-    def close_load(self, load: Load) -> None:
-        """The loader is done with it: unpin. Blocks that miss pieces which a sequence waits for are lost. May be told twice."""
-        if self.table.open.pop(load.load_id, None) is None:
-            return
-        self._learn(load)
-        for block, layers in zip(load.blocks, load.layers, strict=True):
-            block.moving -= 1
-            if block.ready[layers].all() or block.key is None or block.lost:
-                self.cache.settle(block)
-            elif load.hint or not block.users:
-                self.cache.give_up(block, layers)
-            else:
-                self.cache.lose(block)
-
-    def _learn(self, load: Load) -> None:
-        """What the slowest source of the load took; what came from the arena beside it came at once."""
-        if not load.came or not load.sources or load.cancelled or load.hint:
-            return
-        slowest = max(load.sources)
-        pieces = sum(len(w) for w, source in zip(load.layers, load.sources, strict=False) if source == slowest)
-        if pieces:
-            self.rates.observed(slowest, load.first_s - load.asked_s, (load.last_s - load.first_s) / pieces, self.clock.now())
-
-
-def _pages(blocks: list[Block], layers: list[list[int]]) -> Pages:
-    """`[blocks, layers]`: the pages of the wanted layers, NO_PAGE elsewhere."""
-    pages = np.full((len(blocks), len(blocks[0].pages) if blocks else 0), NO_PAGE, np.int64)
-    for row, block, wanted in zip(pages, blocks, layers, strict=True):
-        row[wanted] = block.pages[wanted]
-    return pages
+    def _holds(self, holds: do.HbmHolds) -> None:
+        hbm = common_pb2.TierResidency(tier="hbm", layer_chunks=holds.layer_chunks, tokens=holds.tokens, bytes=holds.bytes_)
+        self._tell(hbm=kvstore_pb2.HbmResidency(query_id=holds.query_id, hbm=hbm))

@@ -1,7 +1,7 @@
-"""The engine: one thread whose `step` is schedule -> run -> postprocess.
+"""The engine: one thread that tells its core what came, executes what the core asks for, runs its steps and draws the next tokens.
 
-Everything else reaches it as events in its inbox, and its results leave as one frame a step and gateway stream. Who runs is
-decided in `scheduling`, the step itself is in `stepping`.
+Everything else reaches it as events in its inbox, and its results leave as one frame a step and gateway stream. What is decided, is decided
+in `worker.core.engine_core`; the step itself is in `stepping`, loads and saves are executed by `device`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ from typing import Protocol
 
 from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
 from contracts.frames import StepFrame
-from contracts.kv import Manifest
 from contracts.request import Accepted, Failed, GenerateRequest, Output
-from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.config import WorkerSection
 from runtime.niceness import step_back
+from worker.core import events as ev
+from worker.core import instructions as do
+from worker.core.engine_core import EngineCore
+from worker.core.events import LoadClosed, SaveCopied, StoreDown, StoreUp
 from worker.core.faults import NoFiniteLogits, told
-from worker.core.load_plan import Source
-from worker.core.sequence import Event, Sequence, State
-from worker.core.token_counts import Row
+from worker.core.state import CoreState
 from worker.devices.runner import Steps
-from worker.engine.admission import Admission
 from worker.engine.device import Device
-from worker.engine.inquiries import answer_store
-from worker.engine.prefetching import Prefetching
+from worker.engine.policies import policy_of
 from worker.engine.readiness import Ready, make_ready
-from worker.engine.saving import Saving
-from worker.engine.scheduling import Scheduling
 from worker.engine.stepping import Stepping
-from worker.link.loads import FromStore, LoadClosed, PiecesCame, SaveCopied, StoreDown, StoreUp
+from worker.engine.wire import from_store
+from worker.link.loads import FromStore, StepProgress
 from worker.sampling.output import Guide
 from worker.text.codec import TextCodec
 
@@ -43,6 +40,9 @@ log = telemetry.logger("worker.engine.engine")
 IDLE_S = 0.5
 #: How often the counts for the scheduler are taken, in seconds.
 REPORT_EVERY_S = 0.1
+#: For so long sequences are admitted between two steps, and one at least, in seconds: those that run wait for it.
+ADMIT_S = 0.005
+_FULL = Unavailable("too many requests wait on this node; try again", code="overloaded")
 
 
 class Stream(Protocol):
@@ -74,29 +74,11 @@ class Cancel:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the scheduler is told. outstanding_s: by priority."""
-
-    running: int
-    waiting: int
-    outstanding_tokens: int
-    outstanding_s: dict[int, float]
-    request_s: float
-    prefill_token_s: float
-    pages_total: int
-    pages_free: int
-    in_flight: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class _Live:
     ready: Ready
     stream: Stream
-
-    @property
-    def sequence(self) -> Sequence:
-        return self.ready.sequence
+    accepted: bool = False
 
 
 class Engine:
@@ -114,23 +96,20 @@ class Engine:
     ) -> None:
         """niceness: of its thread (`runtime.niceness`)."""
         self.device, self.codec, self.eos_ids, self.model_name = device, codec, eos_ids, model_name
-        self.saving, self.prefetching = Saving(device), Prefetching(device)
-        self.admission = Admission(device, self.prefetching)
-        self.scheduling = Scheduling(self.admission, self.saving, settings)
-        self.stepping = Stepping(device, runner, self.admission.pace)
+        policy = policy_of(device.settings, settings)
+        self.core = EngineCore(CoreState(device.shape, device.cache, policy, device.salt_of, model_name))
+        self.stepping = Stepping(device, runner)
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.counts = Counts(0, 0, 0, {}, 0.0, 0.0, device.cache.pool.total, device.cache.pool.total, ())
+        self.counts = self.core.counts()
         self._live: dict[str, _Live] = {}
         #: Ended requests the scheduler has not been told of; the reporter takes them.
         self.finished: collections.deque[str] = collections.deque(maxlen=100_000)
         #: Requests that failed after they were accepted, by the code of their error.
         self.failed: collections.Counter[str] = collections.Counter()
         self._reported_s = 0.0
-        self._arrivals = 0
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
         self._stopping = False
         self._quiet = True
-        self._going_on = False
         #: Called from the engine's thread when the set of requests has changed.
         self.on_requests: Callable[[], None] = lambda: None
         #: The same, when steps begin to hold one request only, of this id; empty: they no longer do.
@@ -163,7 +142,7 @@ class Engine:
     @property
     def going_on(self) -> bool:
         """The next turn has something to do without an event."""
-        return self._going_on or self.prefetching.due
+        return self.core.going_on
 
     def _main(self) -> None:
         step_back(self._niceness)
@@ -177,68 +156,74 @@ class Engine:
     def turn(self, block: bool) -> None:
         """Take what came, admit, and run one step if somebody can. Without a thread, whoever owns the engine calls it."""
         self._take_events(block)
-        self.stepping.beats.seen(self.device.clock.now())
-        self.saving.expire()
-        self.scheduling.admit(self._sequences())
-        self.prefetching.pump()
-        tried = self.scheduling.trials.told
-        batch = self.scheduling.batch(self._sequences())
-        if self.scheduling.trials.told != tried:
-            self.on_trial(self.scheduling.trials.told)
-        if batch:
-            self._step(batch)
-        # When nothing ran and nobody was sent back, only an event changes anything.
-        self._going_on, self.admission.restarted = bool(batch) or self.admission.restarted, False
+        clock = self.device.clock
+        began_s = clock.now()
+        self.stepping.beats.seen(began_s)
+
+        def enough() -> bool:
+            self._execute()
+            return clock.now() - began_s > ADMIT_S
+
+        step = self.core.turn(began_s, enough)
+        self._execute()
+        if step is not None:
+            self._step(step)
         self._flush_frames()
         self._report()
-        self._quiet = not self._live and not self.saving.busy and not self.prefetching.due
+        self._quiet = self.core.quiet
 
     # ---- events ------------------------------------------------------------------------------------------------
-    def _sequences(self) -> list[Sequence]:
-        return [live.sequence for live in self._live.values()]
-
     def _take_events(self, block: bool) -> None:
         if block:
             self.stepping.beats.rests()
-        rest_s = self.scheduling.trials.rest_s(self.device.clock.now())
-        idle_s = IDLE_S if rest_s is None else min(rest_s, IDLE_S)
+        now = self.device.clock.now()
         try:
-            event = self.inbox.get(timeout=min(max(self.prefetching.due_in_s, 0.0), idle_s)) if block else self.inbox.get_nowait()
+            event = self.inbox.get(timeout=min(self.core.due_in_s(now), IDLE_S)) if block else self.inbox.get_nowait()
             self._quiet = False
             while True:
                 self._on(event)
                 event = self.inbox.get_nowait()
         except queue.Empty:
-            return
+            self._take_arrived()
 
     def _on(self, event: object) -> None:
         match event:
             case Submit():
                 self._submit(event)
             case Cancel(request_id):
-                if (live := self._live.get(request_id)) is not None:
-                    self._frames[live.stream].outputs.append(Output(request_id, "", [], live.sequence.cached, None, "cancelled"))
-                    self._finish(live)
+                self._cancel(request_id)
             case FromStore(message):
-                self.device.heard()
-                self._from_store(message)
-            case LoadClosed(load):
-                self.device.close_load(load)
-                sequence = load.sequence
-                if sequence is not None and sequence.load_id == load.load_id:
-                    sequence.load_id = 0
-                    if any(not b.complete and not b.moving for b in sequence.blocks[: sequence.found or 0]):
-                        self.admission.restart(sequence, Event.LOST)
-            case SaveCopied():
-                self.saving.copied(event)
-                self.prefetching.try_again()
-            case StoreUp():
-                self.device.attached = True
-                self.device.heard()
-            case StoreDown():
-                self._store_down()
-            case PiecesCame() | None:
+                if (told := from_store(message, self.device.shape.fingerprint)) is not None:
+                    self._tell(told)
+            case LoadClosed(load_id):
+                self._take_arrived()
+                self._tell(event)
+                self.device.table.open.pop(load_id, None)
+            case StoreUp() | StoreDown() | SaveCopied():
+                self._take_arrived()
+                self._tell(event)
+            case _:
                 pass  # it woke us
+
+    def _take_arrived(self) -> None:
+        """What the loader has copied since it was last looked."""
+        arrived = self.device.table.arrived
+        while arrived:
+            self._tell(arrived.popleft())
+
+    def _tell(self, event: ev.Event) -> None:
+        self.core.handle(event, self.device.clock.now())
+        self._execute()
+
+    def _execute(self) -> None:
+        for instruction in self.core.take():
+            match instruction:
+                case do.Refuse(request_id, full):
+                    self._fail(request_id, _FULL if full else NoFiniteLogits())
+                case do.Trial(request_id):
+                    self.on_trial(request_id)
+                case _:
+                    self.device.execute(instruction)
 
     def _submit(self, event: Submit) -> None:
         request = event.request
@@ -247,129 +232,81 @@ class Engine:
                 raise InvalidRequest("a request with this id runs already", param="request_id")
             ready = event.ready or self.make_ready(request, event.prompt, event.max_tokens, event.guide)
         except BaseException as error:
-            self._refuse(event, told("its preparation", error))
+            self._frames[event.stream].failed.append(Failed(request.request_id, to_wire(told("its preparation", error))))
+            if request.request_id not in self._live:
+                self.finished.append(request.request_id)
             return
-        way = self.scheduling.make_way(len(self._live), self._sequences, request)
-        if way is not True:
-            full = Unavailable("too many requests wait on this node; try again", code="overloaded")
-            if way is False:
-                self._refuse(event, full)
-                return
-            self._fail(self._live[way.request.request_id], full)
-        ready.sequence.arrival, ready.sequence.arrival_s = self._arrivals, self.device.clock.now()
-        self._arrivals += 1
         self._live[request.request_id] = _Live(ready, event.stream)
-        self.scheduling.joined(ready.sequence)
-        self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt), event.thinking))
-        self.prefetching.came_true(request.session)
-
-    def _refuse(self, event: Submit, error: RequestError) -> None:
-        self._frames[event.stream].failed.append(Failed(event.request.request_id, to_wire(error)))
-        if event.request.request_id not in self._live:
-            self.finished.append(event.request.request_id)
+        self._tell(ev.Submitted(ready.sequence))
+        if (live := self._live.get(request.request_id)) is not None:
+            live.accepted = True
+            self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt), event.thinking))
 
     def make_ready(self, request: GenerateRequest, prompt: list[int], max_tokens: int, guide: Guide | None) -> Ready:
         """See `worker.engine.readiness`. Any thread."""
         return make_ready(request, prompt, max_tokens, guide, self.device, self.codec, frozenset(self.eos_ids))
 
-    def _from_store(self, message: kvstore_pb2.StoreToWorker) -> None:
-        match message.WhichOneof("kind"):
-            case "found":
-                load = self.device.table.open.get(message.found.load_id)
-                if load is not None and load.sequence is not None:
-                    sources = [Source(min(x, Source.BLOB)) for x in message.found.sources]
-                    self.admission.found(load.sequence, load.load_id, message.found.chunks, sources)
-            case "offer":
-                self.prefetching.offered(message.offer)
-            case _:
-                answer_store(self.device, self.prefetching, self._sequences(), message)
+    def _cancel(self, request_id: str) -> None:
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            self._frames[live.stream].outputs.append(Output(request_id, "", [], live.ready.sequence.cached, None, "cancelled"))
+            self.finished.append(request_id)
+            self._tell(ev.Cancelled(request_id))
 
-    def _store_down(self) -> None:
-        self.device.attached = False
-        self.prefetching.store_down()
-        self.saving.store_down()
-        for load in list(self.device.table.open.values()):
-            load.cancelled = True
-            self.device.loader.cancel(load)
-            if load.sequence is not None and load.sequence.found is None and load.sequence.load_id == load.load_id:
-                self.admission.found(load.sequence, load.load_id, 0, [])
-
-    # ---- postprocess -------------------------------------------------------------------------------------------
-    def _step(self, batch: list[tuple[Sequence, int]]) -> None:
-        outcome = self.stepping.run(batch, self.saving.ahead_of(batch))
-        for s, count in batch:
-            request_id = s.request.request_id
-            live = self._live[request_id]
-            if (raised := outcome.failed.get(request_id)) is not None:
-                self._fail(live, told("computing a step", raised))
-            elif request_id in outcome.void:
-                self.admission.restart(s, Event.LOST)
+    # ---- steps -------------------------------------------------------------------------------------------------
+    def _step(self, step: do.Step) -> None:
+        outcome = self.stepping.run(step, self.device.progress if step.ahead else None)
+        self.device.progress = StepProgress()
+        tokens: dict[str, int] = {}
+        ended, mute, doubtful = set[str](), set[str](), set[str]()
+        for request_id, raised in outcome.failed.items():
+            self._fail(request_id, told("computing a step", raised))
+        for request_id, row in outcome.rows.items():
+            if request_id in outcome.void:
+                continue
+            try:
+                output = self._live[request_id].ready.next_output(row)
+            except NoFiniteLogits:
+                doubtful.add(request_id)
+            except BaseException as error:
+                if not isinstance(error, RequestError):
+                    log.exception("a request failed", request=request_id)
+                self._fail(request_id, told("choosing its next token", error))
+                mute.add(request_id)
             else:
-                self.scheduling.computed(s, count)
-                if (row := outcome.rows.get(request_id)) is not None:
-                    self._speak(live, row)
+                tokens[request_id] = output.tokens[0]
+                self._frames[self._live[request_id].stream].outputs.append(output)
+                if output.finish_reason:
+                    ended.add(request_id)
+                    del self._live[request_id]
+                    self.finished.append(request_id)
+        self._take_arrived()
+        done = ev.Stepped(
+            step.batch,
+            outcome.seconds,
+            tokens,
+            ended=ended,
+            failed=outcome.failed.keys(),
+            void=outcome.void,
+            mute=mute,
+            doubtful=doubtful,
+            telling=outcome.attempts == 1,
+        )
+        self._tell(done)
 
-    def _speak(self, live: _Live, row: Row) -> None:
-        """Choose and write the next token. What raises here is of this request alone, and fails it and nobody else."""
-        try:
-            output = live.ready.next_output(row)
-        except NoFiniteLogits as error:
-            if not self.admission.distrust(live.sequence):
-                self._fail(live, error)
-        except BaseException as error:
-            if not isinstance(error, RequestError):
-                log.exception("a request failed", request=live.sequence.request.request_id)
-            self._fail(live, told("choosing its next token", error))
-        else:
-            self._frames[live.stream].outputs.append(output)
-            if output.finish_reason:
-                self._finish(live)
+    def _fail(self, request_id: str, error: RequestError) -> None:
+        live = self._live.pop(request_id)
+        self.failed[error.code or ""] += live.accepted
+        self._frames[live.stream].failed.append(Failed(request_id, to_wire(error)))
+        self.finished.append(request_id)
 
-    def _fail(self, live: _Live, error: RequestError) -> None:
-        self.failed[error.code or ""] += 1
-        self._frames[live.stream].failed.append(Failed(live.sequence.request.request_id, to_wire(error)))
-        self._finish(live, failed=True)
-
-    def _finish(self, live: _Live, failed: bool = False) -> None:
-        s = live.sequence
-        del self._live[s.request.request_id]
-        self.scheduling.left(s)
-        self.finished.append(s.request.request_id)
-        if not failed:
-            self.admission.pace.ended(s.prompt_tokens - s.cached, s.generated)
-        # One that was cut off in its prompt would only shorten what its session is known to have.
-        if self.device.settings.cache and not failed and s.state is State.RUNNING and s.computed >= s.prompt_tokens and not s.erased:
-            full = s.computed // self.device.shape.chunk_tokens
-            if full and not s.request.choice:  # of several answers, a conversation goes on with the first
-                fingerprint, now = self.device.shape.fingerprint, self.device.clock.wall()
-                manifest = Manifest(s.request.session, self.model_name, fingerprint, s.keys[:full], 0, now)
-                index = self.device.cache.index
-                self.saving.turn_ended(manifest, [index.get(key, block) for key, block in zip(s.keys, s.blocks[:full], strict=False)])
-        s.on(Event.DONE)
-        self.admission.vacate(s)
-        if s.erased:
-            self.device.cache.forget({s.request.session})
-        self.prefetching.turn_ended(s.request.session)
-
+    # ---- reports -----------------------------------------------------------------------------------------------
     def _report(self) -> None:
         now = self.device.clock.now()
         if now - self._reported_s < REPORT_EVERY_S and self._live:
             return
         self._reported_s = now
-        sequences = self._sequences()
-        running = sum(s.state is State.RUNNING for s in sequences)
-        before = self.counts.in_flight
-        self.counts = Counts(
-            running=running,
-            waiting=len(sequences) - running,
-            outstanding_tokens=sum(s.pending + max(s.max_tokens - s.generated, 0) for s in sequences),
-            outstanding_s=self.admission.pace.outstanding_s(sequences, self.device.shape.chunk_tokens),
-            request_s=self.admission.pace.request_s,
-            prefill_token_s=self.admission.pace.prefill_token_s,
-            pages_total=self.device.cache.pool.total,
-            pages_free=self.device.cache.available(),
-            in_flight=tuple(self._live),
-        )
+        before, self.counts = self.counts.in_flight, self.core.counts()
         if self.counts.in_flight != before:
             self.on_requests()
 

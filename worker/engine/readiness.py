@@ -26,7 +26,7 @@ class Ready:
     writer: Writer
 
     def next_output(self, row: Row) -> Output:
-        """Choose the next token from its logits (float32 `[vocab]`), append it, and say what the client gains. Raises InvalidRequest when
+        """Choose the next token from its logits (float32 `[vocab]`), and say what the client gains. Raises InvalidRequest when
         no token can be chosen or its grammar cannot go on."""
         choice = choose(row, self.sampling)
         self.sampling.took(choice.token)

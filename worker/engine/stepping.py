@@ -6,13 +6,14 @@ sequence's part of the step, never the batch. Nor does a sequence on which the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from runtime import telemetry
 from worker.core.hbm import Block
-from worker.core.pace import Pace
+from worker.core.instructions import Coming, Step
 from worker.core.progress import Progress
 from worker.core.sequence import Sequence
 from worker.core.token_counts import Row
@@ -22,6 +23,8 @@ from worker.engine.device import Device
 from worker.link.loads import StepProgress
 
 log = telemetry.logger("worker.engine.stepping")
+Batch = list[tuple[Sequence, int]]
+Arriving = Mapping[str, list[Coming]]
 #: A layer that has not come after this long is lost, in seconds.
 LAYER_TIMEOUT_S = 10.0
 
@@ -34,7 +37,6 @@ class _Table:
         self.blocks = blocks
         self._pages = np.empty((layers, max(2 * len(blocks), 8)), np.int64)
         self._filled = 0
-        self._complete = 0
 
     def upto(self, count: int) -> np.ndarray:
         """The pages of the first `count` blocks; not to be changed."""
@@ -45,53 +47,54 @@ class _Table:
         self._filled = max(self._filled, count)
         return self._pages[:, :count]
 
-    def coming(self, found: int) -> list[Block]:
-        """Those of the first `found` blocks that miss layers."""
-        while self._complete < found and self.blocks[self._complete].complete:
-            self._complete += 1
-        return [b for b in self.blocks[self._complete : found] if not b.complete]
-
 
 @dataclass(slots=True)
 class Outcome:
     """What a step gave, by request id. rows: logits, float32 `[vocab]`, of those that are computed to their end. void: layers did not come.
-    failed: what their part raised; it counts for nothing."""
+    failed: what their part raised; it counts for nothing. seconds: what the step took. attempts: how often it was begun."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     void: set[str] = field(default_factory=set)
     failed: dict[str, Exception] = field(default_factory=dict)
+    seconds: float = 0.0
+    attempts: int = 0
 
 
 @dataclass(slots=True)
 class Stepping:
-    """Runs batches on `runner` and teaches `pace` how long they took. Engine thread only."""
+    """Runs steps on `runner`. Engine thread only."""
 
     device: Device
     runner: Steps
-    pace: Pace
     #: Told of every layer.
     beats: Progress = field(default_factory=Progress)
     #: Page tables of the sequences of the last step.
     _tables: dict[Sequence, _Table] = field(default_factory=dict)
 
-    def run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None = None) -> Outcome:
-        """Compute the next `count` tokens of each sequence, whose blocks are there. The sequences themselves are left as they are.
+    def run(self, step: Step, progress: StepProgress | None = None) -> Outcome:
+        """Compute the step. Its sequences are left as they are.
 
         progress: told of each layer whose KV is written. A step that raises is run again in halves, down to the sequences on which it
         raises alone: those fail. When it raises on all of them and on a harmless token as well, the device is at fault, and so the first
         error is raised.
         """
-        outcome = Outcome()
-        self._run(batch, progress, outcome)
+        outcome, batch = Outcome(), list(step.batch)
+        began = self.device.clock.now()
+        self.beats.step(began, step.expected_s)
+        self._run(batch, step.coming, progress, outcome)
+        ended = self.device.clock.now()
+        self.beats.stepped(ended)
+        outcome.seconds = ended - began
         if len(outcome.failed) == len(batch):
             self._probe(*batch[0], next(iter(outcome.failed.values())))
         if outcome.failed and progress is not None:
             progress.reached(self.device.shape.layers)  # nobody may wait for the layers of those that failed
         return outcome
 
-    def _run(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None, outcome: Outcome) -> None:
+    def _run(self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome) -> None:
+        outcome.attempts += 1
         try:
-            logits, void = self._attempt(batch, progress)
+            logits, void = self._attempt(batch, coming, progress)
         except Exception as error:
             if len(batch) == 1:
                 log.exception("a step raised", request=batch[0][0].request.request_id)
@@ -99,8 +102,8 @@ class Stepping:
                 return
             log.warning("a step raised; looking for the sequence at fault", sequences=len(batch), error=repr(error))
             half = len(batch) // 2
-            self._run(batch[:half], progress, outcome)
-            self._run(batch[half:], progress, outcome)
+            self._run(batch[:half], coming, progress, outcome)
+            self._run(batch[half:], coming, progress, outcome)
             return
         outcome.void |= void
         speaking = (s.request.request_id for s, count in batch if s.computed + count == len(s.tokens))
@@ -115,12 +118,11 @@ class Stepping:
         except Exception:
             raise error from None
 
-    def _attempt(self, batch: list[tuple[Sequence, int]], progress: StepProgress | None) -> tuple[Row, set[str]]:
+    def _attempt(self, batch: Batch, coming: Arriving, progress: StepProgress | None) -> tuple[Row, set[str]]:
         """The logits of those that are computed to their end, on the host and in their order, and the ids of the requests whose part is
         void."""
         failpoints.reach("step", [s.request for s, _ in batch])
         slices = []
-        arriving: list[tuple[Sequence, list[Block]]] = []
         tables = {}
         for s, count in batch:
             chunks = -(-(s.computed + count) // self.device.shape.chunk_tokens)
@@ -128,15 +130,13 @@ class Stepping:
             tables[s] = table = known if known is not None and known.blocks is s.blocks else _Table(s.blocks, self.device.shape.layers)
             pages = table.upto(chunks)
             slices.append(Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens)))
-            if coming := table.coming(s.found or 0):
-                arriving.append((s, coming))
         self._tables = tables
         void: set[str] = set()
 
         def before_layer(layer: int) -> None:
-            for sequence, blocks in arriving:
-                if sequence.request.request_id not in void and not self._wait_for_layer(blocks, layer):
-                    void.add(sequence.request.request_id)
+            for request_id in arriving:
+                if request_id not in void and not self._wait_for_layer(coming[request_id], layer):
+                    void.add(request_id)
 
         def after_layer(layer: int) -> None:
             self.beats.seen(clock.now())
@@ -144,25 +144,29 @@ class Stepping:
                 progress.reached(layer + 1)
 
         clock = self.device.clock
-        decodes = sum(count == 1 for _, count in batch)
-        prefill_tokens = sum(count for _, count in batch) - decodes
-        began = clock.now()
-        self.beats.step(began, self.pace.decode_s(decodes) + prefill_tokens * self.pace.prefill_token_s)
+        arriving = [s.request.request_id for s, _ in batch if s.request.request_id in coming]
         logits = self.runner.step(slices, before_layer, after_layer)
-        ended = clock.now()
-        self.beats.stepped(ended)
-        if not arriving:
-            self.pace.stepped(ended - began, prefill_tokens, decodes)
         return logits.cpu().numpy(), void
 
-    def _wait_for_layer(self, blocks: list[Block], layer: int) -> bool:
-        """Until this layer of these blocks is here. False when it will not come."""
+    def _wait_for_layer(self, coming: list[Coming], layer: int) -> bool:
+        """Until this layer of what is coming is here. False when it will not come."""
+        rows = [(each.load_id, each.row) for each in coming if layer in each.layers]
         deadline = self.device.clock.now() + LAYER_TIMEOUT_S
         with self.device.table.progress:
-            while not all(b.ready[layer] for b in blocks):
-                coming = any(not load.closed for load in self.device.table.open.values())
-                if not coming or any(b.lost for b in blocks) or self.device.clock.now() > deadline:
+            while rows:
+                rows = [(load_id, row) for load_id, row in rows if not self._here(load_id, row, layer)]
+                if not rows:
+                    break
+                if any(self._over(load_id) for load_id, _ in rows) or self.device.clock.now() > deadline:
                     return False
                 self.device.table.progress.wait(0.2)
                 self.beats.seen(self.device.clock.now())  # what is slow is elsewhere, and the wait has an end
         return True
+
+    def _here(self, load_id: int, row: int, layer: int) -> bool:
+        load = self.device.table.open.get(load_id)
+        return load is not None and bool(load.ready[row, layer])
+
+    def _over(self, load_id: int) -> bool:
+        load = self.device.table.open.get(load_id)
+        return load is None or load.closed

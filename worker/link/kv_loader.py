@@ -18,10 +18,10 @@ import numpy as np
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
+from worker.core.events import LoadClosed, PiecesCame, SaveCopied
 from worker.core.hbm import NO_PAGE
 from worker.core.pages import Pages
-from worker.core.sequence import State
-from worker.link.loads import ArenaGone, ArenaHere, Load, LoadClosed, LoadTable, PiecesCame, Save, SaveCopied
+from worker.link.loads import ArenaGone, ArenaHere, LoadTable, Save, Transfer, Wake
 from worker.link.store_link import StoreLink
 from worker.memory.copier import Arena, Copier, HostCopier, UnderWay
 from worker.memory.paged_kv import PagedKv
@@ -33,7 +33,7 @@ RUN_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
-    load: Load
+    load: Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ class KvLoader:
         if isinstance(message, kvstore_pb2.SaveGrant | ArenaHere | ArenaGone):
             self._saves.put(message)
 
-    def cancel(self, load: Load) -> None:
+    def cancel(self, load: Transfer) -> None:
         """Close the load without its remaining pieces; LoadClosed follows. Any thread."""
         self._loads.put(_Cancel(load))
 
-    def halt(self, load: Load) -> None:
+    def halt(self, load: Transfer) -> None:
         """Close the load at once: when this returns, its pages are touched no more. No LoadClosed follows. Any thread."""
         with self._copying:
             self.copier.settle()
@@ -174,11 +174,11 @@ class KvLoader:
                     return
                 copies = self.copier.load(arena, offsets[run], pages[run])
                 with self.table.progress:
-                    for chunk, layer in zip(chunks[run].tolist(), layers[run].tolist(), strict=True):
-                        load.blocks[chunk].ready[layer] = True
+                    load.ready[chunks[run], layers[run]] = True
+                    self.table.arrived.append(PiecesCame(load.load_id, chunks[run], layers[run]))
                     self.table.progress.notify_all()
-            if load.sequence is not None and load.sequence.state is State.LOADING:
-                self._to_engine(PiecesCame(load.load_id))
+            if not load.hint:
+                self._to_engine(Wake())
         self.loaded["hint" if load.hint else "demand"] += len(chunks)
 
         def taken() -> None:
@@ -189,7 +189,7 @@ class KvLoader:
 
         self._after(copies, taken)
 
-    def _sound(self, load: Load, pieces: kvstore_pb2.LoadPieces, arena_bytes: int) -> tuple[Pages, Pages, Pages]:
+    def _sound(self, load: Transfer, pieces: kvstore_pb2.LoadPieces, arena_bytes: int) -> tuple[Pages, Pages, Pages]:
         """Chunks, layers and offsets of the pieces that were asked for and lie in the arena: a message is checked before it is believed."""
         chunks, layers, offsets = (np.array(x, np.int64) for x in (pieces.chunks, pieces.layers, pieces.offsets))
         count = min(map(len, (chunks, layers, offsets)))
@@ -201,19 +201,19 @@ class KvLoader:
             log.error("unasked pieces", load=load.load_id, pieces=len(pieces.chunks) - int(sound.sum()))
         return chunks[sound], layers[sound], offsets[sound]
 
-    def _leave(self, load: Load) -> None:
+    def _leave(self, load: Transfer) -> None:
         """Begin no further copies for this load, and close it when those under way have ended."""
         self._leaving.add(load.load_id)
         self._after(None, lambda: self._close(load))
 
-    def _close(self, load: Load) -> None:
+    def _close(self, load: Transfer) -> None:
         self._leaving.discard(load.load_id)
         if load.closed:
             return
         with self.table.progress:
             load.closed = True
             self.table.progress.notify_all()
-        self._to_engine(LoadClosed(load))
+        self._to_engine(LoadClosed(load.load_id, load.came, load.first_s, load.last_s))
 
     # ---- saves -------------------------------------------------------------------------------------------------
     def _save_forever(self) -> None:

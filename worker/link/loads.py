@@ -9,6 +9,7 @@ computes them -> SaveCopied, exactly one for each offer. The engine alone says w
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,38 +17,32 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2
-from worker.core.hbm import Block
-from worker.core.load_plan import Source
+from worker.core.events import PiecesCame
 from worker.core.pages import Pages
-from worker.core.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)
-class Load:
-    """blocks[i] receives `layers[i]` of the request's chunk i. `hint`: nobody waits for it; else `sequence` does.
+class Transfer:
+    """A load as the threads that copy see it. pages: int64 `[chunks, layers]`, where each piece goes, NO_PAGE where none is wanted; they do
+    not change. ready: bool `[chunks, layers]`, the page holds the piece. hint: nobody waits for it. closed: nothing more is copied.
 
-    pages: int64 `[blocks, layers]`, where each piece goes, NO_PAGE where none is wanted; as long as the load is open they do not change.
-    upto: chunks of the sequence that can be used when all of it has come. sources: where the found chunks come from, in order.
-    Times are the device clock's; the loader's thread sets `first_s` when pieces come first, `last_s` and `came` as it copies them.
+    The loader's threads write it, the engine's reads. Times are the device clock's: when pieces came first, and when the last was copied.
     """
 
     load_id: int
-    session: SessionKey
-    blocks: list[Block]
-    layers: list[list[int]]
     pages: Pages
-    hint: bool = False
-    sequence: Sequence | None = None
-    upto: int = 0
-    sources: list[Source] = field(default_factory=list)
+    hint: bool
+    ready: npt.NDArray[np.bool_]
     closed: bool = False
-    cancelled: bool = False
-    asked_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
     came: int = 0
+
+    @classmethod
+    def of(cls, load_id: int, pages: Pages, hint: bool) -> Transfer:
+        """One of which nothing has come."""
+        return cls(load_id, pages, hint, np.zeros(pages.shape, bool))
 
 
 class StepProgress:
@@ -94,17 +89,7 @@ class ArenaGone:
     left: Callable[[], None]
 
 
-# What reaches the engine's inbox.
-@dataclass(frozen=True, slots=True)
-class StoreUp:
-    """The store is attached; loads and saves are possible."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreDown:
-    """The store is gone: whatever was asked of it will not come."""
-
-
+# What reaches the engine's inbox, beside events of the core.
 @dataclass(frozen=True, slots=True)
 class FromStore:
     """A message for the engine (everything but pieces and ends of loads)."""
@@ -112,38 +97,17 @@ class FromStore:
     message: kvstore_pb2.StoreToWorker
 
 
-@dataclass(frozen=True, slots=True)
-class PiecesCame:
-    """Pieces of this load were copied; somebody may start."""
-
-    load_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadClosed:
-    """The loader will not touch this load's pages any more."""
-
-    load: Load
-
-
-@dataclass(frozen=True, slots=True)
-class SaveCopied:
-    """What became of an offer's blocks, by index: their bytes are in the arena (ok) or could not be copied there (failed); the store
-    has them already (held), or will not take them now (refused)."""
-
-    save_id: int
-    ok: list[int]
-    failed: list[int]
-    held: list[int]
-    refused: list[int]
+class Wake:
+    """Pieces that somebody may wait for have come."""
 
 
 @dataclass(slots=True)
 class LoadTable:
     """Loads by id, and the condition under which the loader marks progress and the engine waits for it.
 
-    Only the engine adds and removes; the loader's thread looks up and marks `closed`.
+    Only the engine adds and removes; the loader's thread looks up and marks `closed`. arrived: what has come since the engine looked.
     """
 
-    open: dict[int, Load] = field(default_factory=dict)
+    open: dict[int, Transfer] = field(default_factory=dict)
+    arrived: collections.deque[PiecesCame] = field(default_factory=collections.deque)
     progress: threading.Condition = field(default_factory=threading.Condition)

@@ -24,7 +24,8 @@ from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.arena_file import HugePages
 from runtime.arena_sharing import SharedArena
-from worker.link.loads import ArenaGone, ArenaHere, FromStore, StoreDown, StoreUp
+from worker.core.events import StoreDown, StoreUp
+from worker.link.loads import ArenaGone, ArenaHere, FromStore
 
 log = telemetry.logger("worker.link.store_link")
 RETRY_S = 0.25

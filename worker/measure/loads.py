@@ -14,17 +14,18 @@ import queue
 import statistics
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
 from contracts.profile import LoadRate
-from contracts.v1 import kvstore_pb2
+from worker.core.events import LoadClosed, SaveCopied, StoreDown, StoreUp
 from worker.core.hbm import Block, Save
+from worker.core.policy import Policy
+from worker.core.saving import Saving
+from worker.core.state import CoreState
 from worker.engine.device import Device
-from worker.engine.saving import Saving
-from worker.link.loads import LoadClosed, SaveCopied, StoreDown, StoreUp
 
 #: Sets of chunks that are read in turn, and how many of them the store's arena has room for.
 SETS, ARENA_SETS = 4, 2.5
@@ -61,21 +62,26 @@ class Mover:
     device: Device
     inbox: queue.SimpleQueue[object]
     large: int
+    state: CoreState = field(init=False)
+
+    def __post_init__(self) -> None:
+        d = self.device
+        self.state = CoreState(d.shape, d.cache, Policy(), d.salt_of, "profile")
 
     def attached(self) -> None:
         """Wait for the store. Raises LoadFailed."""
-        self._until(lambda event: isinstance(event, StoreUp), Saving(self.device))
-        self.device.attached = True
+        self._until(lambda event: isinstance(event, StoreUp), Saving(self.state))
+        self.state.attached = True
 
     def put(self, keys: Sequence[bytes], name: str) -> None:
         """Save these chunks, whatever their pages hold, as the session `name`. Raises LoadFailed unless all were taken."""
-        saving, session = Saving(self.device), SessionKey("profile", name)
+        saving, session = Saving(self.state), SessionKey("profile", name)
         blocks = self._blocks(len(keys))
         for block, key in zip(blocks, keys, strict=True):
             block.ready[:], block.key = True, key
         saving.offer(session, blocks)
-        clock = self.device.clock
-        saving.turn_ended(Manifest(session, "profile", self.device.shape.fingerprint, list(keys), 0, clock.wall()), blocks)
+        self.state.now = self.device.clock.now()
+        saving.turn_ended(Manifest(session, "profile", self.device.shape.fingerprint, list(keys)), blocks)
         self._until(lambda event: not saving.busy, saving)
         taken = all(block.save is Save.BELOW for block in blocks)
         self._drop(blocks)
@@ -89,11 +95,10 @@ class Mover:
         every = [list(range(d.shape.layers))] * len(keys)
         threading.Event().wait(_REST_S)
         began = d.clock.now()
-        load = d.open_load(_SESSION, list(keys), blocks, every, kvstore_pb2.DEMAND, 0, list(sources))
-        self._until(lambda event: isinstance(event, LoadClosed) and event.load is load, Saving(d))
+        load = self.state.open_load(_SESSION, list(keys), blocks, every, hint=False, priority=0, source_nodes=list(sources))
+        self._until(lambda event: isinstance(event, LoadClosed) and event.load_id == load.load_id, Saving(self.state))
         seconds = d.clock.now() - began
         whole = all(block.complete for block in blocks)
-        d.close_load(load)
         self._drop(blocks)
         if not whole:
             raise LoadFailed("chunks that had been saved did not come back")
@@ -104,7 +109,7 @@ class Mover:
         blocks = [cache.new_block(i, _SESSION, layers) for i in range(count)]
         for block in blocks:
             cache.use(block)
-        self.device.back()
+        self.state.back()
         return blocks
 
     def _drop(self, blocks: list[Block]) -> None:
@@ -112,10 +117,16 @@ class Mover:
             block.key = None
             self.device.cache.release(block)
 
+    def _execute(self) -> None:
+        asked, self.state.out = self.state.out, []
+        for instruction in asked:
+            self.device.execute(instruction)
+
     def _until(self, over: Callable[[object], bool], saving: Saving) -> None:
         """Take events, as the engine does, until `over(event)`."""
         deadline = self.device.clock.now() + _ANSWER_S
         while True:
+            self._execute()
             try:
                 event = self.inbox.get(timeout=max(deadline - self.device.clock.now(), 0.001))
             except queue.Empty:
@@ -123,6 +134,12 @@ class Mover:
             match event:
                 case SaveCopied():
                     saving.copied(event)
+                    self._execute()
+                case LoadClosed():
+                    while self.device.table.arrived:
+                        self.state.came(self.device.table.arrived.popleft())
+                    self.state.closed(event)
+                    self.device.table.open.pop(event.load_id, None)
                 case StoreDown():
                     raise LoadFailed("the store went away")
             if over(event):

@@ -66,9 +66,8 @@ class Writer:
         return not_kept(field_name, self.guide.constraint.error)
 
     def take(self, choice: Choice) -> Output:
-        """Append the token to the sequence and return what the client gains by it."""
+        """What the client gains by the token, which is the sequence's next and not appended yet."""
         sequence, sampling = self.sequence, self.sequence.request.sampling
-        sequence.tokens.append(choice.token)
         ended: FinishReason | None = None
         text, stopped = "", False
         shown = choice.token not in self._ends or sampling.include_stop
@@ -76,7 +75,7 @@ class Writer:
             text, stopped = self.stops.push(self.detokenizer.push(choice.token))
         if stopped or choice.token in self._ends or (self.guide is not None and self.guide.constraint.complete):
             ended = "stop"
-        elif sequence.generated >= sequence.max_tokens:
+        elif sequence.generated + 1 >= sequence.max_tokens:
             ended = "length"
         if ended:
             text += self.stops.flush(self.detokenizer.flush())

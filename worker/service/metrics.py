@@ -26,7 +26,7 @@ class WorkerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         engine = self._engine
-        cache, loader, prefetching = engine.device.cache, engine.device.loader, engine.prefetching
+        cache, loader, prefetching = engine.device.cache, engine.device.loader, engine.core.prefetching
         page = engine.device.shape.piece_bytes
 
         def by(family: Metric, amounts: dict[tuple[str, ...], int]) -> Metric:
@@ -70,14 +70,14 @@ class WorkerMetrics(Collector):
         planned = CounterMetricFamily(
             "upbeat_worker_planned_tokens", "Cached tokens that were loaded, or computed again because that is sooner", labels=["choice"]
         )
-        planned.add_metric(["loaded"], engine.admission.loaded_tokens)
-        planned.add_metric(["recomputed"], engine.admission.recomputed_tokens)
+        planned.add_metric(["loaded"], engine.core.admission.loaded_tokens)
+        planned.add_metric(["recomputed"], engine.core.admission.recomputed_tokens)
         yield planned
         failed = CounterMetricFamily("upbeat_worker_failed_requests", "Requests that failed after they were accepted", labels=["code"])
         for code in ("generation_failed", "overloaded", "invalid_value"):
             failed.add_metric([code], engine.failed[code])
         yield failed
-        scheduling = engine.scheduling
+        scheduling = engine.core.scheduling
         yield CounterMetricFamily(
             "upbeat_worker_preemptions", "Sequences that gave their place and pages to others", scheduling.preemptions
         )

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from contracts.convert import session_from_wire
 from contracts.ids import SessionKey
-from contracts.v1 import kvstore_pb2
+from worker.core.events import Offered
 from worker.core.hbm import Block
+from worker.core.load import Load
 from worker.core.prefetch import BANDS, IN_FLIGHT, Band, Offer, Offers
-from worker.engine.device import Device
-from worker.link.loads import Load
+from worker.core.state import CoreState
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,40 +26,37 @@ class _Fetch:
 
 
 class Prefetching:
-    """Pending offers and the loads that serve them. Engine thread only."""
+    """Pending offers and the loads that serve them."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, state: CoreState) -> None:
+        self.state = state
         #: Hinted pages that had not come when their request did, and those that there was no room for until then.
         self.late = self.no_room = 0
-        self._offers = Offers(device.cache, BANDS if device.settings.layer_priority else 1)
+        self._offers = Offers(state.cache, BANDS if state.policy.layer_priority else 1)
         self._fetches: list[_Fetch] = []
 
     # ---- hints -------------------------------------------------------------------------------------------------
-    def offered(self, message: kvstore_pb2.PrefetchOffer) -> None:
+    def offered(self, message: Offered) -> None:
         """The store can bring this session's chunks."""
-        d, now = self.device, self.device.clock.now()
-        if message.fingerprint != d.shape.fingerprint:
-            return
-        session = session_from_wire(message.session)
+        d, now, session = self.state, self.state.now, message.session
         expires = now + max(message.expires_s, 0.001)
         d.cache.standings.advise(session, message.priority, expires, now)
         for key in message.keys:
             block = d.cache.index.get(key)
             if block is not None:
                 d.cache.want(block, session)
-        if d.settings.cooperative:
+        if d.policy.cooperative:
             self._offers.put(Offer(session, list(message.keys), message.priority, now, now + message.arrival_s, expires))
 
     def withdrawn(self, session: SessionKey) -> None:
         """The advisory was invalidated: what was fetched goes first, what was not fetched is not."""
         self._offers.forget(session)
-        self.device.cache.standings.withdraw(session)
+        self.state.cache.standings.withdraw(session)
         self._abort([f for f in self._fetches if f.band.offer.session == session])
 
     def came_true(self, session: SessionKey) -> None:
         """The request is here: its own load takes over."""
-        self.device.cache.standings.came(session, self.device.clock.now())
+        self.state.cache.standings.came(session, self.state.now)
         if (offer := self._offers.get(session)) is not None:
             if offer.no_room:
                 self.no_room += self._offers.unasked(offer)
@@ -70,7 +66,7 @@ class Prefetching:
 
     def turn_ended(self, session: SessionKey) -> None:
         """The session is unadvised again, unless a new hint came; and there may be room for others."""
-        self.device.cache.standings.ended(session, self.device.clock.now())
+        self.state.cache.standings.ended(session, self.state.now)
         self.try_again()
 
     def try_again(self) -> None:
@@ -94,7 +90,7 @@ class Prefetching:
     @property
     def due_in_s(self) -> float:
         """Seconds until it is due; infinite: not without an event."""
-        return self._offers.due_s() - self.device.clock.now() if len(self._fetches) < IN_FLIGHT else math.inf
+        return self._offers.due_s() - self.state.now if len(self._fetches) < IN_FLIGHT else math.inf
 
     # ---- giving way --------------------------------------------------------------------------------------------
     def give_way_to(self, blocks: list[Block]) -> None:
@@ -117,7 +113,7 @@ class Prefetching:
     def give_up_one(self) -> bool:
         """A request needs memory: give up the least urgent load of the highest layers. False when no load of a hint is under way."""
         self._fetches = [f for f in self._fetches if not f.load.closed]
-        if not self._fetches or self.device.cache.hold_hinted:
+        if not self._fetches or self.state.cache.hold_hinted:
             return False
         last = max(self._fetches, key=lambda f: (f.band.offer.priority, f.band.number))
         self._abort([last])
@@ -128,7 +124,7 @@ class Prefetching:
         for fetch in fetches:
             if fetch.load.closed:
                 continue
-            self.device.abort_load(fetch.load)
+            self.state.abort_load(fetch.load)
             offer = self._offers.get(fetch.band.offer.session)
             if offer is not None:
                 offer.band = min(offer.band, fetch.band.number)  # what it had brought is skipped when it is its turn again
@@ -138,8 +134,8 @@ class Prefetching:
     def pump(self) -> None:
         """Ask for the next bands, as long as loads and room allow."""
         self._fetches = [f for f in self._fetches if not f.load.closed]
-        d, now = self.device, self.device.clock.now()
+        d, now = self.state, self.state.now
         while len(self._fetches) < IN_FLIGHT and (band := self._offers.take(now)) is not None:
             offer = band.offer
-            load = d.open_load(offer.session, band.keys, band.blocks, band.layers, kvstore_pb2.PREFETCH, offer.priority, [])
+            load = d.open_load(offer.session, band.keys, band.blocks, band.layers, hint=True, priority=offer.priority, source_nodes=[])
             self._fetches.append(_Fetch(load, band))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from contracts.kv import chunk_keys, leading
-from contracts.v1 import kvstore_pb2
-from runtime import telemetry
+from worker.core import instructions as do
 from worker.core.hbm import Block, Save
+from worker.core.load import Load
 from worker.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core.pace import Pace
+from worker.core.prefetching import Prefetching
 from worker.core.sequence import Event, Sequence, State
-from worker.engine.device import Device
-from worker.engine.prefetching import Prefetching
-from worker.link.loads import Load
+from worker.core.state import CoreState
 
-log = telemetry.logger("worker.engine.admission")
 #: After this many restarts for lost pieces a sequence computes everything itself.
 MAX_LOSSES = 4
 #: A sequence that runs alone may wait inside its step so long for layers, in seconds: longer than that, others would wait to be admitted.
@@ -25,10 +23,10 @@ SILENCE_S = 10.0
 
 
 class Admission:
-    """Admits sequences; mutates them and the device's cache. Engine thread only."""
+    """Admits sequences; mutates them and the cache."""
 
-    def __init__(self, device: Device, prefetching: Prefetching) -> None:
-        self.device, self.prefetching = device, prefetching
+    def __init__(self, state: CoreState, prefetching: Prefetching) -> None:
+        self.state, self.prefetching = state, prefetching
         self.pace = Pace()
         #: Who is on the device, as of this turn.
         self.here: list[Sequence] = []
@@ -43,10 +41,10 @@ class Admission:
 
         Returns 0, or how many pages are lacking, with nothing changed.
         """
-        d, cache = self.device, self.device.cache
+        d, cache = self.state, self.state.cache
         size, layers = d.shape.chunk_tokens, d.shape.layers
         usable = 0
-        if d.settings.cache and sequence.losses < MAX_LOSSES:
+        if d.policy.cache and sequence.losses < MAX_LOSSES:
             usable = (len(sequence.tokens) - 1) // size  # the last token is always computed: it yields the logits
             session = sequence.request.session
             if len(sequence.keys) < usable:
@@ -86,7 +84,7 @@ class Admission:
         sequence.blocks = matched + fresh
         sequence.matched, sequence.found, sequence.load_id = len(matched), len(matched), 0
         sequence.computed = sequence.came = 0
-        sequence.heard_s = d.clock.now()
+        sequence.heard_s = d.now
         sequence.on(Event.ADMITTED)
         if chosen is not None and sequence.worth is None:
             self._explain(sequence, chosen, (asked - usable) * size)
@@ -103,8 +101,8 @@ class Admission:
 
         None: all of them, or there is no store to load from.
         """
-        first, layers = leading(not g for g in gaps), self.device.shape.layers
-        if not self.device.store_here or first >= usable or not self.device.settings.load_plan:
+        first, layers = leading(not g for g in gaps), self.state.shape.layers
+        if not self.state.store_here or first >= usable or not self.state.policy.load_plan:
             return None
         missing = [Missing(len(gaps[i]) if i < len(gaps) else layers, Source.DRAM) for i in range(first, usable)]
         if sequence.worth is not None:
@@ -113,27 +111,30 @@ class Admission:
         return chosen if chosen.chunks < len(missing) else None
 
     def _plan(self, sequence: Sequence, missing: list[Missing], upto: int) -> Plan:
-        shape, tokens = self.device.shape, len(sequence.tokens) - upto * self.device.shape.chunk_tokens
-        overlap = self.device.settings.layerwise
+        shape, tokens = self.state.shape, len(sequence.tokens) - upto * self.state.shape.chunk_tokens
+        overlap = self.state.policy.layerwise
         ahead = (s for s in self.here if s is not sequence and s.request.priority <= sequence.request.priority)
         queued_s = sum(self.pace.prefill_s(s, shape.chunk_tokens) for s in ahead)
         prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, shape.layers, overlap, queued_s)
-        return plan(missing, self.device.rates.believed(self.device.clock.now()), prefill)
+        return plan(missing, self.state.rates.believed(self.state.now), prefill)
 
     def _explain(self, sequence: Sequence, chosen: Plan, tokens: int) -> None:
         self.recomputed_tokens += tokens
-        log.info(
-            "computing is sooner than loading",
-            request=sequence.request.request_id, recomputed_tokens=tokens, loaded_chunks=chosen.chunks,
-            estimate_ms=round(chosen.seconds * 1e3, 2), loading_all_ms=round(chosen.all_seconds * 1e3, 2),
-        )  # fmt: skip
+        fields = {
+            "request": sequence.request.request_id,
+            "recomputed_tokens": tokens,
+            "loaded_chunks": chosen.chunks,
+            "estimate_ms": round(chosen.seconds * 1e3, 2),
+            "loading_all_ms": round(chosen.all_seconds * 1e3, 2),
+        }
+        self.state.out.append(do.Note("computing is sooner than loading", fields))
 
     def _lacking(self, pages: int, spare: int = 0) -> int:
         """Make room for a request: 0, or how many pages are lacking.
 
         Loads of hints give way to it, one by one, before it has to wait or somebody is preempted.
         """
-        cache, now = self.device.cache, self.device.clock.now()
+        cache, now = self.state.cache, self.state.now
         if spare and (lacking := pages + spare - cache.available() - cache.coming()) > 0:
             return lacking
         while not cache.make_room(pages, now):
@@ -142,17 +143,17 @@ class Admission:
         return 0
 
     def _ask(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:
-        every = list(range(self.device.shape.layers))
+        every = list(range(self.state.shape.layers))
         wanted = [(i, gaps[i] if i < sequence.matched else every) for i in range(first, usable)]
         wanted = [(i, layers) for i, layers in wanted if layers]
-        load = self.device.open_load(
+        load = self.state.open_load(
             sequence.request.session,
             [sequence.keys[i] for i, _ in wanted],
             [sequence.blocks[i] for i, _ in wanted],
             [layers for _, layers in wanted],
-            kvstore_pb2.DEMAND,
-            sequence.request.priority,
-            sequence.request.source_nodes,
+            hint=False,
+            priority=sequence.request.priority,
+            source_nodes=sequence.request.source_nodes,
         )
         load.sequence, load.upto = sequence, usable
         sequence.load_id, sequence.found = load.load_id, None
@@ -160,7 +161,7 @@ class Admission:
     def _restart_without(self, sequence: Sequence, first: int) -> None:
         for block in sequence.blocks[first : sequence.matched]:
             if not block.complete:
-                self.device.cache.lose(block)
+                self.state.cache.lose(block)
         self.restart(sequence, Event.LOST)
 
     # ---- what the store said -----------------------------------------------------------------------------------
@@ -168,18 +169,18 @@ class Admission:
         """The store can bring the first `chunks` of what was asked for, from these sources."""
         if sequence.load_id != load_id or sequence.state is not State.LOADING:
             return
-        load = self.device.table.open.get(load_id)
+        load = self.state.loads.get(load_id)
         if load is None:
             return
-        sequence.found_s = sequence.heard_s = self.device.clock.now()
+        sequence.found_s = sequence.heard_s = self.state.now
         load.sources = sources[:chunks]
         found = load.blocks[chunks].index if chunks < len(load.blocks) else load.upto
         if self._replan(sequence, load, found):
             return
         sequence.found = found
-        self.loaded_tokens += chunks * self.device.shape.chunk_tokens
+        self.loaded_tokens += chunks * self.state.shape.chunk_tokens
         for i in range(sequence.matched, sequence.found):
-            self.device.cache.enter(sequence.blocks[i], sequence.keys[i])
+            self.state.cache.enter(sequence.blocks[i], sequence.keys[i])
             sequence.blocks[i].save = Save.BELOW
         if sequence.found < sequence.matched:
             # A layer that had been purged from HBM is nowhere below either.
@@ -187,7 +188,7 @@ class Admission:
 
     def _replan(self, sequence: Sequence, load: Load, found: int) -> bool:
         """Now that it is known what comes from where: ask for less if computing the rest is clearly sooner. True when it is."""
-        if sequence.worth is not None or not self.device.settings.load_plan:
+        if sequence.worth is not None or not self.state.policy.load_plan:
             return False
         if not load.sources or len(load.sources) > len(load.blocks):
             return False
@@ -195,7 +196,7 @@ class Admission:
         chosen = self._plan(sequence, missing, found)
         if chosen.chunks >= len(missing):
             return False
-        self._explain(sequence, chosen, (len(missing) - chosen.chunks) * self.device.shape.chunk_tokens)
+        self._explain(sequence, chosen, (len(missing) - chosen.chunks) * self.state.shape.chunk_tokens)
         sequence.worth = load.blocks[chosen.chunks].index
         self.restart(sequence, Event.REPLANNED)
         return True
@@ -207,7 +208,7 @@ class Admission:
         if found is None:
             self._doubt(sequence)
             return False
-        blocks, layers = sequence.blocks[:found], self.device.shape.layers
+        blocks, layers = sequence.blocks[:found], self.state.shape.layers
         ready = leading(np.all([b.ready for b in blocks], axis=0)) if blocks else layers
         if ready < layers:
             if any(b.lost for b in blocks):
@@ -215,33 +216,33 @@ class Admission:
                 return False
             came = sum(int(b.ready.sum()) for b in blocks)
             if came != sequence.came:
-                sequence.came, sequence.heard_s = came, self.device.clock.now()
+                sequence.came, sequence.heard_s = came, self.state.now
             elif self._doubt(sequence):
                 return False
-            if not self.device.settings.layerwise:
+            if not self.state.policy.layerwise:
                 return False
-            tokens = len(sequence.tokens) - found * self.device.shape.chunk_tokens
+            tokens = len(sequence.tokens) - found * self.state.shape.chunk_tokens
             compute_s = self.pace.prefill_token_s / layers * tokens
             if not ready or not may_start(ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S if alone else 0.0):
                 return False
         sequence.worth = None
-        sequence.computed = found * self.device.shape.chunk_tokens
+        sequence.computed = found * self.state.shape.chunk_tokens
         if sequence.generated == len(sequence.request.resume_tokens):  # not when coming back from preemption
             sequence.cached = min(sequence.computed, sequence.prompt_tokens)
         sequence.on(Event.LAYERS_NEAR)
         return True
 
     def _layer_load_s(self, sequence: Sequence, ready: int) -> float:
-        now, load = self.device.clock.now(), self.device.table.open.get(sequence.load_id)
+        now, load = self.state.now, self.state.loads.get(sequence.load_id)
         missing = [Missing(len(layers), source) for layers, source in zip(load.layers, load.sources, strict=False)] if load else []
-        return layer_load_s(missing, self.device.rates.believed(now), self.device.shape.layers, ready, now - sequence.found_s)
+        return layer_load_s(missing, self.state.rates.believed(now), self.state.shape.layers, ready, now - sequence.found_s)
 
     def _doubt(self, sequence: Sequence) -> bool:
         """Of a load of which nothing is heard for long nothing more is expected: the sequence computes what it has not got."""
-        if self.device.clock.now() - sequence.heard_s < SILENCE_S:
+        if self.state.now - sequence.heard_s < SILENCE_S:
             return False
         if sequence.found is None:
-            self.device.fell_silent()
+            self.state.fell_silent()
         sequence.losses = MAX_LOSSES
         self.restart(sequence, Event.LOST)
         return True
@@ -251,7 +252,8 @@ class Admission:
         """Take the sequence off the device; it is admitted afresh, and finds what is still good."""
         if event is Event.LOST:
             sequence.losses += 1
-            log.warning("pieces lost, recomputing", request=sequence.request.request_id, losses=sequence.losses)
+            fields = {"request": sequence.request.request_id, "losses": sequence.losses}
+            self.state.out.append(do.Note("pieces lost, recomputing", fields, bad=True))
         sequence.on(event)
         if event is not Event.REPLANNED:
             sequence.reached, sequence.restarted = max(sequence.reached, sequence.computed), event
@@ -262,8 +264,8 @@ class Admission:
         """What the sequence's KV gave is no number: forget all of it that is cached. True when some of it was not computed by the sequence
         itself, so that it starts again and computes everything."""
         for block in sequence.blocks:
-            if block.key is not None and self.device.cache.index.get(block.key) is block:
-                self.device.cache.erase(block.key)
+            if block.key is not None and self.state.cache.index.get(block.key) is block:
+                self.state.cache.erase(block.key)
         if not sequence.found:
             return False
         sequence.losses = MAX_LOSSES
@@ -272,20 +274,20 @@ class Admission:
 
     def vacate(self, sequence: Sequence) -> None:
         """Let go of blocks and load. Pages that nobody else needs are free, or to be purged, or being saved when this returns."""
-        load = self.device.table.open.get(sequence.load_id)
+        load = self.state.loads.get(sequence.load_id)
         sequence.load_id = 0
         for block in reversed(sequence.blocks):
-            self.device.cache.release(block)
+            self.state.cache.release(block)
         if load is not None:
             load.sequence = None
             if not any(block.users and not block.complete for block in load.blocks):  # else others wait for what it brings
-                self.device.abort_load(load)
+                self.state.abort_load(load)
         sequence.blocks = []
-        sequence.computed, sequence.found, sequence.matched = 0, None, 0
+        sequence.computed, sequence.found, sequence.matched, sequence.whole = 0, None, 0, 0
 
     def extend(self, sequence: Sequence, upto_tokens: int) -> int:
         """Make sure there are blocks for `upto_tokens` tokens. Returns 0, or how many pages are lacking, with nothing changed."""
-        d = self.device
+        d = self.state
         need = -(-upto_tokens // d.shape.chunk_tokens) - len(sequence.blocks)
         if need <= 0:
             return 0

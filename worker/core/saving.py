@@ -8,22 +8,19 @@ next turn (DESIGN section 6: no page may become unfreeable). Nothing here is wai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from contracts.convert import manifest_to_wire, session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import Manifest, chunk_keys, leading
-from contracts.v1 import kvstore_pb2
-from runtime import telemetry
+from worker.core import instructions as do
+from worker.core.events import SaveCopied
 from worker.core.hbm import Block, Save
 from worker.core.sequence import Sequence
-from worker.engine.device import Device
-from worker.link import loads
-from worker.link.loads import SaveCopied, StepProgress
+from worker.core.state import CoreState
 
-log = telemetry.logger("worker.engine.saving")
 #: A save that the store has not answered after this long is taken for refused, in seconds.
 ANSWER_TIMEOUT_S = 10.0
 
@@ -32,6 +29,7 @@ ANSWER_TIMEOUT_S = 10.0
 class _Turn:
     manifest: Manifest
     blocks: list[Block]
+    ended_s: float
 
 
 @dataclass(slots=True)
@@ -43,13 +41,13 @@ class _Offered:
 
 
 class Saving:
-    """Saves under way, and manifests that wait for them. Engine thread only.
+    """Saves under way, and manifests that wait for them.
 
     Invariant: a block of a save under way is WAITING (or was erased meanwhile) and pinned, until its SaveCopied.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, state: CoreState) -> None:
+        self.state = state
         self._saves: dict[int, _Offered] = {}
         self._keys: set[bytes] = set()
         #: Saves whose store went away meanwhile: nobody will know of the copies.
@@ -63,35 +61,35 @@ class Saving:
         """Something is on its way down."""
         return bool(self._saves or self._turns)
 
-    def ahead_of(self, batch: list[tuple[Sequence, int]]) -> StepProgress | None:
+    def ahead_of(self, batch: Iterable[tuple[Sequence, int]]) -> bool:
         """Offer the chunks that a step of so many tokens of each sequence completes, so that their layers go down while later ones compute.
 
-        None when there are none, as far as is known now, or no store, or with `kv.layerwise` off.
+        False when there are none, as far as is known now, or no store, or with `kv.layerwise` off.
         """
-        d, offered, progress = self.device, False, StepProgress()
-        if not (d.settings.cache and d.settings.layerwise and d.store_here):
-            return None
+        d, offered = self.state, False
+        if not (d.policy.cache and d.policy.layerwise and d.store_here):
+            return False
         for s, count in batch:
             first, full = self._completed(s, s.computed, s.computed + count)
             chunks = list(zip(s.blocks[first:full], s.keys[first:full], strict=True))
             fresh = [(b, key) for b, key in chunks if b.save is Save.NONE and key not in d.cache.index and key not in self._keys]
             if fresh:
-                self._offer(s.request.session, [b for b, _ in fresh], [key for _, key in fresh], progress)
+                self._offer(s.request.session, [b for b, _ in fresh], [key for _, key in fresh], ahead=True)
                 offered = True
-        return progress if offered else None
+        return offered
 
     def keep_full_chunks(self, s: Sequence, before: int) -> None:
         """Name the chunks of a running sequence that are full now and were not at `before` tokens, and offer those that were not yet.
 
         Nothing with the cache off.
         """
-        if not self.device.settings.cache:
+        if not self.state.policy.cache:
             return
         first, full = self._completed(s, before, s.computed)
         fresh = []
         for block, key in zip(s.blocks[first:full], s.keys[first:full], strict=True):
             block.ready[:] = True
-            entered = self.device.cache.enter(block, key)
+            entered = self.state.cache.enter(block, key)
             if block.save is not Save.NONE:
                 continue  # offered ahead of the step
             if entered:
@@ -102,7 +100,7 @@ class Saving:
 
     def _completed(self, s: Sequence, before: int, after: int) -> tuple[int, int]:
         """The sequence's chunks, from and to, that are completed between so many tokens; their keys are known afterwards."""
-        d, size = self.device, self.device.shape.chunk_tokens
+        d, size = self.state, self.state.shape.chunk_tokens
         first, full = max(before // size, s.found or 0), after // size
         if full > len(s.keys):
             s.keys = chunk_keys(d.salt_of(s.request.tenant), d.shape, s.tokens[: full * size], s.keys)
@@ -112,44 +110,42 @@ class Saving:
         """Offer full, keyed blocks to the store; without a store they count as refused."""
         if not blocks:
             return
-        if not self.device.store_here:
+        if not self.state.store_here:
             for block in blocks:
                 block.save = Save.REFUSED
             self.refused += len(blocks)
             return
-        self._offer(session, blocks, [block.key for block in blocks if block.key is not None], None)
+        self._offer(session, blocks, [block.key for block in blocks if block.key is not None], ahead=False)
 
-    def _offer(self, session: SessionKey, blocks: list[Block], keys: list[bytes], progress: StepProgress | None) -> None:
-        d, save_id = self.device, self.device.next_id()
+    def _offer(self, session: SessionKey, blocks: list[Block], keys: list[bytes], *, ahead: bool) -> None:
+        d, save_id = self.state, self.state.next_id()
         for block in blocks:
             block.save = Save.WAITING
             block.moving += 1
-        self._saves[save_id] = _Offered(blocks, keys, d.clock.now())
+        self._saves[save_id] = _Offered(blocks, keys, d.now)
         self._keys.update(keys)
-        d.loader.offer(loads.Save(save_id, np.stack([b.pages for b in blocks]), progress))
-        request = kvstore_pb2.SaveRequest(save_id=save_id, session=session_to_wire(session), fingerprint=d.shape.fingerprint, keys=keys)
-        d.tell(save=request)
+        d.out.append(do.OfferSave(save_id, session, keys, np.stack([b.pages for b in blocks]), ahead))
 
     def keep(self, s: Sequence) -> int:
         """The sequence leaves the device: what was refused is offered once more.
 
         Returns how many of its leading tokens are below or on their way there.
         """
-        full = s.blocks[: s.computed // self.device.shape.chunk_tokens]
-        if self.device.store_here:
+        full = s.blocks[: s.computed // self.state.shape.chunk_tokens]
+        if self.state.store_here:
             self.offer(s.request.session, [b for b in full if b.save is Save.REFUSED and b.complete and not b.lost and b.key])
-        return leading(b.save in (Save.BELOW, Save.WAITING) for b in full) * self.device.shape.chunk_tokens
+        return leading(b.save in (Save.BELOW, Save.WAITING) for b in full) * self.state.shape.chunk_tokens
 
     def expire(self) -> None:
         """Saves that the store has not answered for long are given up: no page waits for ever. A late answer is declined."""
-        now = self.device.clock.now()
+        now = self.state.now
         for save_id, offered in self._saves.items():
             if now - offered.asked_s < ANSWER_TIMEOUT_S:
                 break
             if not offered.withdrawn:
                 offered.withdrawn = True
-                self.device.fell_silent()
-                self.device.loader.withdraw(save_id)
+                self.state.fell_silent()
+                self.state.out.append(do.WithdrawSave(save_id))
 
     def copied(self, done: SaveCopied) -> None:
         """The save is over as far as this side goes: tell the store which copies hold, and let go of the blocks."""
@@ -162,7 +158,7 @@ class Saving:
         good = [index for index in done.ok if known and blocks[index].complete and blocks[index].save is Save.WAITING]
         bad = [index for index in [*done.ok, *done.failed] if index not in good]
         if good or bad:
-            self.device.tell(saved=kvstore_pb2.SaveDone(save_id=done.save_id, ok=good, aborted=bad))
+            self.state.out.append(do.Saved(done.save_id, good, bad))
         below = {*good, *(done.held if known else [])}
         for index, block in enumerate(blocks):
             block.moving -= 1
@@ -175,13 +171,13 @@ class Saving:
     def turn_ended(self, manifest: Manifest, blocks: list[Block]) -> None:
         """Send the manifest once its blocks are below; blocks that were refused before are offered once more."""
         self.offer(manifest.session, [b for b in blocks if b.save is Save.REFUSED and b.complete and not b.lost and b.key])
-        self._turns.append(_Turn(manifest, blocks))
+        self._turns.append(_Turn(manifest, blocks, self.state.now))
         self._send_turns()
 
     def store_down(self) -> None:
         """Nothing offered will be granted. Copies under way end by themselves, into memory nobody reads."""
         self._orphans = set(self._saves)
-        self.device.loader.store_gone()
+        self.state.out.append(do.WithdrawAllSaves())
 
     def _settle(self, block: Block, save: Save) -> None:
         if save is Save.REFUSED:
@@ -189,7 +185,7 @@ class Saving:
         elif save is Save.BELOW:
             self.saved += 1
         block.save = save
-        self.device.cache.settle(block)
+        self.state.cache.settle(block)
 
     def _send_turns(self) -> None:
         waiting = []
@@ -199,7 +195,7 @@ class Saving:
                 continue
             below = next((i for i, b in enumerate(turn.blocks) if b.save is not Save.BELOW), len(turn.blocks))
             turn.manifest.keys = turn.manifest.keys[:below]
-            turn.manifest.tokens = below * self.device.shape.chunk_tokens
+            turn.manifest.tokens = below * self.state.shape.chunk_tokens
             if below:
-                self.device.tell(turn=kvstore_pb2.Turn(manifest=manifest_to_wire(turn.manifest)))
+                self.state.out.append(do.TurnEnded(turn.manifest, turn.ended_s))
         self._turns = waiting

@@ -11,28 +11,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from contracts.request import GenerateRequest
-from runtime.config import WorkerSection
+from worker.core.admission import Admission
 from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
 from worker.core.preemption import holding, spare_pages, victim
 from worker.core.queue import Queue
+from worker.core.saving import Saving
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
 from worker.core.shared_step import room_of, share
 from worker.core.trials import Trials
-from worker.engine.admission import Admission
-from worker.engine.saving import Saving
-
-#: For so long sequences are admitted between two steps, and one at least, in seconds: those that run wait for it.
-ADMIT_S = 0.005
 
 
 class Scheduling:
-    """Admits waiting sequences and puts batches together; mutates sequences and the device's cache. Engine thread only."""
+    """Admits waiting sequences and puts batches together; mutates sequences and the device's cache."""
 
-    def __init__(self, admission: Admission, saving: Saving, settings: WorkerSection) -> None:
-        self.admission, self.saving, self.settings = admission, saving, settings
-        self.device = admission.device
+    def __init__(self, admission: Admission, saving: Saving) -> None:
+        self.admission, self.saving = admission, saving
+        self.state = admission.state
         #: Sequences that were preempted, and those of their tokens whose KV neither was below nor on its way there.
         self.preemptions = self.dropped_tokens = 0
         #: Tokens that were computed again, by what had taken their sequence off the device.
@@ -57,10 +53,12 @@ class Scheduling:
         when there are many.
         """
         if self._queue is None:
-            if count < self.settings.max_waiting:
+            if count < self.state.policy.max_waiting:
                 return True
             waiting = (s for s in sequences() if s.state is State.WAITING)
-            self._queue = Queue(waiting, lambda s: not s.reached and s.generated == len(s.request.resume_tokens), self.settings.max_waiting)
+            self._queue = Queue(
+                waiting, lambda s: not s.reached and s.generated == len(s.request.resume_tokens), self.state.policy.max_waiting
+            )
         return self._queue.way(newcomer)
 
     def joined(self, s: Sequence) -> None:
@@ -73,29 +71,30 @@ class Scheduling:
         if self._queue is not None:
             self._queue.left(s)
 
-    def admit(self, sequences: Iterable[Sequence]) -> None:
+    def admit(self, sequences: Iterable[Sequence], enough: Callable[[], bool]) -> None:
         """Give waiting sequences their blocks as far as there is room, and start those whose first layers are near.
 
         By priority, then tenant by tenant (`core.fairness`), then by when they are due, as prompts are computed; what the scheduler knows
         of their cache counts, and what they take of HBM. Nobody passes one that does not fit: so a large one gets its room when others
         end, and is passed only by what arrived before it was due. For one of a more urgent class, less urgent ones are preempted; for one
         whose tenant has little here, those of a tenant that holds more than its share.
+
+        enough: see `EngineCore.turn`.
         """
         self._queue = None
-        began_s = self.device.clock.now()
         live = list(sequences)
         here = self.admission.here = _here(live)
         self._look(live, here)
         waiting = [s for s in live if s.state is State.WAITING]
         running = any(s.state is State.RUNNING for s in here)
         for s in self._in_order(waiting, len(here)) if self._some_may_come(waiting, here) else ():
-            if self.device.settings.cache and awaits_prompt(s, live, self.device.shape.chunk_tokens):
+            if self.state.policy.cache and awaits_prompt(s, live, self.state.shape.chunk_tokens):
                 continue
             if self._owes_pages(s, here) or not self._admit(s, here):
                 break
             here += [s] if s.state is State.LOADING else []
             self._shares = None
-            if running and self.device.clock.now() - began_s > ADMIT_S:
+            if running and enough():
                 break  # the others are admitted after a step
         for s in live:
             if s.state is State.LOADING:
@@ -103,7 +102,7 @@ class Scheduling:
 
     def _some_may_come(self, waiting: list[Sequence], here: list[Sequence]) -> bool:
         """There is a place, or somebody who may have to give his up. Else a long queue costs nothing."""
-        if not waiting or len(here) < self.settings.max_batch:
+        if not waiting or len(here) < self.state.policy.max_batch:
             return bool(waiting)
         if min(s.request.priority for s in waiting) < max(s.request.priority for s in here):
             return True
@@ -112,7 +111,7 @@ class Scheduling:
         return any(self._share(here).may_claim(group) for group in {group_of(s) for s in waiting})
 
     def _in_order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
-        pace, pool, shape = self.admission.pace, self.device.cache.pool, self.device.shape
+        pace, pool, shape = self.admission.pace, self.state.cache.pool, self.state.shape
         hbm_tokens, step_s = pool.total * shape.chunk_tokens / shape.layers, pace.decode_s(max(running, 1))
         cost_s = {s.arrival: pace.device_s(s, s.uncached, hbm_tokens, step_s) for s in waiting}
         waiting = sorted(waiting, key=lambda s: (s.request.priority, due_s(s, cost_s[s.arrival]), s.arrival))
@@ -122,15 +121,15 @@ class Scheduling:
         """Who is here, and who of them wants to be admitted or to compute a prompt."""
         self._groups = {group_of(s): s.request.weight for s in live}
         self._shares = None
-        pool, shape = self.device.cache.pool, self.device.shape
+        pool, shape = self.state.cache.pool, self.state.shape
         self._hbm_token_s = self.admission.pace.decode_s(max(len(here), 1)) * shape.layers / (pool.total * shape.chunk_tokens)
         self.service.seen(self._groups, {group_of(s) for s in live if s.pending > 1 or s.state is not State.RUNNING})
-        self.company.seen(self._groups, self.device.clock.now())
+        self.company.seen(self._groups, self.state.now)
 
     def _share(self, here: list[Sequence]) -> Shares:
         if self._shares is None:
-            pages, layers = self.device.cache.pool.total, self.device.shape.layers
-            self._shares = Shares(here, self._groups, self.settings.max_batch, pages, lambda s: len(s.blocks) * layers)
+            pages, layers = self.state.cache.pool.total, self.state.shape.layers
+            self._shares = Shares(here, self._groups, self.state.policy.max_batch, pages, lambda s: len(s.blocks) * layers)
         return self._shares
 
     def _rank(self, s: Sequence, here: list[Sequence]) -> tuple[int, bool, int]:
@@ -147,11 +146,11 @@ class Scheduling:
         return False
 
     def _admit(self, s: Sequence, here: list[Sequence]) -> bool:
-        d, priority = self.device, s.request.priority
+        d, priority = self.state, s.request.priority
         spare = spare_pages(sum(other.request.priority <= priority for other in here), d.shape.layers, d.cache.pool.total)
         while True:
             lacking = 0
-            if len(here) < self.settings.max_batch and not (lacking := self.admission.admit(s, spare)):
+            if len(here) < self.state.policy.max_batch and not (lacking := self.admission.admit(s, spare)):
                 return True
             giving = [other for other in here if other.request.priority > priority]
             if len(self._groups) > 1:
@@ -174,7 +173,7 @@ class Scheduling:
         """
         here = _here(sequences)
         running = [s for s in here if s.state is State.RUNNING]
-        able, lacking = self.trials.turn(running, self.device.clock.now()), []
+        able, lacking = self.trials.turn(running, self.state.now), []
         while True:
             chosen = self._choose(able)
             ranked = sorted(chosen, key=lambda c: self._rank(c[0], here))
@@ -191,14 +190,14 @@ class Scheduling:
         return chosen
 
     def _choose(self, running: list[Sequence]) -> list[tuple[Sequence, int]]:
-        pace, settings = self.admission.pace, self.settings
+        pace, settings = self.admission.pace, self.state.policy
         if any(self.company.has(group) for group in {group_of(s) for s in running}):
             room = room_of(settings.step_tokens, settings.shared_step_s, pace.decode_s(1), pace.marginal_token_s, pace.prefill_token_s)
             return share(running, room, self.service.of)
         return choose(running, self._budget(running))
 
     def _budget(self, running: list[Sequence]) -> Budget:
-        pace, settings = self.admission.pace, self.settings
+        pace, settings = self.admission.pace, self.state.policy
         decodes = sum(s.pending == 1 for s in running)
         decode_s = pace.decode_s(decodes)
         mixed = mixed_tokens(settings.mixed_step_s, decode_s, pace.prefill_token_s)
@@ -231,7 +230,7 @@ class Scheduling:
         """Take one of the candidates off the device. False when waiting is right."""
         holdings = [holding(s) for s in candidates]
         beyond = self._share(here).beyond if len(self._groups) > 1 else frozenset()
-        s = victim(holdings, lacking, self.device.cache.coming() if lacking else 0, beyond)
+        s = victim(holdings, lacking, self.state.cache.coming() if lacking else 0, beyond)
         if s is None:
             return False
         self.preemptions += 1
@@ -240,6 +239,11 @@ class Scheduling:
         here.remove(s)
         self._shares = None
         return True
+
+
+def _is_new(s: Sequence) -> bool:
+    """It has never been on the device."""
+    return not s.reached and s.generated == len(s.request.resume_tokens)
 
 
 def _here(sequences: Iterable[Sequence]) -> list[Sequence]:

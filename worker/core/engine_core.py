@@ -1,0 +1,276 @@
+"""An engine's decisions: who is admitted, what the next step computes, what is loaded, saved, preempted and forgotten.
+
+Events in (`handle`), instructions out (`take`), and a step when there is something to compute (`turn`). No clock, no thread, no bytes: the
+shell (worker/engine) executes, and the simulator drives the same object. How a turn goes: the shell tells what came, asks for a step,
+executes what was asked for, runs the step, and tells what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from contracts.kv import Manifest, leading
+from worker.core import events as ev
+from worker.core import instructions as do
+from worker.core.admission import Admission
+from worker.core.counts import Counts
+from worker.core.hbm import Block
+from worker.core.pace import Pace
+from worker.core.prefetching import Prefetching
+from worker.core.saving import Saving
+from worker.core.scheduling import Scheduling
+from worker.core.sequence import Event, Sequence, State
+from worker.core.state import CoreState
+
+
+class EngineCore:
+    """See the module. Invariants (`validate`): those of its parts; a sequence is `live` until it has ended; only live ones have blocks."""
+
+    def __init__(self, state: CoreState) -> None:
+        self.state = state
+        self.saving, self.prefetching = Saving(state), Prefetching(state)
+        self.admission = Admission(state, self.prefetching)
+        self.scheduling = Scheduling(self.admission, self.saving)
+        #: Those that have not ended, by request id.
+        self.live: dict[str, Sequence] = {}
+        self._arrivals = 0
+        self._coming: dict[str, list[do.Coming]] = {}
+        self._stepping = False
+
+    @property
+    def pace(self) -> Pace:
+        """How fast this worker is."""
+        return self.admission.pace
+
+    @property
+    def going_on(self) -> bool:
+        """The next turn has something to do without an event."""
+        return self._stepping or self.admission.restarted or self.prefetching.due
+
+    @property
+    def quiet(self) -> bool:
+        """Nobody is here, and everything finished is below."""
+        return not self.live and not self.saving.busy and not self.prefetching.due
+
+    def due_in_s(self, now: float) -> float:
+        """Seconds until a turn may have something to do without an event; infinite: never."""
+        self.state.now = now
+        due_s, rest_s = max(self.prefetching.due_in_s, 0.0), self.scheduling.trials.rest_s(now)
+        return due_s if rest_s is None else min(due_s, rest_s)
+
+    def take(self) -> list[do.Instruction]:
+        """What is to be executed now, in this order."""
+        taken, self.state.out = self.state.out, []
+        return taken
+
+    # ---- turns -------------------------------------------------------------------------------------------------
+    def turn(self, now: float, enough: Callable[[], bool] = lambda: False) -> do.Step | None:
+        """Admit, and put the next step together. None: nobody can compute anything.
+
+        enough: asked after each admission while others run that wait for it: whether it has taken long enough. It may `take`.
+        """
+        self.state.now, self.admission.restarted = now, False
+        self.saving.expire()
+        self.scheduling.admit(self.live.values(), enough)
+        self.prefetching.pump()
+        trials = self.scheduling.trials
+        tried = trials.told
+        batch = self.scheduling.batch(self.live.values())
+        if trials.told != tried:
+            self.state.out.append(do.Trial(trials.told))
+        self._stepping = bool(batch)
+        if not batch:
+            return None
+        ahead = self.saving.ahead_of(batch)
+        self._coming = {s.request.request_id: coming for s, _ in batch if (coming := self._arriving(s))}
+        prefill_tokens, decodes = _parts(batch)
+        expected_s = self.pace.decode_s(decodes) + prefill_tokens * self.pace.prefill_token_s
+        return do.Step(tuple(batch), self._coming, expected_s, ahead)
+
+    def _arriving(self, s: Sequence) -> list[do.Coming]:
+        found = s.found or 0
+        while s.whole < found and s.blocks[s.whole].complete:
+            s.whole += 1
+        return self.state.coming([b for b in s.blocks[s.whole : found] if not b.complete]) if s.whole < found else []
+
+    # ---- events ------------------------------------------------------------------------------------------------
+    def handle(self, event: ev.Event, now: float) -> None:
+        """Take one event; what it asks for is in `take`."""
+        state = self.state
+        state.now = now
+        match event:
+            case ev.Submitted():
+                self._submitted(event.sequence)
+            case ev.Cancelled():
+                if (sequence := self.live.get(event.request_id)) is not None:
+                    self._end(sequence)
+            case ev.Stepped():
+                self._stepped(event)
+            case ev.PiecesCame():
+                state.came(event)
+            case ev.LoadClosed():
+                self._load_closed(event)
+            case ev.SaveCopied():
+                self.saving.copied(event)
+                self.prefetching.try_again()
+            case ev.StoreUp():
+                state.attached = True
+                state.heard()
+            case ev.StoreDown():
+                self._store_down()
+            case _:
+                state.heard()
+                self._from_store(event)
+
+    def _from_store(self, event: ev.Found | ev.Offered | ev.Withdrawn | ev.Erased | ev.Queried) -> None:
+        match event:
+            case ev.Found():
+                load = self.state.loads.get(event.load_id)
+                if load is not None and load.sequence is not None:
+                    self.admission.found(load.sequence, load.load_id, event.chunks, list(event.sources))
+            case ev.Offered():
+                self.prefetching.offered(event)
+            case ev.Withdrawn():
+                self.prefetching.withdrawn(event.session)
+            case ev.Erased():
+                self._erase(event)
+            case ev.Queried():
+                self.state.out.append(self.holds(event))
+
+    def _submitted(self, sequence: Sequence) -> None:
+        way = self.scheduling.make_way(len(self.live), self.live.values, sequence.request)
+        if way is False:
+            self.state.out.append(do.Refuse(sequence.request.request_id, full=True))
+            return
+        if isinstance(way, Sequence):
+            self._refuse(way, full=True)
+        sequence.arrival, sequence.arrival_s = self._arrivals, self.state.now
+        self._arrivals += 1
+        self.live[sequence.request.request_id] = sequence
+        self.scheduling.joined(sequence)
+        self.prefetching.came_true(sequence.request.session)
+
+    def _load_closed(self, event: ev.LoadClosed) -> None:
+        load = self.state.closed(event)
+        sequence = load.sequence if load is not None else None
+        if sequence is not None and sequence.load_id == event.load_id:
+            sequence.load_id = 0
+            if any(not b.complete and not b.moving for b in sequence.blocks[: sequence.found or 0]):
+                self.admission.restart(sequence, Event.LOST)
+
+    def _store_down(self) -> None:
+        self.state.attached = False
+        self.prefetching.store_down()
+        self.saving.store_down()
+        for load in list(self.state.loads.values()):
+            load.cancelled = True
+            self.state.out.append(do.CloseLoad(load.load_id))
+            if load.sequence is not None and load.sequence.found is None and load.sequence.load_id == load.load_id:
+                self.admission.found(load.sequence, load.load_id, 0, [])
+
+    def _erase(self, event: ev.Erased) -> None:
+        for key in event.keys:
+            self.state.cache.erase(key)
+        for session in event.sessions:
+            self.prefetching.withdrawn(session)
+        if event.sessions:
+            self.state.cache.forget(event.sessions)
+        for sequence in self.live.values():
+            sequence.erased = sequence.erased or sequence.request.session in event.sessions
+
+    def holds(self, event: ev.Queried) -> do.HbmHolds:
+        """How much of these chunks is in HBM."""
+        shape, index = self.state.shape, self.state.cache.index
+        ready = [block.ready if (block := index.get(key)) is not None else np.zeros(shape.layers, bool) for key in event.keys]
+        per_layer = [int(n) for n in np.sum(ready, axis=0, dtype=int)] if ready else [0] * shape.layers
+        tokens = leading(bool(r.all()) for r in ready) * shape.chunk_tokens
+        return do.HbmHolds(event.query_id, per_layer, tokens, sum(per_layer) * shape.piece_bytes)
+
+    # ---- after a step ------------------------------------------------------------------------------------------
+    def _stepped(self, event: ev.Stepped) -> None:
+        if event.telling and not self._coming:
+            self.pace.stepped(event.seconds, *_parts(event.batch))
+        for s, count in event.batch:
+            request_id = s.request.request_id
+            if request_id in event.failed:
+                self._end(s, failed=True)
+            elif request_id in event.void:
+                self.admission.restart(s, Event.LOST)
+            else:
+                self.scheduling.computed(s, count)
+                if request_id in event.mute:
+                    self._end(s, failed=True)
+                elif request_id in event.doubtful:
+                    if not self.admission.distrust(s):
+                        self._refuse(s, full=False)
+                elif (token := event.tokens.get(request_id)) is not None:
+                    s.tokens.append(token)
+                    if request_id in event.ended:
+                        self._end(s)
+
+    def _refuse(self, s: Sequence, *, full: bool) -> None:
+        self._end(s, failed=True)
+        self.state.out.append(do.Refuse(s.request.request_id, full))
+
+    def _end(self, s: Sequence, failed: bool = False) -> None:
+        """The sequence leaves. What it computed is kept, unless it failed."""
+        state = self.state
+        del self.live[s.request.request_id]
+        self.scheduling.left(s)
+        if not failed:
+            self.pace.ended(s.prompt_tokens - s.cached, s.generated)
+        # One that was cut off in its prompt would only shorten what its session is known to have.
+        if state.policy.cache and not failed and s.state is State.RUNNING and s.computed >= s.prompt_tokens and not s.erased:
+            full = s.computed // state.shape.chunk_tokens
+            if full and not s.request.choice:  # of several answers, a conversation goes on with the first
+                manifest = Manifest(s.request.session, state.model_name, state.shape.fingerprint, s.keys[:full], 0, 0.0)
+                index = state.cache.index
+                self.saving.turn_ended(manifest, [index.get(key, block) for key, block in zip(s.keys, s.blocks[:full], strict=False)])
+        s.on(Event.DONE)
+        self.admission.vacate(s)
+        if s.erased:
+            state.cache.forget({s.request.session})
+        self.prefetching.turn_ended(s.request.session)
+
+    # ---- what is told ------------------------------------------------------------------------------------------
+    def counts(self) -> Counts:
+        """What the scheduler is told."""
+        sequences = self.live.values()
+        running = sum(s.state is State.RUNNING for s in sequences)
+        return Counts(
+            running=running,
+            waiting=len(sequences) - running,
+            outstanding_tokens=sum(s.pending + max(s.max_tokens - s.generated, 0) for s in sequences),
+            outstanding_s=self.pace.outstanding_s(sequences, self.state.shape.chunk_tokens),
+            request_s=self.pace.request_s,
+            prefill_token_s=self.pace.prefill_token_s,
+            pages_total=self.state.cache.pool.total,
+            pages_free=self.state.cache.available(),
+            in_flight=tuple(self.live),
+        )
+
+    def validate(self, others: Iterable[Block] = ()) -> None:
+        """Raise AssertionError when an invariant does not hold. others: blocks of sequences that have ended, which still have pages."""
+        users: dict[int, int] = {}
+        blocks = {id(b): b for b in others}
+        for s in self.live.values():
+            assert len(s.blocks) * self.state.shape.chunk_tokens >= s.computed
+            assert s.state is not State.WAITING or not s.blocks
+            for block in s.blocks:
+                blocks[id(block)] = block
+                users[id(block)] = users.get(id(block), 0) + 1
+        self.state.validate(list(blocks.values()))
+        for at, block in blocks.items():
+            assert block.users == users.get(at, 0), "a page is held for nobody"
+        here = sum(s.state in (State.RUNNING, State.LOADING) for s in self.live.values())
+        assert here <= self.state.policy.max_batch
+        self.scheduling.service.validate()
+
+
+def _parts(batch: Iterable[tuple[Sequence, int]]) -> tuple[int, int]:
+    """(prompts' tokens, decoding sequences) of a step."""
+    counts = [count for _, count in batch]
+    decodes = sum(count == 1 for count in counts)
+    return sum(counts) - decodes, decodes

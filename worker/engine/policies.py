@@ -1,0 +1,22 @@
+"""An engine's policy from the configuration."""
+
+from __future__ import annotations
+
+from runtime.config import KvSection, WorkerSection
+from worker.core.policy import Policy
+
+
+def policy_of(kv: KvSection, worker: WorkerSection) -> Policy:
+    """What these sections tell an engine's core."""
+    return Policy(
+        cache=kv.cache,
+        cooperative=kv.cooperative,
+        layerwise=kv.layerwise,
+        layer_priority=kv.layer_priority,
+        load_plan=kv.load_plan,
+        max_batch=worker.max_batch,
+        max_waiting=worker.max_waiting,
+        step_tokens=worker.step_tokens,
+        mixed_step_s=worker.mixed_step_s,
+        shared_step_s=worker.shared_step_s,
+    )
