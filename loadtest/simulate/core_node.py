@@ -1,5 +1,5 @@
-"""A node with every core in full: the production store below HBM (`core_store`), and the worker's own HBM ledger, victims, standings, load
-plan and order of prefetch in it. What the aggregated node (`node`) reckons a session at a time is decided here piece by piece.
+"""A node that runs production's cores: the engine's (`worker.core.engine_core`) and the store's (`core_store`). What they ask for takes
+time here, and nothing else.
 
 So that it stays affordable, a piece is larger than on real nodes (`core_turns.coarse`): the resolution of evictions, loads and prefix
 matches is that much lower.
@@ -7,72 +7,91 @@ matches is that much lower.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 
+import numpy as np
 from blake3 import blake3
 
 from contracts.ids import SessionKey
-from contracts.kv import Manifest
-from kvstore.core import events as ev
-from kvstore.core import instructions as do
-from loadtest.simulate.core_hints import HintedLoads
+from kvstore.core import events as store_ev
+from kvstore.core import instructions as store_do
+from loadtest.simulate.channels import Channel
+from loadtest.simulate.core_engine import CoreEngine
 from loadtest.simulate.core_store import Blob, CoreStore, Ways
-from loadtest.simulate.core_turns import HintedBand, TurnKv
+from loadtest.simulate.core_turns import Coming, sequence_of
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import ALL, Mechanisms
-from loadtest.simulate.node import Node
-from loadtest.simulate.sequences import Request, Running
+from loadtest.simulate.sequences import Request
 from scheduler.core.directory import Held
-from worker.core.hbm import Block, HbmCache, Save
-from worker.core.load_plan import LoadRate, Missing, Prefill, Source, layer_load_s, may_start, plan
+from scheduler.core.fleet import Load
+from worker.core import events as ev
+from worker.core import instructions as do
+from worker.core.engine_core import EngineCore
+from worker.core.hbm import HbmCache
+from worker.core.load_plan import LoadRate, Source
 from worker.core.pages import PagePool
+from worker.core.policy import Policy
+from worker.core.sequence import Sequence
+from worker.core.state import CoreState
 
 _BUS_DEMAND, _BUS_HINT = (0, 0), (1, 0)
-#: Counting what could be purged looks at every block.
-_COUNT_EVERY_S = 1.0
+_WAITING = 1 << 30
 
 
-class CoreNode(Node):
-    """See the module. Invariants: those of its cores (`validate`)."""
+class CoreNode:
+    """See the module. ended: told of each answer that is complete, before its client is. has: the mechanisms it has. Invariants: those of
+    its cores (`validate`)."""
 
     def __init__(
         self,
         name: str,
         kind: NodeKind,
         events: Events,
-        peers: dict[str, Node],
         *,
         ended: Callable[[Request], None],
         has: Mechanisms = ALL,
         blob_tier: Blob,
         stores: dict[str, CoreStore],
     ) -> None:
-        super().__init__(name, kind, events, peers, ended=ended, has=has)
-        self.shape = kind.shape
+        self.name, self.kind, self._events, self._told, self.has = name, kind, events, ended, has
+        self.shape, self.token_bytes = kind.shape, kind.shape.token_bytes
+        self.link, self.disk = Channel(events, kind.link_bytes_per_s), Channel(events, kind.ssd_bytes_per_s)
+        self.bus, self.blob = Channel(events, kind.dram_bytes_per_s), Channel(events, kind.blob_bytes_per_s)
         self.store = stores[name] = CoreStore(name, kind, self.shape, events, Ways(self.disk, self.link, self.blob), blob_tier, stores, has)
         self.store.owners["worker"] = self
-        pages = int(kind.hbm_bytes // self.shape.piece_bytes)
-        per_slab = max(self.shape.layers, 4)
-        self.pool = PagePool(pages // per_slab, per_slab, self.shape.layers)
-        self.cache = HbmCache(self.pool, layer_priority=has.layer_priority, hold_hinted=not has.cooperative)
-        self._turns: dict[str, TurnKv] = {}
-        self.loads: dict[ev.LoadId, TurnKv | HintedBand] = {}
-        self._saves: dict[ev.SaveId, list[Block]] = {}
-        self._numbers = 0
-        self._counted_s, self._available = float("-inf"), 0
-        self.hinted = HintedLoads(self, events)
-        piece = self.shape.piece_bytes
+        pages, per_slab = int(kind.hbm_bytes // self.shape.piece_bytes), max(self.shape.layers, 4)
+        pool = PagePool(pages // per_slab, per_slab, self.shape.layers)
+        cache = HbmCache(pool, layer_priority=has.layer_priority, hold_hinted=not has.cooperative)
+        policy = Policy(
+            cache=has.keeps,
+            layerwise=has.layerwise,
+            layer_priority=has.layer_priority,
+            plan_layers=kind.layers_modelled,
+            max_batch=kind.max_batch,
+            max_waiting=_WAITING,
+            step_tokens=kind.step_tokens,
+            mixed_step_s=kind.mixed_step_s,
+        )
+        self.core = EngineCore(CoreState(self.shape, cache, policy, lambda tenant: b"", kind.model))
+        self.core.handle(ev.StoreUp(), events.now)
+        self._seed_rates()
+        self.engine = CoreEngine(events, kind, self.core, execute=self._do, spoke=self._spoke, ended=self._over, is_here=self._is_here)
+        self.loads: dict[int, Coming] = {}
+        self._saves: dict[int, do.OfferSave] = {}
+        self.outstanding: dict[str, tuple[Request, Sequence]] = {}
+        self._ended_ids: list[str] = []
+        #: Request-seconds here, for load over time.
+        self._area = self._area_since = 0.0
+
+    def _seed_rates(self) -> None:
+        kind, piece = self.kind, self.shape.piece_bytes
         rates = {Source.SSD: kind.ssd_bytes_per_s, Source.PEER: kind.link_bytes_per_s, Source.BLOB: kind.blob_bytes_per_s}
-        self._rates = {source: LoadRate(0.005, piece / rate) for source, rate in rates.items()}
-        self._rates[Source.DRAM] = LoadRate(0.0, piece / kind.dram_bytes_per_s)
+        for source, rate in rates.items():
+            self.core.state.rates.seed(source, LoadRate(0.005, piece / rate))
+        self.core.state.rates.seed(Source.DRAM, LoadRate(0.0, piece / kind.dram_bytes_per_s))
 
     # ---- what it holds -----------------------------------------------------------------------------------------
-    def tokens_here(self, session: SessionKey) -> int:
-        """In DRAM or on the SSD."""
-        return self._residency(session)[0]
-
     def _residency(self, session: SessionKey) -> tuple[int, int]:
         index = self.store.core.index
         manifest = index.manifests.get(session)
@@ -91,251 +110,136 @@ class CoreNode(Node):
             found.append((session, Held(tokens, tokens * self.token_bytes, dram)))
         return found
 
-    def key(self, session: SessionKey, chunk: int) -> bytes:
-        """Of a session's chunk: its history only ever grows."""
-        return blake3(f"{session} {chunk}".encode()).digest()
-
     # ---- turns -------------------------------------------------------------------------------------------------
-    def _gather(self, sequence: Running, wanted: int, sources: tuple[str, ...]) -> None:
-        session, chunks = sequence.request.session, wanted // self.shape.chunk_tokens
-        self.cache.standings.came(session, self._events.now)
-        self.hinted.forget(session)
-        keys = [self.key(session, n) for n in range(chunks)]
-        self._turns[sequence.request.request_id] = TurnKv(sequence, keys, sources)
+    def submit(self, request: Request, sources: tuple[str, ...]) -> None:
+        """A turn was placed here. Raises ValueError when it can never fit."""
+        tokens, size = request.prompt_tokens + request.answer_tokens, self.shape.chunk_tokens
+        chunks = -(-tokens // size)
+        if (chunks + 1) * self.shape.layers > self.core.state.cache.pool.total:
+            raise ValueError(f"a request of {tokens} tokens does not fit a node's HBM; use --length-scale")
+        self._count_load()
+        kept = min(request.history_tokens, request.prompt_tokens - 1) // size * size if self.has.keeps else 0
+        # A session's history only ever grows, so a chunk is known by its place.
+        keys = [blake3(f"{request.session} {chunk}".encode()).digest() for chunk in range(chunks)]
+        sequence = sequence_of(request, kept, keys, sources)
+        self.outstanding[request.request_id] = request, sequence
+        self.engine.tell(ev.Submitted(sequence))
 
-    def _admit(self) -> None:
-        while self._waiting and self._running < self.kind.max_batch:
-            sequence = self._waiting[0][1]
-            turn = self._turns[sequence.request.request_id]
-            if not self._take_blocks(turn):
-                return
-            heapq.heappop(self._waiting)
-            self._running += 1
-            sequence.admitted = True
-            self._ask(turn)
+    def _spoke(self, sequence: Sequence) -> None:
+        request = self.outstanding[sequence.request.request_id][0]
+        # One that was taken off the device in its prompt finds some of what it had computed itself.
+        request.first_s, request.cached_tokens = self._events.now, min(sequence.cached, request.history_tokens)
 
-    def _take_blocks(self, turn: TurnKv) -> bool:
-        """Pages for all of its chunks: those that are here, with what is missing of them, and new ones. False: there is no room."""
-        request, cache, layers = turn.sequence.request, self.cache, range(self.shape.layers)
-        self.hinted.give_way(request.session)
-        here: list[Block] = []
-        for key in turn.keys:
-            block = cache.index.get(key)
-            if block is None or block.lost or block.moving:
-                break
-            here.append(block)
-        for block in here:
-            cache.use(block)
-        gaps = cache.gaps(here)
-        total = -(-(request.prompt_tokens + request.answer_tokens) // self.shape.chunk_tokens)
-        need = sum(map(len, gaps)) + (total - len(here)) * len(layers)
-        # Where nothing runs, what hints hold is all that keeps everybody waiting.
-        held, cache.hold_hinted = cache.hold_hinted, cache.hold_hinted and self._running > 0
-        able, cache.hold_hinted = cache.make_room(need, self._events.now), held
-        if not able:
-            for block in here:
-                cache.release(block)
-            return False
-        cache.claim(here)
-        for block, missing in zip(here, gaps, strict=True):
-            cache.fill(block, missing)
-            cache.want(block, request.session)
-        new = [cache.new_block(n, request.session, layers) for n in range(len(here), total)]
-        for block in new:
-            cache.use(block)
-        turn.blocks = [*here, *new]
-        lacking = (tuple(int(layer) for layer in layers if not block.ready[layer]) for block in turn.blocks[: len(turn.keys)])
-        turn.wants = [(n, missing) for n, missing in enumerate(lacking) if missing]
-        return True
+    def _over(self, sequence: Sequence) -> None:
+        request, _ = self.outstanding[sequence.request.request_id]
+        self._count_load()
+        request.end_s = self._events.now
+        del self.outstanding[request.request_id]
+        self._ended_ids.append(request.request_id)
+        self._told(request)
 
-    def _ask(self, turn: TurnKv) -> None:
-        request = turn.sequence.request
-        if not turn.wants:
-            self._begin(turn, len(turn.keys))
-            return
-        turn.load, turn.asked_s, turn.came = self.new_load(), self._events.now, [0] * self.shape.layers
-        self.loads[turn.load] = turn
-        wants = [(turn.keys[n], layers) for n, layers in turn.wants]
-        args = (request.session, self.shape.fingerprint, wants, turn.sources, request.priority, self._events.now)
-        self.store.handle(ev.LoadWanted(turn.load, ev.LoadKind.DEMAND, *args))
+    # ---- what the engine's core asks for -----------------------------------------------------------------------
+    def _do(self, asked: do.Instruction) -> None:
+        now = self._events.now
+        match asked:
+            case do.OpenLoad():
+                self.loads[asked.load_id] = Coming(asked)
+                wants = [(key, tuple(layers)) for key, layers in zip(asked.keys, asked.layers, strict=True)]
+                kind = store_ev.LoadKind.PREFETCH if asked.hint else store_ev.LoadKind.DEMAND
+                args = (asked.session, self.shape.fingerprint, wants, tuple(asked.source_nodes), asked.priority, now)
+                self.store.handle(store_ev.LoadWanted(_named(asked.load_id), kind, *args))
+            case do.HaltLoad(load_id):
+                del self.loads[load_id]
+                self.store.handle(store_ev.LoadCancelled(_named(load_id), now))
+            case do.OfferSave():
+                self._saves[asked.save_id] = asked
+                self.store.handle(store_ev.SaveWanted(("worker", asked.save_id), asked.session, self.shape.fingerprint, asked.keys, now))
+            case do.Saved(save_id, ok, aborted):
+                self.store.handle(store_ev.SaveEnded(("worker", save_id), ok, aborted, now))
+            case do.TurnEnded(manifest, ended_s):
+                manifest.last_use_s = ended_s
+                self.store.handle(store_ev.TurnEnded(manifest, now))
+            case do.Refuse(request_id):
+                raise RuntimeError(f"{self.name} refused {request_id}")
+            case _:
+                pass  # memory is there, and nobody reads a log
 
-    def new_load(self) -> ev.LoadId:
-        """A name for a load of this node's."""
-        self._numbers += 1
-        return "worker", str(self._numbers)
+    def _is_here(self, coming: do.Coming) -> bool | None:
+        load = self.loads.get(coming.load_id)
+        if load is None:
+            return None
+        return all((coming.row, layer) in load.here for layer in coming.layers)
 
-    def answer(self, instruction: do.Instruction) -> None:
-        """What the store says."""
-        match instruction:
-            case do.Found():
-                turn = self.loads.get(instruction.load)
-                if isinstance(turn, TurnKv):
-                    self._found(turn, instruction)
-            case do.Pieces():
-                self._pieces(instruction)
-            case do.End():
-                self._load_ended(instruction)
-            case do.Grant():
-                self._granted(instruction)
-            case do.Offer():
-                self.hinted.offered(instruction)
+    # ---- what the store says -----------------------------------------------------------------------------------
+    def answer(self, said: store_do.Instruction) -> None:
+        """See `core_store.Owner`. It reaches the engine after what the store does now."""
+        self._events.at(self._events.now, lambda: self._heard(said))
+
+    def _heard(self, said: store_do.Instruction) -> None:
+        match said:
+            case store_do.Found():
+                sources = tuple(Source.DRAM if s is None else Source(s + 1) for s in said.sources)
+                self.engine.tell(ev.Found(int(said.load[1]), said.chunks, sources))
+            case store_do.Pieces():
+                self._pieces(said)
+            case store_do.End():
+                if (load := self.loads.get(int(said.load[1]))) is not None:
+                    load.ended = True
+                    self._perhaps_close(load)
+            case store_do.Grant():
+                self._granted(said)
+            case store_do.Offer():
+                self.engine.tell(ev.Offered(said.session, said.keys, said.priority, said.arrival_s, said.expires_s))
+            case store_do.TellInvalid():
+                self.engine.tell(ev.Withdrawn(said.session))
             case _:
                 pass
 
-    def _found(self, turn: TurnKv, found: do.Found) -> None:
-        """The store has so many: load these, or fewer where computing them again is sooner (`worker.core.load_plan`)."""
-        count = found.chunks
-        if not turn.planned:
-            turn.planned = True
-            sources = [Source.DRAM if s is None else Source(s + 1) for s in found.sources[:count]]
-            missing = [Missing(len(layers), source) for (_, layers), source in zip(turn.wants, sources, strict=False)]
-            count = plan(missing, self._rates, self._prefill(turn, len(turn.keys))).chunks
-            if count < found.chunks:
-                self._cancel(turn)
-                turn.wants = turn.wants[:count]
-                self._events.at(self._events.now, lambda: self._ask(turn) if turn.wants else self._begin(turn, self._present(turn, 0)))
-                return
-        turn.expected = count
-        if not count:
-            self._cancel(turn)
-            self._begin(turn, self._present(turn, 0))
-
-    def _present(self, turn: TurnKv, loaded: int) -> int:
-        """Leading chunks that are there once the first `loaded` of those wanted have come."""
-        return turn.wants[loaded][0] if loaded < len(turn.wants) else (turn.wants[-1][0] + 1 if turn.wants else self._first_gap(turn))
-
-    def _first_gap(self, turn: TurnKv) -> int:
-        return next((n for n, b in enumerate(turn.blocks[: len(turn.keys)]) if not b.complete), len(turn.keys))
-
-    def _prefill(self, turn: TurnKv, chunks: int) -> Prefill:
-        rest = turn.sequence.request.prompt_tokens - chunks * self.shape.chunk_tokens
-        token_s = self.engine.pace.prefill_token_s
-        return Prefill(rest, token_s, self.shape.chunk_tokens, self.kind.layers_modelled or self.shape.layers, self.has.layerwise)
-
-    def _cancel(self, turn: TurnKv) -> None:
-        if turn.load is not None:
-            self.loads.pop(turn.load, None)
-            self.store.handle(ev.LoadCancelled(turn.load, self._events.now))
-            turn.load = None
-
-    def _pieces(self, given: do.Pieces) -> None:
+    def _pieces(self, given: store_do.Pieces) -> None:
         """They are in the arena: copy them into HBM, layer by layer, and say so."""
-        load = self.loads.get(given.load)
+        load = self.loads.get(int(given.load[1]))
         if load is None:
             return
-        key = _BUS_DEMAND if isinstance(load, TurnKv) else _BUS_HINT
+        load.first_s = load.first_s or self._events.now
         by_layer: dict[int, list[int]] = {}
         for index, layer, _, _ in given.pieces:
             by_layer.setdefault(layer, []).append(index)
         for layer, indices in sorted(by_layer.items()):
             load.on_bus += 1
+            key = _BUS_HINT if load.asked.hint else _BUS_DEMAND
             bytes_ = float(len(indices) * self.shape.piece_bytes)
-            self.bus.send(bytes_, key, lambda layer=layer, indices=indices: self._copied(given.load, load, layer, indices))  # type: ignore[misc]
+            self.bus.send(bytes_, key, lambda layer=layer, indices=indices: self._copied(load, layer, indices))  # type: ignore[misc]
 
-    def _copied(self, ident: ev.LoadId, load: TurnKv | HintedBand, layer: int, indices: list[int]) -> None:
+    def _copied(self, load: Coming, layer: int, indices: list[int]) -> None:
         load.on_bus -= 1
-        if ident not in self.loads:
+        load_id, now = load.asked.load_id, self._events.now
+        if self.loads.get(load_id) is not load:
             return
-        for index in indices:
-            block = load.blocks[load.wants[index][0]] if isinstance(load, TurnKv) else load.blocks[index]
-            if block.pages[layer] >= 0:
-                block.ready[layer] = True
-        self.store.handle(ev.PiecesTaken(ident, [(index, layer) for index in indices], self._events.now))
-        if isinstance(load, TurnKv):
-            load.came[layer] += len(indices)
-            self._perhaps_start(load)
-        self._perhaps_close(ident, load)
+        load.here.update((index, layer) for index in indices)
+        load.last_s = now
+        self.store.handle(store_ev.PiecesTaken(_named(load_id), [(index, layer) for index in indices], now))
+        self.engine.tell(ev.PiecesCame(load_id, np.array(indices), np.full(len(indices), layer)))
+        self._perhaps_close(load)
 
-    def _perhaps_start(self, turn: TurnKv) -> None:
-        """Begin to compute when no layer will have to be waited for (`worker.core.load_plan.may_start`)."""
-        if turn.started or turn.expected is None or not self.has.layerwise:
-            return
-        wanted = turn.wants[: turn.expected]
-        needed = [sum(layer in layers for _, layers in wanted) for layer in range(self.shape.layers)]
-        ready = next((n for n, (came, need) in enumerate(zip(turn.came, needed, strict=True)) if came < need), self.shape.layers)
-        if not ready:
-            return
-        missing = [Missing(len(layers), Source.DRAM) for _, layers in wanted]
-        each_s = layer_load_s(missing, self._rates, self.shape.layers, ready, self._events.now - turn.asked_s)
-        chunks = self._present(turn, turn.expected)
-        compute_s = self._prefill(turn, chunks).tokens * self.engine.pace.prefill_token_s / self.shape.layers
-        if may_start(ready, self.shape.layers, each_s, compute_s):
-            self._begin(turn, chunks)
+    def _perhaps_close(self, load: Coming) -> None:
+        if load.ended and not load.on_bus and self.loads.get(load.asked.load_id) is load:
+            closed = ev.LoadClosed(load.asked.load_id, len(load.here), load.first_s, load.last_s)
+            self.engine.tell(closed)
+            self.loads.pop(load.asked.load_id, None)
 
-    def _load_ended(self, end: do.End) -> None:
-        load = self.loads.get(end.load)
-        if load is None:
-            return
-        load.ended = True
-        if isinstance(load, TurnKv) and not load.started and load.expected is not None:
-            load.expected = min(load.expected, end.usable)
-        self._perhaps_close(end.load, load)
+    def _granted(self, grant: store_do.Grant) -> None:
+        save = self._saves.pop(int(grant.save[1]))
+        copied = ev.SaveCopied(save.save_id, list(grant.indices), [], list(grant.held), list(grant.refused))
 
-    def _perhaps_close(self, ident: ev.LoadId, load: TurnKv | HintedBand) -> None:
-        if not load.ended or load.on_bus:
-            return
-        self.loads.pop(ident, None)
-        if isinstance(load, TurnKv):
-            if not load.started and load.expected is not None:
-                self._begin(load, self._present(load, load.expected))
-            return
-        for block in load.blocks:
-            block.moving -= 1
-            self.cache.settle(block)
-        self.hinted.pump()
-
-    def _begin(self, turn: TurnKv, chunks: int) -> None:
-        """All that will be found is known: the rest is computed."""
-        turn.started = True
-        sequence = turn.sequence
-        sequence.found, sequence.load_tokens = chunks, chunks * self.shape.chunk_tokens
-        self.recomputed_tokens += max(len(turn.keys) - chunks, 0) * self.shape.chunk_tokens
-        self._start(sequence)
-
-    # ---- a turn's end ------------------------------------------------------------------------------------------
-    def _free(self, sequence: Running) -> None:
-        """Its chunks stay in HBM as cached once a lower tier has them."""
-        request, now, cache = sequence.request, self._events.now, self.cache
-        turn = self._turns.pop(request.request_id)
-        self._cancel(turn)
-        full = (request.prompt_tokens + request.answer_tokens) // self.shape.chunk_tokens
-        keys = [self.key(request.session, n) for n in range(full)]
-        saving: list[Block] = []
-        for block, key in zip(turn.blocks, keys, strict=False):
-            block.ready[:] = True
-            if block.key is None and cache.enter(block, key):
-                block.save = Save.WAITING
-                saving.append(block)
-        if saving:
-            self._numbers += 1
-            save = ("worker", self._numbers)
-            self._saves[save] = saving
-            wanted = [b.key for b in saving if b.key is not None]
-            self.store.handle(ev.SaveWanted(save, request.session, self.shape.fingerprint, wanted, now))
-        for block in turn.blocks:
-            cache.release(block)
-        cache.standings.ended(request.session, now)
-        tokens = full * self.shape.chunk_tokens
-        self.store.handle(ev.TurnEnded(Manifest(request.session, self.kind.model, self.shape.fingerprint, keys, tokens, now), now))
-        self.hinted.turn_ended()
-
-    def _granted(self, grant: do.Grant) -> None:
-        blocks = self._saves.pop(grant.save)
-        for indices, outcome in ((grant.held, Save.BELOW), (grant.refused, Save.REFUSED)):
-            for n in indices:
-                blocks[n].save = outcome
-                self.cache.settle(blocks[n])
-
-        def written() -> None:
-            self.store.handle(ev.SaveEnded(grant.save, list(grant.indices), [], self._events.now))
-            for n in grant.indices:
-                blocks[n].save = Save.BELOW
-                self.cache.settle(blocks[n])
-            self._admit()
-
-        if grant.indices:
+        def copy() -> None:
             # The bus carries this the other way, beside what is loaded.
-            self._events.at(self._events.now + len(grant.indices) * self.shape.chunk_bytes / self.kind.dram_bytes_per_s, written)
+            seconds = len(copied.ok) * self.shape.chunk_bytes / self.kind.dram_bytes_per_s
+            self._events.at(self._events.now + seconds, lambda: self.engine.tell(copied))
+
+        if save.ahead and self.engine.stepping:
+            self.engine.after_step.append(copy)
+        else:
+            copy()
 
     # ---- hints -------------------------------------------------------------------------------------------------
     def prefetch(
@@ -350,28 +254,51 @@ class CoreNode(Node):
         """The scheduler's command for a hint."""
         now = self._events.now
         lead_s = 0.0 if arrival_s is None else max(arrival_s - now, 0.0)
-        self.cache.standings.advise(session, priority, expires_s, now)
-        self._events.at(expires_s, self._admit)  # what it holds may then be had
-        self.store.handle(ev.Advised(session, priority, lead_s, expires_s - now, sources, now))
+        self.store.handle(store_ev.Advised(session, priority, lead_s, expires_s - now, sources, now))
 
     def withdraw(self, session: SessionKey) -> None:
         """The hint is void, or went to another node."""
-        self.hinted.forget(session)
-        self.cache.standings.withdraw(session)
-        self.store.handle(ev.Invalidated(session, self._events.now))
-        self._admit()
+        self.store.handle(store_ev.Invalidated(session, self._events.now))
 
     # ---- reports -----------------------------------------------------------------------------------------------
+    def load(self) -> tuple[Load, list[str], list[str]]:
+        """What the worker reports: its load, the requests that are here, and those that ended since it was last asked."""
+        counts = self.core.counts()
+        load = Load(
+            running=counts.running,
+            waiting=counts.waiting,
+            outstanding_s=sum(counts.outstanding_s.values()),
+            request_s=counts.request_s,
+            hbm_pages_total=counts.pages_total,
+            hbm_pages_free=counts.pages_free,
+            prefill_token_s=counts.prefill_token_s,
+            by_priority=counts.outstanding_s,
+        )
+        ended, self._ended_ids = self._ended_ids, []
+        return load, list(self.outstanding), ended
+
+    def _count_load(self) -> None:
+        now = self._events.now
+        self._area += (now - self._area_since) * len(self.outstanding)
+        self._area_since = now
+
+    def mean_load(self, window_s: float) -> float:
+        """Requests here, a mean over the time since it was last asked."""
+        self._count_load()
+        area, self._area = self._area, 0.0
+        return area / window_s
+
     @property
-    def pages(self) -> tuple[int, int]:
-        """In all, and those that are free or could be made so at once; counted once a second, as the scheduler only shows it."""
-        if self._events.now >= self._counted_s + _COUNT_EVERY_S:
-            self._counted_s, self._available = self._events.now, self.cache.available()
-        return self.pool.total, self._available
+    def recomputed_tokens(self) -> int:
+        """Tokens that were cached, or had been computed, and were computed again."""
+        return self.core.admission.recomputed_tokens + sum(self.core.scheduling.recomputed_tokens.values())
 
     def validate(self) -> None:
         """Raise AssertionError when a core's invariant does not hold."""
-        self.engine.validate()
         self.store.core.validate()
-        self.cache.validate(b for turn in self._turns.values() for b in turn.blocks)
-        assert self._running + len(self._waiting) == len(self.outstanding)
+        self.core.validate()
+        assert self.core.live.keys() == self.outstanding.keys()
+
+
+def _named(load_id: int) -> store_ev.LoadId:
+    return "worker", str(load_id)

@@ -80,7 +80,7 @@ class Fleet:
         self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None, every_core: bool = False
     ) -> None:
         if every_core:
-            if variant.system is not None or not variant.has.keeps:
+            if variant.system is not None or variant.has.codec != 1.0:
                 raise ValueError(f"{variant.name} has no cores of ours to run in full; take one of our own policies")
             kind = replace(kind, shape=coarse(kind.shape), layers_modelled=kind.shape.layers)
         self._events, self.kind, self.variant = events, kind, variant
@@ -88,7 +88,8 @@ class Fleet:
         self.control = Control(
             Settings(POLICIES[variant.placement], served_model=kind.model, hints_per_s=base.hints_per_s, hint_burst=base.hint_burst)
         )
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node | CoreNode] = {}
+        sums: dict[str, Node] = {}
         self.loads: list[list[float]] = []  #: by sample: requests on each node, a mean over the time since the last
         #: Tokens of each session that the slowest tier has: all of its last complete turn.
         self.tokens: dict[SessionKey, int] = {}
@@ -101,10 +102,10 @@ class Fleet:
         for number in range(nodes):
             name = f"node-{number}"
             if every_core:
-                core = CoreNode(name, kind, events, self.nodes, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores)
+                core = CoreNode(name, kind, events, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores)
                 self.nodes[name] = core
             else:
-                self.nodes[name] = Node(name, kind, events, self.nodes, ended=self._ended, has=variant.has, keep=keep)
+                self.nodes[name] = sums[name] = Node(name, kind, events, sums, ended=self._ended, has=variant.has, keep=keep)
             if variant.system is not None:
                 continue
             self.control.fleet.worker_joined(name, f"{name}:1", (model,), events.now, rates)
@@ -114,7 +115,7 @@ class Fleet:
         if variant.system is None:
             self._tick()
         else:
-            self._conducted = Conductor(events, variant.system(), self.nodes)
+            self._conducted = Conductor(events, variant.system(), sums)
 
     @property
     def migrated(self) -> int:
@@ -166,7 +167,7 @@ class Fleet:
         self.tokens[request.session] = request.prompt_tokens + request.answer_tokens
         request.done(request)
 
-    def _reporting(self, node: Node) -> Callable[[], None]:
+    def _reporting(self, node: Node | CoreNode) -> Callable[[], None]:
         number = 0
 
         def report() -> None:

@@ -115,7 +115,8 @@ class Admission:
         overlap = self.state.policy.layerwise
         ahead = (s for s in self.here if s is not sequence and s.request.priority <= sequence.request.priority)
         queued_s = sum(self.pace.prefill_s(s, shape.chunk_tokens) for s in ahead)
-        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, shape.layers, overlap, queued_s)
+        layers = self.state.policy.plan_layers or shape.layers
+        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, layers, overlap, queued_s)
         return plan(missing, self.state.rates.believed(self.state.now), prefill)
 
     def _explain(self, sequence: Sequence, chosen: Plan, tokens: int) -> None:

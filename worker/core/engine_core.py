@@ -24,6 +24,9 @@ from worker.core.scheduling import Scheduling
 from worker.core.sequence import Event, Sequence, State
 from worker.core.state import CoreState
 
+#: Of a quiet stretch, steps from which the pace is learned: a running mean has forgotten what was before them.
+_LEARNED_STEPS = 32
+
 
 class EngineCore:
     """See the module. Invariants (`validate`): those of its parts; a sequence is `live` until it has ended; only live ones have blocks."""
@@ -48,6 +51,10 @@ class EngineCore:
     def going_on(self) -> bool:
         """The next turn has something to do without an event."""
         return self._stepping or self.admission.restarted or self.prefetching.due
+
+    def interrupted(self, step: do.Step) -> bool:
+        """Something came that ends a stretch of steps like this one: somebody new, or room for a hint."""
+        return len(self.live) != len(step.batch) or self.admission.restarted or self.prefetching.due
 
     @property
     def quiet(self) -> bool:
@@ -88,6 +95,14 @@ class EngineCore:
         prefill_tokens, decodes = _parts(batch)
         expected_s = self.pace.decode_s(decodes) + prefill_tokens * self.pace.prefill_token_s
         return do.Step(tuple(batch), self._coming, expected_s, ahead)
+
+    def quiet_steps(self, step: do.Step) -> int:
+        """How many steps like this one, which only decodes, follow each other before anything but an event has the core decide something
+        else: an answer ends, a chunk becomes full, somebody waits who might be admitted. At least 1."""
+        size = self.state.shape.chunk_tokens
+        if step.coming or len(step.batch) < len(self.live) or self.scheduling.trials.told or any(s.request.alone for s, _ in step.batch):
+            return 1
+        return min(min(size - s.computed % size, s.max_tokens - s.generated) for s, _ in step.batch)
 
     def _arriving(self, s: Sequence) -> list[do.Coming]:
         found = s.found or 0
@@ -191,7 +206,8 @@ class EngineCore:
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:
         if event.telling and not self._coming:
-            self.pace.stepped(event.seconds, *_parts(event.batch))
+            for _ in range(min(event.steps, _LEARNED_STEPS)):
+                self.pace.stepped(event.seconds, *_parts(event.batch))
         for s, count in event.batch:
             request_id = s.request.request_id
             if request_id in event.failed:
@@ -199,7 +215,9 @@ class EngineCore:
             elif request_id in event.void:
                 self.admission.restart(s, Event.LOST)
             else:
-                self.scheduling.computed(s, count)
+                for _ in range(event.steps - 1):
+                    s.tokens.append(event.tokens[request_id])
+                self.scheduling.computed(s, count * event.steps)
                 if request_id in event.mute:
                     self._end(s, failed=True)
                 elif request_id in event.doubtful:

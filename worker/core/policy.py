@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """cache: KV is kept across requests. cooperative: hints fill HBM before their requests come. layerwise: a step may begin before all of
-    its layers are here, and saves before all are computed. layer_priority: hints bring low layers first. load_plan: what is sooner computed
-    than loaded is computed."""
+    """cache: KV is kept across requests. cooperative: hints fill HBM before their requests come. layerwise: a step may begin before all
+    of its layers are here, and saves before all are computed. layer_priority: hints bring low layers first. load_plan: what is sooner
+    computed than loaded is computed. plan_layers: it reckons with so many, where a piece stands for several layers (a simulator's); 0:
+    the shape's."""
 
     cache: bool = True
     cooperative: bool = True
     layerwise: bool = True
     layer_priority: bool = True
     load_plan: bool = True
+    plan_layers: int = 0
     max_batch: int = 64
     max_waiting: int = 1024
     step_tokens: int = 512

@@ -47,7 +47,7 @@ def test_everybody_is_served_and_every_core_keeps_its_invariants(variant: str) -
     assert found.figures["unfinished"] == 0 and len(requests) > 40
     assert all(r.sent_s <= r.first_s <= r.end_s and r.cached_tokens <= r.history_tokens for r in requests)
     assert found.figures["cached_share_returning"] > 0.5
-    assert all(isinstance(node, CoreNode) and not node._turns for node in found.fleet.nodes.values())
+    assert all(isinstance(node, CoreNode) and not node.core.live for node in found.fleet.nodes.values())
 
 
 def test_it_agrees_with_the_aggregated_nodes_where_nothing_is_short() -> None:
@@ -83,6 +83,6 @@ def test_a_cache_comes_from_the_other_node_and_sooner_when_a_hint_said_so() -> N
 
 
 def test_what_is_not_ours_has_no_cores_to_run() -> None:
-    for name in ("llumnix", "recompute"):
+    for name in ("llumnix", "lmcache"):
         with pytest.raises(ValueError, match="no cores of ours"):
             Fleet(Events(), KIND, 2, VARIANTS[name], every_core=True)
