@@ -65,7 +65,7 @@ def run(
     dram_gib: Annotated[float | None, typer.Option(help="DRAM of a node for KV, GiB")] = None,
     hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
     every_core: Annotated[
-        bool, typer.Option("--every-core", help="run the production cores of store and HBM too; some ten times slower")
+        bool, typer.Option("--every-core", help="run the production cores of store and engine too; some ten times slower")
     ] = False,
     seed: Annotated[int, typer.Option(help="equal seeds give equal runs")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,

@@ -74,7 +74,7 @@ VARIANTS: dict[str, Variant] = {
 
 class Fleet:
     """See the module. Requests and hints go in at virtual now; `Request.done` is called at a request's end. every_core: nodes run the
-    production cores of store and HBM (`core_node`), not the aggregated tiers."""
+    production cores of store and engine (`core_node`), not the aggregated tiers."""
 
     def __init__(
         self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None, every_core: bool = False
