@@ -19,6 +19,7 @@ from runtime.collector import keep_what_is_here
 from runtime.config import GIB, Config, cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.profiles import fitting
+from runtime.registry import of_node
 from runtime.service import Tasks, arguments, run, serve
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
@@ -50,7 +51,7 @@ class WorkerProcess:
     """Everything one worker process holds."""
 
     def __init__(self, config: Config, number: int, tasks: Tasks) -> None:
-        self.config, self.places, self.tasks = config, config.node(number), tasks
+        self.config, self.places, self.tasks = of_node(config, number), config.node(number), tasks
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
