@@ -28,7 +28,7 @@ def with_demo_memory(config: Config, flags: Flags) -> Config:
     """`config` with little HBM and DRAM, and small chunks, where it serves the bundled model on the CPU and neither flags, file nor
     environment say a size; else `config` itself. Raises ConfigError."""
     said = flags.hbm_gib or flags.dram_gib or any(says(flags.config, "kv", key) for key in ("hbm_gib", "dram_gib", "chunk_tokens"))
-    if said or config.model.resolve() != BUNDLED_MODEL.resolve() or not on_host(config):
+    if said or len(config.models) > 1 or config.model.resolve() != BUNDLED_MODEL.resolve() or not on_host(config):
         return config
     model = load_config(config.model)
     # What `worker.dtype: auto` makes of so small a model on the CPU; another type makes the same memory hold more.

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.status import Status
 
 from runtime.config import Config
+from runtime.registry import registered
 
 
 class Display:
@@ -57,7 +58,8 @@ class Display:
             self.line(welcome(config, took_s, self._own_key), "green")
             return
         places = {"url": base_url(config), "logs": str(config.run_dir / "logs")} | ({"api_key": self._own_key} if self._own_key else {})
-        self._event("serving", **places, model=config.served_model, nodes=config.nodes.count, took_s=round(took_s, 3))
+        names = list(registered(config))
+        self._event("serving", **places, model=config.served_model, models=names, nodes=config.nodes.count, took_s=round(took_s, 3))
 
     def _event(self, event: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):
@@ -73,7 +75,7 @@ def welcome(config: Config, took_s: float, own_key: str = "") -> str:
     own = f"  key    export UPBEAT_API_KEY={own_key}   (this stack's own, kept in {config.data}/api_key)\n" if own_key else ""
     nodes = f"{config.nodes.count} node" + ("s" if config.nodes.count > 1 else "")
     return (
-        f"\nUpbeat serves {config.served_model} on {url} ({nodes}, ready in {took_s:.1f} s)\n\n"
+        f"\nUpbeat serves {' and '.join(registered(config))} on {url} ({nodes}, ready in {took_s:.1f} s)\n\n"
         f"  open   {url}/   (the API: {url}/docs)\n"
         f"  logs   {config.run_dir}/logs\n"
         f"{own}"

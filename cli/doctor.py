@@ -6,12 +6,14 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
+from rich.console import Console
 
 from cli import machine
 from contracts.errors import ConfigError
@@ -19,6 +21,7 @@ from runtime.config import GIB, Config
 from runtime.config_checks import LOOPBACK
 from runtime.model_directory import check_directory
 from runtime.model_names import hub_id
+from runtime.registry import registered
 
 #: Below this a session's KV soon fills the disk.
 DISK_WANTED_BYTES = 5 * GIB
@@ -59,21 +62,22 @@ class Finding:
 
 def examine(config: Config) -> list[Finding]:
     """All findings for this configuration. Starts nothing but children that end: one imports NIXL, one builds the CPU kernels, once, one
-    reads the model's weights. A hub is asked where the model is a hub id."""
-    found, model = _model(config)
-    config = config.model_copy(update={"model": model or config.model})
-    weights = () if model is None else (_weights,)
-    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels, *weights, _listening)
-    return [*(finding for check in checks for finding in check(config)), *found]
+    reads each model's weights. A hub is asked where a model is a hub id."""
+    models = [_model(model.path) for model in registered(config).values()]
+    configs = [config.model_copy(update={"model": directory}) for _, directory in models if directory is not None]
+    checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels)
+    findings = [finding for check in checks for finding in check(config)]
+    findings += [finding for one in configs for finding in _weights(one)]
+    return [*findings, *_listening(config), *(finding for found, _ in models for finding in found)]
 
 
-def _model(config: Config) -> tuple[list[Finding], Path | None]:
-    """Whether the model can be served, and its directory where it is here. A hub id is looked up; its weights are not downloaded."""
-    asked = hub_id(str(config.model))
+def _model(path: Path) -> tuple[list[Finding], Path | None]:
+    """Whether a model can be served, and its directory where it is here. A hub id is looked up; its weights are not downloaded."""
+    asked = hub_id(str(path))
     try:
         if asked is None:
-            check_directory(config.model, "model")
-            return [Finding("model", "ok", f"{config.model}: it can be served")], config.model
+            check_directory(path, "model")
+            return [Finding("model", "ok", f"{path}: it can be served")], path
         from runtime import hub
 
         said: list[str] = []
@@ -87,6 +91,17 @@ def _model(config: Config) -> tuple[list[Finding], Path | None]:
         return [Finding("model", "fail", what, remedy)], None
     missing = f"{found.missing_bytes / GIB:.2f} GiB of its weights are not here yet"
     return [Finding("model", "ok", f"{asked}: it can be served; {missing}: `upbeat up` downloads them")], None
+
+
+def show(console: Console, findings: Sequence[Finding]) -> None:
+    """A line a finding, or more where the window is narrow."""
+    for f in findings:
+        style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[f.level]
+        line = f"{f.level:<5}{f.check:<14} {f.detail}{f.remedy and '; ' + f.remedy}"
+        # A path that is longer than a line stays whole.
+        console.print(
+            textwrap.fill(line, console.width, subsequent_indent=" " * 20, break_long_words=False, break_on_hyphens=False), style=style
+        )
 
 
 def _python(config: Config) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,6 +17,7 @@ from typer.exceptions import TyperException
 from cli import fleet, keys, workflows
 from cli.client import USAGE, CallFailed, Gateway, session_pages, session_path
 from cli.completion import COMPLETE, completion_init, known_sessions, script
+from cli.models import asked_models, show_models
 from cli.settings import Flags, resolve
 from cli.version import root
 from contracts.errors import ConfigError
@@ -59,6 +59,15 @@ commands.callback()(root)
 _Url = Annotated[str, typer.Option("--url", envvar="UPBEAT_URL", help="Where the gateway answers.")]
 _Key = Annotated[str, typer.Option("--key", envvar="UPBEAT_API_KEY", help="A server key, where keys are configured.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]DIR|ID",
+        help="A Hugging Face directory, or a hub id: owner/name or owner/name@revision; repeated with names: several.  "
+        "[default: the bundled model]",
+        show_default=False,
+    ),
+]
 _URL = "http://127.0.0.1:8080"
 
 
@@ -87,17 +96,9 @@ def app() -> NoReturn:
 @commands.command()
 def up(
     nodes: Annotated[int | None, _whole_option("Nodes to start: a kvstore and a worker each.  [default: 2]")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|ID", help="A Hugging Face directory, or a hub id: owner/name or owner/name@revision.  [default: the bundled model]"
-        ),
-    ] = None,
+    model: _Models = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="Of a hub id: a branch, a tag or a commit.  [default: main]")] = None,
-    port: Annotated[
-        int | None,
-        _whole_option("The gateway's port; the stack's other ports follow from it.  [default: 8080]"),
-    ] = None,
+    port: Annotated[int | None, _whole_option("The gateway's port; the stack's other ports follow from it.  [default: 8080]")] = None,
     data: Annotated[Path | None, typer.Option(help="Where KV is kept.  [default: data]")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
     cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
@@ -123,9 +124,8 @@ def up(
     from cli.own_key import own_key_of
     from cli.supervisor import Supervisor
 
-    flags = Flags(
-        nodes, model, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host=host, cors_origins=cors_origin
-    )
+    one, several = asked_models(model)
+    flags = Flags(nodes, one, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host, cors_origin, several)
     resolved = with_demo_memory(asked := resolve(flags), flags)
     programs = bin_dir or Path(sys.executable).parent
     for program in {planned.program for planned in stack_plan(1)}:
@@ -163,6 +163,16 @@ def status(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> int:
     else:
         fleet.show_fleet(_console(), all_serve, data)
     return 0 if all_serve else 1
+
+
+@commands.command()
+def models(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> None:
+    """The registered models: which nodes have them, bytes of weights and KV, what callers are promised."""
+    data = Gateway(url, key or None).call("GET", "/v1/models")
+    if as_json:
+        _print_json(data)
+    else:
+        show_models(_console(), data["data"])
 
 
 @commands.command()
@@ -237,10 +247,7 @@ def advise(
     session_id: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=known_sessions)],
     expected_arrival: Annotated[float | None, _number_option("Seconds until the request comes.")] = None,
     priority: Annotated[int, _whole_option("Lower is more urgent.")] = 0,
-    ttl_s: Annotated[
-        float | None,
-        _number_option("Seconds after the expected arrival until the hint loses its rank."),
-    ] = None,
+    ttl_s: Annotated[float | None, _number_option("Seconds after the expected arrival until the hint loses its rank.")] = None,
     node: Annotated[str, typer.Option(help="Pin this node, such as node-1.", show_default=False)] = "",
     url: _Url = _URL,
     key: _Key = "",
@@ -269,9 +276,7 @@ def invalidate(
 @commands.command()
 def doctor(
     nodes: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="DIR|ID", help="As for `upbeat up`; a hub id is looked up, and not downloaded.")
-    ] = None,
+    model: _Models = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="As for `upbeat up`.")] = None,
     port: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
@@ -280,23 +285,17 @@ def doctor(
 ) -> int:
     """Check that this machine can run a stack. The exit status is 0 when nothing stands in the way."""
     from cli.demo_memory import with_demo_memory
-    from cli.doctor import examine
+    from cli.doctor import examine, show
     from cli.settings import layout
 
-    flags = Flags(nodes=nodes, model=model, port=port, data=data, config=config, revision=revision)
+    one, several = asked_models(model)
+    flags = Flags(nodes=nodes, model=one, port=port, data=data, config=config, revision=revision, models=several)
     findings = examine(with_demo_memory(layout(flags), flags))
     failed = [finding for finding in findings if finding.level == "fail"]
     if as_json:
         _print_json({"ok": not failed, "findings": [{name: getattr(f, name) for name in f.__slots__} for f in findings]})
     else:
-        console = _console()
-        for f in findings:
-            style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[f.level]
-            line = f"{f.level:<5}{f.check:<14} {f.detail}{f.remedy and '; ' + f.remedy}"
-            # A path that is longer than a line stays whole.
-            console.print(
-                textwrap.fill(line, console.width, subsequent_indent=" " * 20, break_long_words=False, break_on_hyphens=False), style=style
-            )
+        show(_console(), findings)
     return 1 if failed else 0
 
 

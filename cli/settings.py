@@ -11,12 +11,13 @@ import ipaddress
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from cli.models import flag_of, models_over
 from cli.own_key import fresh_key, kept_key
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
@@ -26,6 +27,7 @@ from runtime.gateway_config import ORIGIN
 from runtime.model_config import load_config as load_model_config
 from runtime.model_directory import model_directory, named, weight_bytes
 from runtime.model_names import hub_id
+from runtime.registry import registered
 
 DEFAULT_PORT = 8080
 #: Where the nodes' ports begin, counted from the gateway's.
@@ -56,6 +58,8 @@ class Flags:
     host: str | None = None
     #: Besides those that are configured.
     cors_origins: Sequence[str] | None = None
+    #: Several models, by name; then there is no `model`.
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 def resolve(flags: Flags) -> Config:
@@ -89,7 +93,14 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
         over["run_dir"] = flags.run_dir
     elif "run_dir" not in said.model_fields_set:
         over["run_dir"] = Path(".cache") / ("run" if port == DEFAULT_PORT else f"run-{port}")
-    if flags.model is not None:
+    models = {} if flags.model is not None else models_over(flags.models, said, nodes)
+    if models or said.models:
+        over["models"] = models
+    if models and flags.revision is not None:
+        raise ConfigError(f"--revision {flags.revision}: there are several models; write it behind an id, as in NAME=owner/name@revision")
+    if models:
+        pass
+    elif flags.model is not None:
         over["model"] = named(flags.model, flags.revision)
     elif flags.revision is not None:
         over["model"] = named(str(said.model), flags.revision)
@@ -146,18 +157,24 @@ def _is_host(text: str) -> bool:
 
 
 def _with_model(config: Config, flags: Flags) -> Config:
-    """`config` with the directory of its model, downloaded where it is a hub id, its name, and room for its weights."""
-    flag = "--model" if flags.model is not None else "model ="
-    asked = hub_id(str(config.model))
-    directory = model_directory(str(config.model), flag)
-    over: dict[str, Any] = {"model": directory}
-    if asked is not None and not config.model_name:
-        over["model_name"] = asked.repo
-    need = weight_bytes(directory) / GIB * _growth(config, directory)
+    """`config` with the directories of its models, downloaded where they are hub ids, their names, and room for the weights of each."""
+    over: dict[str, Any] = {}
+    if config.models:
+        found = {name: model_directory(str(m.path), flag_of(name, m, flags.models)) for name, m in config.models.items()}
+        over["models"] = {name: m.model_dump() | {"path": found[name]} for name, m in config.models.items()}
+    else:
+        asked = hub_id(str(config.model))
+        found = {config.served_model: model_directory(str(config.model), "--model" if flags.model is not None else "model =")}
+        over["model"] = found[config.served_model]
+        if asked is not None and not config.model_name:
+            over["model_name"] = asked.repo
+    needs = {name: weight_bytes(directory) / GIB * _growth(config, name, directory) for name, directory in found.items()}
+    largest = max(needs, key=lambda name: needs[name])
+    need, asked_for = needs[largest], registered(config)[largest].path
     if says(flags.config, "kv", "hbm_gib") or flags.hbm_gib is not None:
         if need >= config.kv.hbm_gib:
             raise ConfigError(
-                f"--hbm-gib {config.kv.hbm_gib:g}: the weights of {asked or directory} alone need {need:.2f} GiB, and KV needs room beside "
+                f"--hbm-gib {config.kv.hbm_gib:g}: the weights of {asked_for} alone need {need:.2f} GiB, and KV needs room beside "
                 f"them; give --hbm-gib {math.ceil(need + KV_BESIDE_GIB)}"
             )
     elif need > config.kv.hbm_gib - KV_BESIDE_GIB / 2:
@@ -165,12 +182,11 @@ def _with_model(config: Config, flags: Flags) -> Config:
     return changed(config, over)
 
 
-def _growth(config: Config, directory: Path) -> float:
-    """Bytes in memory for one in the file, where the weights are served in the type that `worker.dtype` says."""
-    stored = load_model_config(directory).dtype
-    if config.worker.dtype == "auto" or stored is None:
-        return 1.0
-    return DTYPE_BYTES[config.worker.dtype] / DTYPE_BYTES[stored]
+def _growth(config: Config, name: str, directory: Path) -> float:
+    """Bytes in memory for one in the file, where the weights are served in the type that the model's `dtype` or `worker.dtype` says."""
+    stored, own = load_model_config(directory).dtype, registered(config)[name].dtype
+    served = config.worker.dtype if own == "auto" else own
+    return 1.0 if served == "auto" or stored is None else DTYPE_BYTES[served] / DTYPE_BYTES[stored]
 
 
 def _check_directory(flag: str, path: Path) -> None:

@@ -23,6 +23,7 @@ from cli.display import Display, base_url
 from cli.logs import Logs
 from cli.process import Process, log_end
 from runtime.config import Config
+from runtime.registry import models_of
 from runtime.service import SUPERVISED
 
 TAIL_LINES = 20
@@ -123,8 +124,16 @@ class Supervisor:
         )
         self._running[planned.name] = process
         self._note_pids()
-        self._display.line(f"started {planned.program}{'' if planned.node is None else f' of node-{planned.node}'} (pid {process.pid})")
+        self._display.line(f"started {planned.program}{self._whose(planned)} (pid {process.pid})")
         return process
+
+    def _whose(self, planned: Planned) -> str:
+        """Of which node and, where there are several, with which models."""
+        if planned.node is None:
+            return ""
+        served = planned.program == "upbeat-worker" and len(self._config.models) > 1
+        models = f" with {' and '.join(models_of(self._config, planned.node))}" if served else ""
+        return f" of node-{planned.node}{models}"
 
     def _environment(self, planned: Planned) -> dict[str, str]:
         # The written configuration is complete; the environment that shaped it must not be applied twice.

@@ -16,17 +16,20 @@ from contracts.context import ContextBound
 from contracts.convert import session_from_wire, session_to_wire
 from contracts.errors import Unavailable
 from contracts.ids import SessionKey
+from contracts.models import ModelState, state_of
 from contracts.v1 import scheduler_pb2 as pb
 from contracts.workflow import Hop
 from gateway import metrics
+from gateway.core import registry
 from gateway.core.promises import Promises
 from gateway.core.retry import Patience
-from gateway.core.routing import FleetView, LastNodes, Model, Node, Route, direct_route, following
+from gateway.core.routing import FleetView, LastNodes, Model, ModelThere, Node, Route, direct_route, following
 from gateway.schedulers import Scheduler, Schedulers, workflow_key
 from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock
 from runtime.config import Config
+from runtime.registry import registered
 
 log = telemetry.logger("gateway.fleet")
 #: For the calls that callers wait for but that place nothing: sessions, erasure.
@@ -45,6 +48,8 @@ class Fleet:
         self.view: FleetView | None = None
         #: A Watch stream stands, so `view` is as of now.
         self.live = False
+        #: By name: what the configuration says of its models.
+        self.registered = {name: registry.Registered(m.ttft_s, m.tpot_s, m.engine) for name, m in registered(config).items()}
         #: Every model seen; a model whose nodes are restarting is still known.
         self.models: dict[str, Model] = {}
         #: How long a prompt of each may be, on whichever node takes most.
@@ -97,14 +102,19 @@ class Fleet:
         scheduler.rests_until_s = 0.0
         for node in message.nodes:
             for m in node.models:
-                self.models[m.name] = Model(m.name, m.max_tokens, m.created_s)
+                self.models[m.name] = Model(m.name, m.max_tokens, m.created_s, m.weight_bytes, m.ttft_slo_s, m.tpot_slo_s, m.engine)
         self.bounds |= bounds_of(m for node in message.nodes for m in node.models)
         self._workers.follow(self.view)
 
     # ---- what is known -----------------------------------------------------------------------------------------
     def knows_model(self, name: str) -> bool:
-        """Some node has served it, or the configuration names it."""
-        return name in self.models or name == self._config.served_model
+        """The configuration registers it, or some node has had it."""
+        return name in self.registered or name in self.models
+
+    def described(self) -> list[dict[str, Any]]:
+        """Every known model, as `GET /v1/models` shows it."""
+        names = registry.names(self.registered, self.models)
+        return [registry.described(name, self.registered, self.models, self.view) for name in names]
 
     def knows_node(self, name: str) -> bool:
         """The fleet or the configuration names it."""
@@ -220,19 +230,28 @@ def bounds_of(models: Iterable[Any]) -> dict[str, ContextBound]:
 
 def _node(n: Any) -> Node:
     counters = ("outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used")
+    there = tuple(_there(m, n.loads) for m in n.models)
     return Node(
         name=n.node,
         worker_address=n.worker_address,
         serving=n.serving,
-        models=frozenset(m.name for m in n.models),
+        models=frozenset(m.model for m in there if m.state is ModelState.ACTIVE),
         running=n.running,
         waiting=n.waiting,
         state=n.state,
         stalled=n.stalled,
+        there=there,
         details={"store_address": n.store_address}
-        | {name: getattr(n, name) for name in (*counters, "ssd_bytes_used", "sessions")}
+        | {name: getattr(n, name) for name in (*counters, "ssd_bytes_used", "sessions", "device_bytes", "device_bytes_free")}
         | {"models": [_model(m) for m in n.models]},
     )
+
+
+def _there(m: Any, loads: Iterable[Any]) -> ModelThere:
+    load = next((load for load in loads if load.model == m.name), None)
+    if load is None:
+        return ModelThere(m.name, state_of(m.state))
+    return ModelThere(m.name, state_of(load.state), load.running, load.waiting, load.kv_bytes_used, load.kv_bytes_limit)
 
 
 def _model(m: Any) -> dict[str, Any]:
@@ -247,4 +266,6 @@ def _model(m: Any) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "chunk_tokens": shape.chunk_tokens,
         "dtype": shape.dtype,
+        "state": state_of(m.state).word,
+        "weight_bytes": m.weight_bytes,
     }

@@ -10,7 +10,7 @@ from contracts.request import Accepted, Failed, GenerateRequest, Output
 from gateway.core.quarantine import Verdict
 
 if TYPE_CHECKING:
-    from gateway.workers import WorkerStream
+    from gateway.backend import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ Event = Accepted | Output | Failed | WorkerLost | Late
 class Flight:
     """See the module. Ends with an Output that has a finish reason, a Failed, a WorkerLost or a Late."""
 
-    def __init__(self, stream: WorkerStream, request: GenerateRequest, now: float, *, pinned: bool = False) -> None:
+    def __init__(self, stream: Backend, request: GenerateRequest, now: float, *, pinned: bool = False) -> None:
         self.pinned = pinned
         self.stream, self.request_id, self.alone = stream, request.request_id, request.alone
         self.begun_s = now

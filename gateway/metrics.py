@@ -13,10 +13,12 @@ _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10,
 _TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2)
 
 REQUESTS = Counter("upbeat_gateway_requests", "Answers by route and status", ["route", "status"], registry=REGISTRY)
-TTFT = Histogram("upbeat_gateway_ttft_seconds", "Arrival to first token", ["route"], buckets=_TTFT_BUCKETS, registry=REGISTRY)
-TPOT = Histogram("upbeat_gateway_tpot_seconds", "Time a token after the first", ["route"], buckets=_TPOT_BUCKETS, registry=REGISTRY)
+TTFT = Histogram("upbeat_gateway_ttft_seconds", "Arrival to first token", ["route", "model"], buckets=_TTFT_BUCKETS, registry=REGISTRY)
+TPOT = Histogram(
+    "upbeat_gateway_tpot_seconds", "Time a token after the first", ["route", "model"], buckets=_TPOT_BUCKETS, registry=REGISTRY
+)
 ACTIVE = Gauge("upbeat_gateway_active_generations", "Choices that are being generated", registry=REGISTRY)
-TOKENS = Counter("upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind"], registry=REGISTRY)
+TOKENS = Counter("upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind", "model"], registry=REGISTRY)
 HINTS = Counter("upbeat_gateway_hints", "Advisories and invalidations by what became of them", ["kind", "outcome"], registry=REGISTRY)
 RETRIES = Counter("upbeat_gateway_retries", "Attempts after the first, by cause", ["cause"], registry=REGISTRY)
 POISONOUS = Counter("upbeat_gateway_poisonous", "Requests that an engine died of: found, and refused later", ["what"], registry=REGISTRY)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -20,6 +20,7 @@ from contracts.errors import Unavailable, to_wire
 from contracts.request import Accepted, Failed, GenerateRequest
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from gateway import metrics
+from gateway.backend import Backend, Question
 from gateway.core.outbox import Outbox
 from gateway.core.overdue import Waits, abandoned, late
 from gateway.core.quarantine import judge
@@ -36,16 +37,8 @@ _REST_S = (0.1, 0.2, 0.5, 1.0)
 _LOOK_S = 0.5
 
 
-class Question(NamedTuple):
-    """A call to a worker beside its stream: the method of `Worker` in proto/, and its message."""
-
-    method: str
-    message: Any
-
-
 class WorkerStream:
-    """The stream to one worker. Invariant: `flights` holds exactly the requests submitted on the standing connection
-    that have not ended."""
+    """The stream to one worker: the `Backend` whose wire is `frames`."""
 
     def __init__(self, node: str, address: str, clock: Clock) -> None:
         self.node, self.address, self._clock = node, address, clock
@@ -207,12 +200,12 @@ class Workers:
 
     def __init__(self, tasks: Tasks, clock: Clock, patience: Patience) -> None:
         self._tasks, self._clock, self._patience = tasks, clock, patience
-        self._streams: dict[str, tuple[WorkerStream, asyncio.Task[None]]] = {}
+        self._streams: dict[str, tuple[Backend, asyncio.Task[None]]] = {}
         self._fleet = FleetView()
         #: Since when a node is called stalled.
         self._stalled_s: dict[str, float] = {}
 
-    def stream(self, node: str, address: str) -> WorkerStream:
+    def stream(self, node: str, address: str) -> Backend:
         """The stream to `node`, begun if need be; a node that moved gets a new one."""
         known = self._streams.get(node)
         if known and known[0].address == address:

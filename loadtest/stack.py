@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -46,15 +46,16 @@ class StackError(RuntimeError):
 class Stack:
     """`with Stack(model=…) as stack:` serves on `stack.url` until the block ends.
 
-    directory: where data, run files and the log go; a temporary one, deleted at the end, when None. settings: nested like the
-    configuration file. ready_s, stop_s: how long it may take to serve and to drain. launcher: the `upbeat` beside this Python by
-    default. Invariant: at most one generation of processes runs.
+    models: several by name, instead of `model`. directory: where data, run files and the log go; a temporary one, deleted at the end, when
+    None. settings: nested like the configuration file. ready_s, stop_s: how long it may take to serve and to drain. launcher: the `upbeat`
+    beside this Python by default. Invariant: at most one generation of processes runs.
     """
 
     def __init__(
         self,
         *,
         model: Path | None = None,
+        models: Mapping[str, Path] | None = None,
         nodes: int = 2,
         policy: str = "balanced",
         cache: bool = True,
@@ -77,6 +78,8 @@ class Stack:
         for flag, value in (("--model", model and model.absolute()), ("--hbm-gib", hbm_gib), ("--dram-gib", dram_gib)):
             if value is not None:
                 self._flags += [flag, str(value)]
+        for name, path in (models or {}).items():
+            self._flags += ["--model", f"{name}={path.absolute()}"]
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from contracts.api_keys import hashed, is_hashed
@@ -24,7 +24,7 @@ from runtime.arena_file import HugePages
 from runtime.config_checks import check
 from runtime.gateway_config import STRICT, GatewaySection, Tenant
 from runtime.kept import kept
-from runtime.model_names import hub_id
+from runtime.registry import Dtype, ModelName, RegisteredModel, as_model
 
 GIB = 1 << 30
 
@@ -125,7 +125,7 @@ class WorkerSection(BaseModel):
     #: No row's result depends on its batch or on how its prompt was cut. The compiled CPU kernels always compute so; on CUDA it costs time.
     batch_invariant: bool = False
     #: auto: float32 on the CPU for models of at most 64 MiB, the checkpoint's own type otherwise.
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     #: Requests on the device at a time.
     max_batch: int = Field(default=64, ge=1)
     #: Requests of one priority, or more urgent, that wait for the device at most; one more is told to try elsewhere (503).
@@ -178,6 +178,10 @@ class Config(BaseSettings):
     model: Path = Path("models/demo")
     #: Name in the API; empty: `upbeat-` and the model directory's name, or the hub id.
     model_name: str = ""
+    #: The models of the fleet by their names in the API, where there are several; `model` and `model_name` are then the first of them.
+    models: dict[ModelName, RegisteredModel] = {}
+    #: How the models of a device share its memory. static: each has a fixed share.
+    sharing: Literal["static"] = "static"
     data: Path = Path("data")
     #: Logs, sockets, locks and pids; never KV.
     run_dir: Path = Path(".cache/run")
@@ -196,14 +200,19 @@ class Config(BaseSettings):
     @field_validator("model", mode="before")
     @classmethod
     def _path_or_hub_id(cls, value: Any) -> Any:
-        if not isinstance(value, str | Path) or hub_id(str(value)) is not None:
-            return value
-        return Path(value).expanduser().absolute()
+        return as_model(value)
 
     @field_validator("data", "run_dir", "shm_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _first_model(self) -> Config:
+        if self.models and not self.model_fields_set & {"model", "model_name"}:
+            self.model_name, first = next(iter(self.models.items()))
+            self.model = first.path
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -218,7 +227,7 @@ class Config(BaseSettings):
 
     @property
     def served_model(self) -> str:
-        """The model's name in the API."""
+        """The model's name in the API; of several the first one's."""
         return self.model_name or f"upbeat-{self.model.name}"
 
     @property
@@ -317,8 +326,11 @@ def _content(file: Path | None) -> dict[str, Any]:
 
 def changed(config: Config, overrides: dict[str, Any]) -> Config:
     """`config` with some keys replaced, nested like the file. Raises ConfigError as `load_config` does."""
+    base = config.model_dump()
+    if "models" in overrides:  # who names them says no more what `model` said
+        base = {key: value for key, value in base.items() if key not in ("model", "model_name")}
     try:
-        config = Config.model_validate(_merge(config.model_dump(), overrides)) if overrides else config
+        config = Config.model_validate(_merge(base, overrides)) if overrides else config
     except ValidationError as e:
         raise ConfigError(_explain(e)) from e
     check(config)
@@ -360,9 +372,11 @@ def _tag(data: Path) -> str:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`models` is replaced whole: who says one says all."""
     merged = dict(base)
     for key, value in over.items():
-        merged[key] = _merge(merged[key], value) if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict) and key != "models"
+        merged[key] = _merge(merged[key], value) if nested else value
     return merged
 
 

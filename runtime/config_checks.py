@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from contracts.errors import ConfigError
+from runtime.registry import check_models
 
 if TYPE_CHECKING:
     from runtime.config import Config
@@ -26,6 +27,7 @@ def check(config: Config) -> None:
             "set gateway.api_keys, or gateway.host: 127.0.0.1"
         )
     _check_schedulers(config)
+    check_models(config)
     last = config.nodes.base_port + 10 * config.nodes.count
     ports = [("gateway.port", config.gateway.port)]
     if not config.scheduler.addresses:

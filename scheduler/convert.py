@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contracts.convert import session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
+from contracts.errors import InvalidRequest
+from contracts.models import ModelState, state_of
 from contracts.v1 import common_pb2, scheduler_pb2
 from contracts.workflow import Hop
 from scheduler.core.advisories import Hint
 from scheduler.core.decisions import Decision
-from scheduler.core.fleet import Load, Model, Rates
+from scheduler.core.fleet import Load, Model, Node, Rates
+from scheduler.core.models import ModelLoad
 
 
 def hint_from_wire(m: common_pb2.Advisory, place_in_list: int, now: float) -> Hint:
@@ -61,19 +64,65 @@ def load_from_wire(r: scheduler_pb2.WorkerLoad) -> Load:
         prefill_token_s=r.prefill_token_s,
         by_priority=dict(r.outstanding_by_priority),
         stalled_s=r.stalled_s,
+        models={m.model: _model_load(m) for m in r.models},
+        device_bytes_free=r.device_bytes_free,
     )
 
 
+def _model_load(m: scheduler_pb2.ModelLoad) -> ModelLoad:
+    return ModelLoad(state=state_of(m.state), by_priority=dict(m.outstanding_by_priority), **{name: getattr(m, name) for name in _SAME})
+
+
+#: Fields of `ModelLoad` that are called as in the proto.
+_SAME = (
+    *("running", "waiting", "outstanding_tokens", "request_s", "prefill_token_s", "token_rate"),
+    *("kv_bytes_used", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s"),
+)
+
+
+def loads_to_wire(node: Node) -> list[scheduler_pb2.ModelLoad]:
+    """Each model of a node, as gateways are told of it."""
+    return [
+        scheduler_pb2.ModelLoad(
+            model=name,
+            state=load.state.value,  # type: ignore[arg-type]
+            outstanding_by_priority=load.by_priority,
+            **{field: getattr(load, field) for field in _SAME},
+        )
+        for name, load in node.loads.items()
+    ]
+
+
 def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
-    """What a worker serves."""
+    """What a worker has. Raises InvalidRequest for a model that no gateway of this version could reach."""
+    for m in hello.models:
+        if m.wire != scheduler_pb2.MODEL_WIRE_FRAMES:
+            raise InvalidRequest(
+                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}: gateways reach models by token frames only; "
+                "register it with wire = 0 (frames)",
+                param="wire",
+                code="unsupported_wire",
+            )
     return tuple(
-        Model(m.name, shape_from_wire(m.shape), m.max_tokens, m.created_s, m.longest_token_bytes, m.message_token_bytes)
+        Model(
+            m.name,
+            shape_from_wire(m.shape),
+            m.max_tokens,
+            m.created_s,
+            m.longest_token_bytes,
+            m.message_token_bytes,
+            state_of(m.state),
+            m.weight_bytes,
+            m.ttft_slo_s,
+            m.tpot_slo_s,
+            m.engine,
+        )
         for m in hello.models
     )
 
 
-def model_to_wire(m: Model) -> scheduler_pb2.ModelInfo:
-    """A model as gateways are told of it."""
+def model_to_wire(m: Model, state: ModelState) -> scheduler_pb2.ModelInfo:
+    """A model of a node as gateways are told of it, with the state that it has there now."""
     return scheduler_pb2.ModelInfo(
         name=m.name,
         shape=shape_to_wire(m.shape),
@@ -81,6 +130,11 @@ def model_to_wire(m: Model) -> scheduler_pb2.ModelInfo:
         created_s=m.created_s,
         longest_token_bytes=m.longest_token_bytes,
         message_token_bytes=m.message_token_bytes,
+        state=state.value,  # type: ignore[arg-type]
+        weight_bytes=m.weight_bytes,
+        ttft_slo_s=m.ttft_slo_s,
+        tpot_slo_s=m.tpot_slo_s,
+        engine=m.engine,
     )
 
 

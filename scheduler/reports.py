@@ -74,7 +74,7 @@ class Reports:
 
     # ---- workers -----------------------------------------------------------------------------------------------
     async def of_worker(self, reports: AsyncIterator[scheduler_pb2.WorkerReport]) -> AsyncIterator[scheduler_pb2.WorkerCommand]:
-        """One worker's reports, until its stream ends, and the commands to it."""
+        """One worker's reports, until its stream ends, and the commands to it. Raises InvalidRequest when it cannot be let in."""
         commands: asyncio.Queue[Any] = asyncio.Queue()
         async for command in _written(commands, self._read_worker(reports, commands)):
             yield command
@@ -88,11 +88,12 @@ class Reports:
                 kind = report.WhichOneof("kind")
                 if kind == "hello":
                     hello = report.hello
+                    models = models_from_wire(hello)
                     stream = Stream(hello.node, hello.instance, hello.connection)
                     if not attached.join(stream):
                         return
                     self._workers[hello.node] = commands
-                    fleet.worker_joined(hello.node, hello.address, models_from_wire(hello), now, rates_from_wire(hello))
+                    fleet.worker_joined(hello.node, hello.address, models, now, rates_from_wire(hello), hello.device_bytes)
                     log.info("worker joined", node=hello.node, address=hello.address)
                     self.joined()
                     self._pace_workers()

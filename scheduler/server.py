@@ -17,6 +17,7 @@ from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import Clock, RealClock
 from runtime.config import Config
+from runtime.registry import registered
 from runtime.service import Tasks
 from scheduler import metrics
 from scheduler.convert import decision_to_wire, hint_from_wire, hop_from_wire
@@ -44,7 +45,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.listen = config.scheduler_listen(number)
         self._gathering = Gathering(self.clock.now(), config.nodes.count)
         section = config.scheduler
-        settings = Settings(policy_named(section.policy), config.served_model, section.hints_per_s, section.hint_burst)
+        settings = Settings(policy_named(section.policy), tuple(registered(config)), section.hints_per_s, section.hint_burst)
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)
         self.reports.joined = self.gathering
@@ -149,8 +150,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     # ---- nodes -------------------------------------------------------------------------------------------------
     async def WorkerReports(self, request_iterator: AsyncIterator[scheduler_pb2.WorkerReport], context: Any) -> AsyncIterator[Any]:
         """See the proto."""
-        async for message in self.reports.of_worker(request_iterator):
-            yield message
+        try:
+            async for message in self.reports.of_worker(request_iterator):
+                yield message
+        except RequestError as e:
+            log.error("a worker was refused", error=e.message)
+            await _refuse(context, e)
 
     async def StoreReports(self, request_iterator: AsyncIterator[scheduler_pb2.StoreReport], context: Any) -> AsyncIterator[Any]:
         """See the proto."""

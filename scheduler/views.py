@@ -15,7 +15,7 @@ from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2
 from runtime import rpc, telemetry
 from runtime.clock import Clock
 from runtime.config import Config
-from scheduler.convert import model_to_wire
+from scheduler.convert import loads_to_wire, model_to_wire
 from scheduler.core.control import Control
 from scheduler.core.erasures import Erasure
 from scheduler.core.fleet import Node
@@ -78,7 +78,7 @@ class Views:
             worker_address=n.worker_address,
             store_address=n.store_address,
             serving=n.serving,
-            models=[model_to_wire(m) for m in n.models],
+            models=[model_to_wire(m, n.load.of(m).state) for m in n.models],
             running=n.load.running,
             waiting=n.load.waiting,
             outstanding_tokens=n.load.outstanding_tokens,
@@ -91,6 +91,9 @@ class Views:
             sessions=self._control.directory.count(n.name),
             state=n.state(self._clock.now()),
             stalled=n.stalled(self._clock.now()),
+            loads=loads_to_wire(n),
+            device_bytes=n.device_bytes,
+            device_bytes_free=n.load.device_bytes_free,
         )
 
     def metrics(self) -> scheduler_pb2.FleetMetrics:

@@ -19,6 +19,7 @@ from runtime.collector import keep_what_is_here
 from runtime.config import GIB, Config, cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.profiles import fitting
+from runtime.registry import of_node, registered
 from runtime.service import Tasks, arguments, run, serve
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
@@ -35,7 +36,7 @@ from worker.measure.steps import BRIEF, on_free_pages
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
 from worker.service.metrics import WorkerMetrics
-from worker.service.reporter import Reporter
+from worker.service.reporter import Reporter, Standing
 from worker.service.server import WorkerServer, longest
 from worker.text.codec import TextCodec
 
@@ -50,7 +51,7 @@ class WorkerProcess:
     """Everything one worker process holds."""
 
     def __init__(self, config: Config, number: int, tasks: Tasks) -> None:
-        self.config, self.places, self.tasks = config, config.node(number), tasks
+        self.config, self.places, self.tasks = of_node(config, number), config.node(number), tasks
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
@@ -106,6 +107,7 @@ class WorkerProcess:
             link = StoreLink(places.store_address, places.name, shape, to_engine, to_loader, config.kv.hugepages)
             device.link = self.loader.link = link
             self.tasks.start(link.run(), "store link")
+        said = registered(config)[config.served_model]
         self.reporter = Reporter(
             self.engine,
             schedulers=config.scheduler_addresses,
@@ -115,6 +117,9 @@ class WorkerProcess:
             created_s=int(time.time()),
             rates=measured_rates(profile),
             draining=lambda: self.handler.draining,
+            standing=Standing(
+                model.weight_bytes, memory.total * granule, lambda: memory.free * granule, said.ttft_s, said.tpot_s, said.engine
+            ),
         )
         self.tasks.start(self.reporter.run(), "reporter")
         keep_what_is_here()

@@ -1,11 +1,32 @@
 from contracts.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_STATE_UNKNOWN: _ClassVar[ModelState]
+    MODEL_STATE_COLD: _ClassVar[ModelState]
+    MODEL_STATE_LOADING: _ClassVar[ModelState]
+    MODEL_STATE_ACTIVE: _ClassVar[ModelState]
+    MODEL_STATE_DRAINING: _ClassVar[ModelState]
+
+class ModelWire(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_WIRE_FRAMES: _ClassVar[ModelWire]
+    MODEL_WIRE_HTTP: _ClassVar[ModelWire]
+MODEL_STATE_UNKNOWN: ModelState
+MODEL_STATE_COLD: ModelState
+MODEL_STATE_LOADING: ModelState
+MODEL_STATE_ACTIVE: ModelState
+MODEL_STATE_DRAINING: ModelState
+MODEL_WIRE_FRAMES: ModelWire
+MODEL_WIRE_HTTP: ModelWire
 
 class PlaceRequests(_message.Message):
     __slots__ = ("requests",)
@@ -60,20 +81,22 @@ class Hop(_message.Message):
     def __init__(self, workflow: _Optional[str] = ..., agent: _Optional[str] = ..., run: _Optional[str] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("node", "worker_address", "source_nodes", "advised", "why", "kept_tokens")
+    __slots__ = ("node", "worker_address", "source_nodes", "advised", "why", "kept_tokens", "cold")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
     ADVISED_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COLD_FIELD_NUMBER: _ClassVar[int]
     node: str
     worker_address: str
     source_nodes: _containers.RepeatedScalarFieldContainer[str]
     advised: bool
     why: str
     kept_tokens: int
-    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., source_nodes: _Optional[_Iterable[str]] = ..., advised: _Optional[bool] = ..., why: _Optional[str] = ..., kept_tokens: _Optional[int] = ...) -> None: ...
+    cold: bool
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., source_nodes: _Optional[_Iterable[str]] = ..., advised: _Optional[bool] = ..., why: _Optional[str] = ..., kept_tokens: _Optional[int] = ..., cold: _Optional[bool] = ...) -> None: ...
 
 class AdviseRequest(_message.Message):
     __slots__ = ("advisories",)
@@ -118,7 +141,7 @@ class Fleet(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ..., gathering: _Optional[bool] = ...) -> None: ...
 
 class FleetNode(_message.Message):
-    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state", "stalled")
+    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state", "stalled", "loads", "device_bytes", "device_bytes_free")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +159,9 @@ class FleetNode(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FREE_FIELD_NUMBER: _ClassVar[int]
     node: str
     worker_address: str
     store_address: str
@@ -153,23 +179,77 @@ class FleetNode(_message.Message):
     sessions: int
     state: str
     stalled: str
-    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ..., stalled: _Optional[str] = ...) -> None: ...
+    loads: _containers.RepeatedCompositeFieldContainer[ModelLoad]
+    device_bytes: int
+    device_bytes_free: int
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ..., stalled: _Optional[str] = ..., loads: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes: _Optional[int] = ..., device_bytes_free: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "shape", "max_tokens", "created_s", "longest_token_bytes", "message_token_bytes")
+    __slots__ = ("name", "shape", "max_tokens", "created_s", "longest_token_bytes", "message_token_bytes", "state", "weight_bytes", "ttft_slo_s", "tpot_slo_s", "engine", "wire")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
     LONGEST_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _common_pb2.KvShape
     max_tokens: int
     created_s: int
     longest_token_bytes: int
     message_token_bytes: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ..., longest_token_bytes: _Optional[int] = ..., message_token_bytes: _Optional[int] = ...) -> None: ...
+    state: ModelState
+    weight_bytes: int
+    ttft_slo_s: float
+    tpot_slo_s: float
+    engine: str
+    wire: ModelWire
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ..., longest_token_bytes: _Optional[int] = ..., message_token_bytes: _Optional[int] = ..., state: _Optional[_Union[ModelState, str]] = ..., weight_bytes: _Optional[int] = ..., ttft_slo_s: _Optional[float] = ..., tpot_slo_s: _Optional[float] = ..., engine: _Optional[str] = ..., wire: _Optional[_Union[ModelWire, str]] = ...) -> None: ...
+
+class ModelLoad(_message.Message):
+    __slots__ = ("model", "state", "running", "waiting", "outstanding_tokens", "outstanding_by_priority", "request_s", "prefill_token_s", "token_rate", "kv_bytes_used", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s")
+    class OutstandingByPriorityEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_BY_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_RATE_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_LENT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_S_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    state: ModelState
+    running: int
+    waiting: int
+    outstanding_tokens: float
+    outstanding_by_priority: _containers.ScalarMap[int, float]
+    request_s: float
+    prefill_token_s: float
+    token_rate: float
+    kv_bytes_used: int
+    kv_bytes_limit: int
+    layers_lent: int
+    idle_s: float
+    activation_s: float
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., token_rate: _Optional[float] = ..., kv_bytes_used: _Optional[int] = ..., kv_bytes_limit: _Optional[int] = ..., layers_lent: _Optional[int] = ..., idle_s: _Optional[float] = ..., activation_s: _Optional[float] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ()
@@ -212,7 +292,7 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s")
+    __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s", "device_bytes")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +301,7 @@ class WorkerHello(_message.Message):
     PEER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SSD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BLOB_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
@@ -229,10 +310,11 @@ class WorkerHello(_message.Message):
     peer_bytes_per_s: float
     ssd_bytes_per_s: float
     blob_bytes_per_s: float
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ...) -> None: ...
+    device_bytes: int
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining", "stalled_s")
+    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining", "stalled_s", "models", "device_bytes_free")
     class OutstandingByPriorityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +336,8 @@ class WorkerLoad(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FREE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     outstanding_tokens: float
@@ -268,15 +352,37 @@ class WorkerLoad(_message.Message):
     number: int
     draining: bool
     stalled_s: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ..., stalled_s: _Optional[float] = ...) -> None: ...
+    models: _containers.RepeatedCompositeFieldContainer[ModelLoad]
+    device_bytes_free: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes_free: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("drain", "report_every_s")
+    __slots__ = ("drain", "report_every_s", "activate", "evict")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REPORT_EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATE_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     report_every_s: float
-    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ...) -> None: ...
+    activate: ActivateModel
+    evict: EvictModel
+    def __init__(self, drain: _Optional[bool] = ..., report_every_s: _Optional[float] = ..., activate: _Optional[_Union[ActivateModel, _Mapping]] = ..., evict: _Optional[_Union[EvictModel, _Mapping]] = ...) -> None: ...
+
+class ActivateModel(_message.Message):
+    __slots__ = ("model", "order")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    order: int
+    def __init__(self, model: _Optional[str] = ..., order: _Optional[int] = ...) -> None: ...
+
+class EvictModel(_message.Message):
+    __slots__ = ("model", "order")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    order: int
+    def __init__(self, model: _Optional[str] = ..., order: _Optional[int] = ...) -> None: ...
 
 class StoreReport(_message.Message):
     __slots__ = ("hello", "held", "load", "metrics", "erased")

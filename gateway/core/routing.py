@@ -12,20 +12,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.ids import SessionKey
+from contracts.models import ModelState
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as the fleet reports it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch."""
+    """A model as the fleet reports it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch. weight_bytes: on a
+    device. ttft_slo_s, tpot_slo_s: 0 where nothing is promised."""
 
     name: str
     max_tokens: int = 0
     created_s: int = 0
+    weight_bytes: int = 0
+    ttft_slo_s: float = 0.0
+    tpot_slo_s: float = 0.0
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelThere:
+    """A model on a node, as last reported."""
+
+    model: str
+    state: ModelState = ModelState.ACTIVE
+    running: int = 0
+    waiting: int = 0
+    kv_bytes_used: int = 0
+    kv_bytes_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the last known fleet. `serving`: both of its processes are there and its models are loaded."""
+    """One node of the last known fleet. `serving`: both of its processes are there and its worker takes work. models: that are active."""
 
     name: str
     worker_address: str
@@ -37,12 +55,14 @@ class Node:
     state: str = ""
     #: silent, as nothing is heard of its worker; engine, as that stands still; else empty.
     stalled: str = ""
+    #: Every model that it has, active or not.
+    there: tuple[ModelThere, ...] = ()
     #: What else the scheduler says of it, for `GET /v1/fleet`.
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def able(self, model: str) -> bool:
-        """It serves the model."""
-        return self.serving and (not self.models or model in self.models)
+        """It serves the model, or may, as nothing is known of its models."""
+        return self.serving and (model in self.models or not (self.models or self.there))
 
 
 @dataclass(frozen=True, slots=True)

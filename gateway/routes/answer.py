@@ -131,7 +131,7 @@ class _Run:
     ) -> None:
         self.request, self.parts, self.caller, self.asked, self.prompts, self.shape = request, parts, caller, asked, prompts, shape
         self.telling = telling
-        self.route = route_name(request)
+        self.route, self.model = route_name(request), prompts[0].job.model
         self.arrived_s = arrived_s
         self.n = asked.n
         #: By choice index, once accepted.
@@ -251,10 +251,10 @@ class _Run:
                     last_s = clock.now()
                     if index not in self._first_s:
                         self._first_s[index] = last_s
-                        metrics.child(metrics.TTFT, self.route).observe(last_s - self.arrived_s)
+                        metrics.child(metrics.TTFT, self.route, self.model).observe(last_s - self.arrived_s)
                 yield gained
         if choice.completion_tokens > 1:
-            metrics.child(metrics.TPOT, self.route).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
+            metrics.child(metrics.TPOT, self.route, self.model).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
 
     def _take_thought(self, choice: Choice, reader: ReasoningReader, output: Output) -> str:
         """What `output` has of a thought, for the caller; mutates its text to the rest."""
@@ -305,7 +305,7 @@ class _Run:
                 total_s=round(self.parts.clock.now() - self.arrived_s, 4),
             )
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("completion", usage.completion_tokens)):
-            metrics.child(metrics.TOKENS, kind).inc(tokens)
+            metrics.child(metrics.TOKENS, kind, self.model).inc(tokens)
 
     def _headers(self) -> dict[str, str]:
         progress = self.generations[0].progress

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiohttp import web
 
 from contracts.errors import InvalidRequest
-from gateway.core.routing import Model
 from gateway.generate import unknown_model
 from gateway.intake import caller_of
 from gateway.parts import PARTS
 
 
 async def index(request: web.Request) -> web.Response:
-    """Every model that some node has served."""
+    """Every registered model, with its state, and every other that some node has had."""
     caller_of(request)
-    models = request.app[PARTS].fleet.models
-    return web.json_response({"object": "list", "data": [_body(models[name]) for name in sorted(models)]})
+    return web.json_response({"object": "list", "data": request.app[PARTS].fleet.described()})
 
 
 async def show(request: web.Request) -> web.Response:
     """One of them."""
     caller_of(request)
     name = request.match_info["model"]
-    model = request.app[PARTS].fleet.models.get(name)
-    if model is None:
+    known = {model["id"]: model for model in request.app[PARTS].fleet.described()}
+    if name not in known:
         raise unknown_model(name)
-    return web.json_response(_body(model))
+    return web.json_response(known[name])
 
 
 async def embeddings(request: web.Request) -> web.Response:
@@ -38,7 +34,3 @@ async def embeddings(request: web.Request) -> web.Response:
         param="model",
         code="unsupported_operation",
     )
-
-
-def _body(model: Model) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "upbeat", "max_model_len": model.max_tokens}

@@ -14,6 +14,7 @@ from aiohttp import web
 from contracts.errors import Unavailable
 from contracts.v1 import worker_pb2 as pb
 from gateway.allowance import admit, settle, withdraw
+from gateway.backend import Question
 from gateway.core.admission import Caller
 from gateway.core.refusals import refusal
 from gateway.core.routing import FleetView, direct_route
@@ -22,7 +23,6 @@ from gateway.intake import NODE_HEADER, caller_of, pinned_node, read_tokens_aske
 from gateway.openai.token_answers import detokenized, tokenized
 from gateway.openai.token_requests import TokensAsked
 from gateway.parts import PARTS
-from gateway.workers import Question
 
 #: An answer is held twice for a moment: as the worker's reply, and as JSON, in which an id takes up to twice the bytes.
 _HELD_TIMES = 4

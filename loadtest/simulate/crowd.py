@@ -48,7 +48,7 @@ class Crowd:
     def __init__(self, kind: NodeKind, nodes: int, sessions: int, turns_per_s: float, seed: int = 1, missed: float = 0.1) -> None:
         self.kind, self.sessions, self._rate, self._missed = kind, sessions, turns_per_s, missed
         self._draw = random.Random(seed)
-        self.control = Control(Settings(served_model=kind.model, hints_per_s=2 * turns_per_s, hint_burst=10 * turns_per_s))
+        self.control = Control(Settings(models=(kind.model,), hints_per_s=2 * turns_per_s, hint_burst=10 * turns_per_s))
         self.nodes = {f"node-{n}": _Node(f"node-{n}") for n in range(nodes)}
         self.spent_s: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()

@@ -86,7 +86,7 @@ class Fleet:
         self._events, self.kind, self.variant = events, kind, variant
         base = settings or Settings()
         self.control = Control(
-            Settings(POLICIES[variant.placement], served_model=kind.model, hints_per_s=base.hints_per_s, hint_burst=base.hint_burst)
+            Settings(POLICIES[variant.placement], models=(kind.model,), hints_per_s=base.hints_per_s, hint_burst=base.hint_burst)
         )
         self.nodes: dict[str, Node | CoreNode] = {}
         sums: dict[str, Node] = {}

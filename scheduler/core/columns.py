@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from scheduler.core.models import Flags, Floats, ModelColumns, ModelLoad, ModelView
+
 Hashes = npt.NDArray[np.uint64]
-#: Names, their rows, models, then columns.
-Steady = tuple[tuple[str, ...], Mapping[str, int], Mapping[str, Flags], Flags, Floats, Floats, Floats, Floats, Floats, Floats, Hashes]
+#: Names, their rows, then columns.
+Steady = tuple[tuple[str, ...], Mapping[str, int], Flags, Floats, Floats, Floats, Hashes]
 
 #: A node that has not reported for this long gets no new work while others can take it, in seconds.
 SUSPECT_AFTER_S = 3.0
@@ -43,15 +43,13 @@ class Columns:
         self.stalled: Flags = np.zeros(size, np.bool_)
         #: From when on a node that came and went is trusted again.
         self.trusted_s: Floats = np.zeros(size)
-        #: Outstanding work by class of urgency as reported, and the requests by class that were placed since.
+        #: Outstanding work of all models by class of urgency as reported, and the work of the requests that were placed since.
         self.reported_s: Floats = np.zeros((CLASSES, size))
-        self.young_count: Floats = np.zeros((CLASSES, size))
+        self.young_s: Floats = np.zeros((CLASSES, size))
         #: Requests that hints promise, by class, each counted with the chance that it comes.
         self.expected: Floats = np.zeros((CLASSES, size))
-        self.pages_total: Floats = np.zeros(size)
-        self.pages_free: Floats = np.zeros(size)
-        #: Infinite where nobody knows.
-        self.prefill_token_s: Floats = np.zeros(size)
+        #: The work of a typical request there, whatever its model; 0 where nobody knows.
+        self.request_s: Floats = np.zeros(size)
         self.link_bytes_per_s: Floats = np.ones(size)
         self.ssd_bytes_per_s: Floats = np.ones(size)
         self.blob_bytes_per_s: Floats = np.ones(size)
@@ -59,15 +57,16 @@ class Columns:
         self.classes: tuple[int, ...] = ()
         #: Of the name: decides between equals.
         self.hashes: Hashes = np.zeros(size, np.uint64)
-        #: By model: which nodes serve it.
-        self.models: dict[str, Flags] = {}
+        self.models: dict[str, ModelColumns] = {}
         self._steady: Steady | None = None
+        self._views: dict[str, ModelView] = {}
 
     def _grow(self) -> None:
         for name, old in vars(self).items():
             if isinstance(old, np.ndarray):
                 setattr(self, name, np.concatenate([old, np.zeros_like(old)], axis=-1))
-        self.models = {model: np.concatenate([serves, np.zeros_like(serves)]) for model, serves in self.models.items()}
+        for model in self.models.values():
+            model.grow()
 
     @property
     def count(self) -> int:
@@ -79,20 +78,19 @@ class Columns:
         if self.count == len(self.serving):
             self._grow()
         row = self.count
-        self.prefill_token_s[row] = np.inf
-        self._steady = None
+        self._outdated()
         self.hashes[row] = int.from_bytes(blake3(name.encode()).digest(8), "little")
         self.names += (name,)
         self.rows = {**self.rows, name: row}
 
-    def describe(self, name: str, models: Collection[str], link: float, ssd: float, blob: float) -> None:
-        """What a worker said when it joined; rates in bytes a second."""
-        row = self.rows[name]
+    def _outdated(self) -> None:
         self._steady = None
-        for model in models:
-            self.models.setdefault(model, np.zeros(len(self.serving), np.bool_))
-        for model, serves in self.models.items():
-            serves[row] = model in models
+        self._views = {}
+
+    def describe(self, name: str, link: float, ssd: float, blob: float) -> None:
+        """What a worker said of its node when it joined; rates in bytes a second."""
+        row = self.rows[name]
+        self._outdated()
         self.link_bytes_per_s[row], self.ssd_bytes_per_s[row], self.blob_bytes_per_s[row] = link, ssd, blob
 
     def report(
@@ -101,26 +99,30 @@ class Columns:
         serving: bool,
         heard_s: float,
         seconds: Mapping[int, float],
-        young: Mapping[int, int],
-        pages_total: int,
-        pages_free: int,
-        prefill_token_s: float,
+        young_s: Mapping[int, float],
+        models: Mapping[str, ModelLoad],
         *,
         stalled: bool = False,
     ) -> None:
-        """How a node is now; work by class of urgency."""
+        """How a node is now; work by class of urgency. models: all that it has."""
         row = self.rows[name]
-        self._steady = None
+        self._outdated()
         self.serving[row], self.heard_s[row], self.stalled[row] = serving, heard_s, stalled
-        self.pages_total[row], self.pages_free[row], self.prefill_token_s[row] = pages_total, pages_free, prefill_token_s or np.inf
+        for model in models:
+            if model not in self.models:
+                self.models[model] = ModelColumns(len(self.serving))
+        for model, columns in self.models.items():
+            columns.take(row, models.get(model))
+        known = [load.request_s for load in models.values() if load.request_s]
+        self.request_s[row] = sum(known) / len(known) if known else 0.0
         self.reported_s[:, row] = 0.0
-        self.young_count[:, row] = 0.0
+        self.young_s[:, row] = 0.0
         for urgency, value in seconds.items():
             self._note(urgency)
             self.reported_s[urgency, row] = value
-        for urgency, count in young.items():
+        for urgency, value in young_s.items():
             self._note(urgency)
-            self.young_count[urgency, row] = count
+            self.young_s[urgency, row] = value
 
     def _note(self, urgency: int) -> None:
         if urgency not in self.classes:
@@ -130,21 +132,32 @@ class Columns:
         """What changes by reports only, as `Snapshot` begins: never written to, so that decisions between two reports share it."""
         if self._steady is None:
             n = self.count
-            models = {model: serves[:n].copy() for model, serves in self.models.items()}
             self._steady = (
                 self.names,
                 self.rows,
-                models,
                 self.serving[:n].copy(),
-                self.pages_total[:n].copy(),
-                self.pages_free[:n].copy(),
-                self.prefill_token_s[:n].copy(),
                 self.link_bytes_per_s[:n].copy(),
                 self.ssd_bytes_per_s[:n].copy(),
                 self.blob_bytes_per_s[:n].copy(),
                 self.hashes[:n].copy(),
             )
         return self._steady
+
+    def of_model(self, model: str) -> ModelView:
+        """As `steady`, of one model; nobody serves one that is not known."""
+        view = self._views.get(model)
+        if view is None:
+            known = self.models.get(model) or ModelColumns(self.count)
+            view = known.view(self.count)
+            if model in self.models:  # callers choose the other names
+                self._views[model] = view
+        return view
+
+    def request_s_or(self, usual_s: float) -> Floats:
+        """Of each node, `usual_s` where nobody knows."""
+        here = self.request_s[: self.count]
+        found: Floats = np.where(here > 0, here, usual_s)
+        return found
 
     def suspect(self, now: float) -> Flags:
         """Nodes that get work only if there is no other: not heard of for a while, back for too short a time, or with an engine that stands
@@ -153,10 +166,10 @@ class Columns:
         found: Flags = (now - self.heard_s[:n] > SUSPECT_AFTER_S) | (now < self.trusted_s[:n]) | self.stalled[:n]
         return found
 
-    def young(self, name: str, urgency: int, count: int) -> None:
-        """So many more requests were placed there."""
+    def young(self, name: str, urgency: int, seconds: float) -> None:
+        """A request with so much work was placed there."""
         self._note(urgency)
-        self.young_count[urgency, self.rows[name]] += count
+        self.young_s[urgency, self.rows[name]] += seconds
 
     def expect(self, name: str, urgency: int, requests: float) -> None:
         """So many more requests of a class, or fewer, are promised there by hints."""
@@ -164,14 +177,14 @@ class Columns:
         at = (urgency, self.rows[name])
         self.expected[at] = max(float(self.expected[at]) + requests, 0.0)
 
-    def work_s(self, name: str, request_s: float) -> float:
+    def work_s(self, name: str) -> float:
         """A node's outstanding work of all classes."""
         row = self.rows[name]
-        return float(self.reported_s[:, row].sum() + self.young_count[:, row].sum() * request_s)
+        return float(self.reported_s[:, row].sum() + self.young_s[:, row].sum())
 
     def validate(self, names: Collection[str]) -> None:
         """Raise AssertionError when rows and names disagree."""
         assert set(self.names) == set(names) and self.rows == {name: row for row, name in enumerate(self.names)}
-        assert (self.young_count >= 0).all() and (self.expected >= 0).all()
+        assert (self.young_s >= 0).all() and (self.expected >= 0).all()
         unused = [i for i in range(CLASSES) if i not in self.classes]
-        assert not any(by_class[unused].any() for by_class in (self.reported_s, self.young_count, self.expected))
+        assert not any(by_class[unused].any() for by_class in (self.reported_s, self.young_s, self.expected))

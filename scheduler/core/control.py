@@ -90,10 +90,11 @@ Command = Prefetch | Withdraw
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the configuration says. hints_per_s, hint_burst: of each tenant and of each of its addresses, that are prefetched."""
+    """What the configuration says. models: those that are registered. hints_per_s, hint_burst: of each tenant and of each of its addresses,
+    that are prefetched."""
 
     policy: Policy = balanced
-    served_model: str = ""
+    models: tuple[str, ...] = ()
     hints_per_s: float = 200.0
     hint_burst: float = 1000.0
 
@@ -104,6 +105,7 @@ class Control:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.fleet, self.directory, self.erasures = Fleet(), Directory(), Erasures()
+        self.fleet.registered = frozenset(self.settings.models)
         self.advisories = Advisories(self.fleet.columns.expect)
         self.trust = Trust(self.settings.hints_per_s, self.settings.hint_burst)
         self.explained = Decisions()
@@ -132,7 +134,7 @@ class Control:
         elif not ask.pin and not ask.avoid:  # another attempt, or another answer to the same turn, has had its hint
             self.advisories.outcomes["missed"] += 1
         self.decisions += 1
-        self.fleet.placed(choice.node, ask.request_id, now, ask.priority)
+        self.fleet.placed(choice.node, ask.request_id, now, ask.priority, ask.model)
         sources = self._sources(ask.session, choice.node)
         self._explain("turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources, taken=ask.taken)
         commands = tuple(self._follow(ask, ask.hop, choice.node, now)) if ask.hop is not None else ()
@@ -155,6 +157,7 @@ class Control:
             what,
             now,
             choice,
+            turn.model,
             hinted=pending is not None,
             prefetched=turn.prefetched,
             prefetched_s=turn.prefetched_s,
@@ -191,6 +194,7 @@ class Control:
             hint = Hint(
                 next_hop.session,
                 f"hop-{ask.request_id}-{number}",
+                self._last_model(next_hop.session) or ask.model,
                 arrival_s=next_hop.arrival_s,
                 expires_s=next_hop.arrival_s + _HOP_LATE_S + _HOP_LATE_TIMES * next_hop.delay_s,
                 priority=ask.priority,
@@ -204,14 +208,15 @@ class Control:
 
     # ---- hints -------------------------------------------------------------------------------------------------
     def advise(self, hint: Hint, now: float) -> list[Command]:
-        """A hint came. One that nobody can use is dropped without a word; one more of the same session is merged with the first, stays
-        where that is while the node serves, and its store is told only what is news (`Sent.is_outdated`)."""
+        """A hint came, for the model that it names or else the session's last one. One that nobody can
+        use is dropped without a word; one more of the same session is merged with the first, stays where that is while the node serves, and
+        its store is told only what is news (`Sent.is_outdated`)."""
         before = self.advisories.get(hint.session)
         if before is not None:
             hint = merged(before.hint, hint, now)
-        known = self.directory.get(hint.session)
-        hint = replace(hint, model=hint.model or (known.model if known else "") or self.settings.served_model)
-        if before is not None and hint.pin in ("", before.node) and self._serves(before.node, hint.model, now):
+        if not hint.model:
+            hint = replace(hint, model=self._last_model(hint.session))
+        if before is not None and hint.pin in ("", before.node) and self.fleet.serves(before.node, hint.model, now):
             pending = replace(before, hint=hint)
             if now - before.placed_s > PROMISE_S:  # renewed for ever, it would never be found out
                 self.trust.ended(hint.on_trust_of, hint.address, 0.0)
@@ -229,6 +234,12 @@ class Control:
         if before is not None and before.sent is not None and pending.node != before.node:
             commands.append(Withdraw(before.node, hint.session))
         return commands + self._tell(pending, now)
+
+    def _last_model(self, session: SessionKey) -> str:
+        """Of the session's last turn, or of what is cached of it, or the only one there is; empty: nobody can know."""
+        known, models = self.directory.get(session), self.settings.models
+        only = models[0] if len(models) == 1 else ""
+        return self.explained.last_model(session) or (known.model if known is not None else "") or only
 
     def _tell(self, pending: Pending, now: float) -> list[Command]:
         """Remember a hint, and send for its cache as far as the hint is worth it and the store does not know."""
@@ -255,7 +266,7 @@ class Control:
         pending = self.advisories.get(session)
         if pending is None or pending.sent is None or pending.hint.advisory_id != advisory_id:
             return None
-        if not self._serves(pending.node, pending.hint.model, now):
+        if not self.fleet.serves(pending.node, pending.hint.model, now):
             return None
         return pending.node, self._sources(session, pending.node), self._kept(session)
 
@@ -266,10 +277,6 @@ class Control:
             return None
         self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 0.5)
         return [Withdraw(pending.node, pending.session)]
-
-    def _serves(self, name: str, model: str, now: float) -> bool:
-        node = self.fleet.nodes.get(name)
-        return node is not None and node.state(now) == "serving" and any(m.name == model for m in node.models)
 
     # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Command]:

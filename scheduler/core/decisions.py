@@ -16,14 +16,16 @@ KEPT, KEPT_OF_ONE = 20_000, 4
 class Decision:
     """One choice of a node, and when. Times are on the scheduler's clock.
 
-    what: `turn`, `hint`, or `move` (a hint that left a node). hinted: a turn that a hint had announced. prefetched: the node to which the
-    hint had sent the cache, `prefetched_s` before. request_id: of a turn. pin: the caller's. avoided: nodes that had just failed it.
+    model: for which. what: `turn`, `hint`, or `move` (a hint that left a node). hinted: a turn that a hint had announced. prefetched: the
+    node to which the hint had sent the cache, `prefetched_s` before. request_id: of a turn. pin: the caller's. avoided: nodes that had
+    just failed it.
     sources: other nodes with its cache. worth: of a hint, what it was worth. taken: the gateway sent it there before it asked.
     """
 
     what: str
     at_s: float
     choice: Choice
+    model: str = ""
     request_id: str = ""
     hinted: bool = False
     prefetched: str = ""
@@ -59,6 +61,10 @@ class Decisions:
         while self._count > self._kept:
             _, oldest = self._by_session.popitem(last=False)
             self._count -= len(oldest)
+
+    def last_model(self, session: SessionKey) -> str:
+        """The model of its latest turn that is remembered, or empty."""
+        return next((d.model for d in self.of(session) if d.what == "turn"), "")
 
     def of(self, session: SessionKey) -> tuple[Decision, ...]:
         """A session's, the latest first."""

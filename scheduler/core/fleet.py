@@ -19,7 +19,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from contracts.kv import KvShape
+from contracts.models import ModelState
 from scheduler.core.columns import SUSPECT_AFTER_S, Columns, urgency_class
+from scheduler.core.models import ModelLoad
 
 #: A node that has not reported for this long is as good as gone, whatever its connections say, in seconds.
 DEAD_AFTER_S = 15.0
@@ -39,7 +41,8 @@ _REPORTS_PER_S, _REPORT_EVERY_S = 1000.0, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that a worker serves. longest_token_bytes, message_token_bytes: as in the proto, for gateways."""
+    """A model that a worker has. longest_token_bytes, message_token_bytes: as in the proto, for gateways; so is what follows `state`, which
+    is the one that the worker said when it joined. ttft_slo_s, tpot_slo_s: 0 where nothing is promised."""
 
     name: str
     shape: KvShape
@@ -47,6 +50,11 @@ class Model:
     created_s: int
     longest_token_bytes: int = 0
     message_token_bytes: int = 0
+    state: ModelState = ModelState.ACTIVE
+    weight_bytes: int = 0
+    ttft_slo_s: float = 0.0
+    tpot_slo_s: float = 0.0
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ class Load:
     outstanding_tokens: prompt tokens to compute plus tokens still to generate; outstanding_s: the time that takes by the
     worker's own measurements. by_priority: the same time by priority of its requests; empty: all of priority 0.
     request_s: the work of a typical request there; prefill_token_s: what a prompt's token costs; each 0 when it has not seen any.
+    models: the same by model; empty: what is said of the node holds for each of its models. device_bytes_free: that nobody holds.
     """
 
     running: int = 0
@@ -79,6 +88,25 @@ class Load:
     by_priority: Mapping[int, float] = field(default_factory=dict)
     #: How long the engine has done nothing beyond the time its step should have taken.
     stalled_s: float = 0.0
+    models: Mapping[str, ModelLoad] = field(default_factory=dict)
+    device_bytes_free: int = 0
+
+    def of(self, model: Model) -> ModelLoad:
+        """One model's part."""
+        if (known := self.models.get(model.name)) is not None:
+            return known
+        page_bytes, total, free = model.shape.piece_bytes, self.hbm_pages_total, self.hbm_pages_free
+        return ModelLoad(
+            state=model.state,
+            running=self.running,
+            waiting=self.waiting,
+            outstanding_tokens=self.outstanding_tokens,
+            by_priority=self.by_priority or {0: self.outstanding_s},
+            request_s=self.request_s,
+            prefill_token_s=self.prefill_token_s,
+            kv_bytes_used=(total - free) * page_bytes,
+            kv_bytes_limit=total * page_bytes,
+        )
 
     @property
     def seconds(self) -> dict[int, float]:
@@ -91,10 +119,11 @@ class Load:
 
 @dataclass(slots=True)
 class Placed:
-    """A request that was placed: how urgent, and when."""
+    """A request that was placed: how urgent, when, and how much work it was thought to be, in seconds."""
 
     urgency: int
     placed_s: float
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -107,6 +136,8 @@ class Node:
     models: tuple[Model, ...] = ()
     rates: Rates = Rates()
     load: Load = Load()
+    #: Of its device's memory, which models share; 0: not known.
+    device_bytes: int = 0
     #: The last report's number in its stream; 0: none.
     reported: int = 0
     #: Outstanding requests that the worker has confirmed, and those that it has not.
@@ -135,6 +166,11 @@ class Node:
     #: What its processes last said of themselves, by Prometheus sample; for people, not for decisions.
     worker_metrics: dict[str, float] = field(default_factory=dict)
     store_metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loads(self) -> dict[str, ModelLoad]:
+        """By model: how it is here."""
+        return {model.name: self.load.of(model) for model in self.models}
 
     @property
     def outstanding(self) -> set[str]:
@@ -172,8 +208,11 @@ class Fleet:
         self.columns = Columns()
         #: How the KV of each model is laid out.
         self.shapes: dict[str, KvShape] = {}
-        #: The work of a typical request in seconds: a running mean of what workers report.
+        #: The work of a typical request in seconds, of any model and by model: a running mean of what workers report.
         self.request_s = 1.0
+        self._request_s: dict[str, float] = {}
+        #: Models of the configuration: one that no node has is not active, and not unknown.
+        self.registered: frozenset[str] = frozenset()
         #: Grows with every change that a watcher wants to know.
         self.version = 0
         self._where: dict[str, str] = {}  #: by outstanding request: its node
@@ -186,10 +225,12 @@ class Fleet:
         return self.nodes[name]
 
     # ---- joining and leaving -----------------------------------------------------------------------------------
-    def worker_joined(self, name: str, address: str, models: tuple[Model, ...], now: float, rates: Rates | None = None) -> None:
+    def worker_joined(
+        self, name: str, address: str, models: tuple[Model, ...], now: float, rates: Rates | None = None, device_bytes: int = 0
+    ) -> None:
         """A worker process said hello; a new process has nothing outstanding."""
         node = self.node(name)
-        node.rates = rates or Rates()
+        node.rates, node.device_bytes = rates or Rates(), device_bytes
         node.worker_address, node.models, node.worker_here, node.draining = address, models, True, False
         node.dead, node.heard_s, node.load, node.reported = False, now, Load(), 0
         if node.leaves > 1 and now - node.left_s < STEADY_S:
@@ -198,7 +239,7 @@ class Fleet:
         self._forget_requests(node)
         self.shapes |= {m.name: m.shape for m in models}
         r = node.rates
-        self.columns.describe(name, {m.name for m in models}, r.link_bytes_per_s, r.ssd_bytes_per_s, r.blob_bytes_per_s)
+        self.columns.describe(name, r.link_bytes_per_s, r.ssd_bytes_per_s, r.blob_bytes_per_s)
         self._changed(node)
 
     def worker_left(self, name: str, now: float | None = None) -> None:
@@ -273,6 +314,10 @@ class Fleet:
             self._ended(node, request_id)
         if load.request_s > 0:
             self.request_s += _WEIGHT * (load.request_s - self.request_s)
+        for model, of_model in node.loads.items():
+            if of_model.request_s > 0:
+                before = self._request_s.get(model, 1.0)
+                self._request_s[model] = before + _WEIGHT * (of_model.request_s - before)
         here = set(in_flight)
         for request_id in node.confirmed - here:
             self._ended(node, request_id)
@@ -285,13 +330,26 @@ class Fleet:
             self._ended(node, request_id)
         self._changed(node)
 
-    def placed(self, name: str, request_id: str, now: float, priority: int = 0) -> None:
-        """A request goes to this node; one that moves there leaves its former node."""
+    def request_s_of(self, model: str) -> float:
+        """The work of a typical request of a model; of any, where nobody has reported one of it."""
+        return self._request_s.get(model, self.request_s)
+
+    def serves(self, name: str, model: str, now: float) -> bool:
+        """The node serves, and has the model active."""
+        node = self.nodes.get(name)
+        if node is None or node.state(now) != "serving" or (column := self.columns.models.get(model)) is None:
+            return False
+        return bool(column.state[self.columns.rows[name]] == ModelState.ACTIVE)
+
+    def placed(self, name: str, request_id: str, now: float, priority: int = 0, model: str = "") -> None:
+        """A request for a model goes to this node; one that moves there leaves its former node."""
         node = self.node(name)
         self._leave(request_id)
-        node.young[request_id] = Placed(urgency_class(priority), now)
+        column = self.columns.models.get(model)
+        here_s = float(column.request_s[self.columns.rows[name]]) if column is not None else 0.0
+        placed = node.young[request_id] = Placed(urgency_class(priority), now, here_s or self.request_s_of(model))
         self._where[request_id] = name
-        self.columns.young(name, urgency_class(priority), 1)
+        self.columns.young(name, placed.urgency, placed.seconds)
 
     def _leave(self, request_id: str, but: Node | None = None) -> None:
         name = self._where.get(request_id)
@@ -312,20 +370,17 @@ class Fleet:
 
     def _changed(self, node: Node, *, seen: bool = True) -> None:
         node.was_whole |= node.worker_here and node.store_here
-        young: dict[int, int] = {}
+        young: dict[int, float] = {}
         for placed in node.young.values():
-            young[placed.urgency] = young.get(placed.urgency, 0) + 1
-        pages = (node.load.hbm_pages_total, node.load.hbm_pages_free)
+            young[placed.urgency] = young.get(placed.urgency, 0.0) + placed.seconds
         stalled = node.load.stalled_s > STALLED_AFTER_S
-        self.columns.report(
-            node.name, node.serving, node.heard_s, node.load.seconds, young, *pages, node.load.prefill_token_s, stalled=stalled
-        )
+        self.columns.report(node.name, node.serving, node.heard_s, node.load.seconds, young, node.loads, stalled=stalled)
         self.version += seen
 
     def work_s(self, name: str) -> float:
-        """A node's outstanding work in seconds: what the worker reports, and what was placed since and takes `request_s` each."""
+        """A node's outstanding work in seconds: what the worker reports, and what was placed since."""
         node = self.nodes[name]
-        return sum(node.load.seconds.values()) + len(node.young) * self.request_s
+        return sum(node.load.seconds.values()) + sum(placed.seconds for placed in node.young.values())
 
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
@@ -336,7 +391,7 @@ class Fleet:
             assert not node.confirmed & node.young.keys(), f"{node.name}: confirmed and young at once"
             assert not node.serving or (node.worker_here and node.store_here)
             assert all(self._where[r] == node.name for r in node.outstanding)
-            work_s = self.columns.work_s(node.name, self.request_s)
+            work_s = self.columns.work_s(node.name)
             assert abs(work_s - self.work_s(node.name)) <= 1e-6 * max(1.0, work_s), f"{node.name}: the columns say {work_s} s"
         assert seen == self._where.keys()
         self.columns.validate(self.nodes)

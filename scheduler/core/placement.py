@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from scheduler.core.columns import Floats
 from scheduler.core.filters import eligible
+from scheduler.core.models import Floats
 from scheduler.core.policies import Policy, spread
 from scheduler.core.snapshot import Snapshot, Turn
 

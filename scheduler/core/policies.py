@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from scheduler.core import terms
-from scheduler.core.columns import Floats, Hashes
+from scheduler.core.columns import Hashes
+from scheduler.core.models import Floats
 from scheduler.core.snapshot import Rows, Snapshot, Turn
 
 #: By name of the term: what it costs on each of the rows, in seconds or what counts as such; lower is better.

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.core.columns import Flags, Floats, Hashes, urgency_class
+from scheduler.core.columns import Hashes, urgency_class
 from scheduler.core.directory import Session
 from scheduler.core.fleet import Fleet
+from scheduler.core.models import Flags, Floats
 
 Rows = npt.NDArray[np.intp]
 
@@ -28,40 +29,43 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What is known of a session's cache: its size in the slowest tier, the HBM pages it takes, and who has some of it."""
+    """What is known of a session's cache: its size, the same in every tier, and who has some of it."""
 
     tokens: int = 0
     bytes: float = 0.0
-    pages: int = 0
     holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes, a row each. Read-only; valid for as long as one likes.
+    """All nodes, a row each, as the model of one turn sees them. Read-only; valid for as long as one likes.
 
-    work_s: outstanding work by class of urgency, what was placed since the last report included; `classes` says which class each row of
-    the array is, ascending; there is none of the others. expected: requests that hints promise, by class too. prefill_token_s: infinite
-    where nobody knows. request_s: the work of a typical request. decisions: turns placed so far.
+    known: the model is registered, or some node has it. serves: it is active there. kv_total_bytes, kv_free_bytes: of its pages in HBM.
+    prefill_token_s: of the model there; infinite where nobody knows. request_s: the work of a typical request of the model; node_request_s:
+    of any request on the node. work_s: outstanding work by class of urgency, what was placed since the last report included;
+    `classes` says which class each row of the array is, ascending; there is none of the others. expected: requests that hints promise, by
+    class too. decisions: turns placed so far.
     """
 
     names: tuple[str, ...]
     rows: Mapping[str, int]
-    models: Mapping[str, Flags]
     serving: Flags
-    pages_total: Floats
-    pages_free: Floats
-    prefill_token_s: Floats
     link_bytes_per_s: Floats
     ssd_bytes_per_s: Floats
     blob_bytes_per_s: Floats
     hashes: Hashes
+    known: bool
+    serves: Flags
+    kv_total_bytes: Floats
+    kv_free_bytes: Floats
+    prefill_token_s: Floats
     suspect: Flags
     classes: tuple[int, ...]
     work_s: Floats
     expected: Floats
     cached: Cached
     request_s: float
+    node_request_s: Floats
     decisions: int
 
     def row(self, name: str) -> int | None:
@@ -91,14 +95,21 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
     """The picture for one session and the model that is to answer, at time `now`."""
     c, n = fleet.columns, fleet.columns.count
     classes = list(c.classes)
+    of_model, request_s = c.of_model(model), fleet.request_s_of(model)
     return Snapshot(
         *c.steady(),
+        known=model in c.models or model in fleet.registered,
+        serves=of_model.serves,
+        kv_total_bytes=of_model.kv_total_bytes,
+        kv_free_bytes=of_model.kv_free_bytes,
+        prefill_token_s=of_model.prefill_token_s,
         suspect=c.suspect(now),
         classes=c.classes,
-        work_s=c.reported_s[classes, :n] + c.young_count[classes, :n] * fleet.request_s,
+        work_s=c.reported_s[classes, :n] + c.young_s[classes, :n],
         expected=c.expected[classes, :n],
         cached=_cached(fleet, session, model) if session is not None else _UNKNOWN,
-        request_s=fleet.request_s,
+        request_s=request_s,
+        node_request_s=c.request_s_or(request_s),
         decisions=decisions,
     )
 
@@ -115,6 +126,5 @@ def _cached(fleet: Fleet, session: Session, model: str) -> Cached:
     return Cached(
         tokens=session.tokens,
         bytes=float(chunks * shape.chunk_bytes),
-        pages=chunks * shape.layers,
         holders=tuple([Holder(rows[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens) for n, h in session.holders.items()]),
     )

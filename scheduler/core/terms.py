@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler.core.columns import Floats
+from scheduler.core.models import Floats
 from scheduler.core.snapshot import Rows, Snapshot, Turn
 
 #: How much work that is less urgent counts: it gives way, but it shares the batch until it has.
@@ -38,7 +38,7 @@ def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     less."""
     if not turn.advised:
         return np.zeros(len(rows))
-    return _felt(snapshot, snapshot.expected, turn, rows) * snapshot.request_s
+    return _felt(snapshot, snapshot.expected, turn, rows) * snapshot.node_request_s[rows]
 
 
 def _felt(snapshot: Snapshot, by_class: Floats, turn: Turn, rows: Rows) -> Floats:
@@ -101,10 +101,11 @@ def bring_s(snapshot: Snapshot) -> Floats:
 
 
 def pressure_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Waiting for pages: the share of those it needs that are not free now, in requests that have to end first."""
-    need = snapshot.cached.pages
+    """Waiting for memory: the share of what its cache needs of the model's pages that is not free now, in requests that have to end
+    first."""
+    need = snapshot.cached.bytes
     if not need:
         return np.zeros(len(rows))
-    lacking = np.maximum(1.0 - snapshot.pages_free[rows] / need, 0.0)
-    lacking[snapshot.pages_total[rows] == 0] = 0.0
+    lacking = np.maximum(1.0 - snapshot.kv_free_bytes[rows] / need, 0.0)
+    lacking[snapshot.kv_total_bytes[rows] == 0] = 0.0
     return lacking * snapshot.request_s

@@ -27,20 +27,21 @@ class Answer:
 
 @dataclass
 class Chat:
-    """One session. `session_id` None: the server recognises it by its history."""
+    """One session. `session_id` None: the server recognises it by its history. model: empty for the first that the server names."""
 
     url: str
     session_id: str | None = None
     api_key: str = "none"
     messages: list[dict[str, str]] = field(default_factory=list)
     max_tokens: int = 48
+    model: str = ""
 
     def say(self, text: str, node: str | None = None, timeout_s: float = 60.0) -> Answer:
         """One streamed turn; the answer joins the history."""
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0, timeout=timeout_s)
         headers = ({"X-Session-Id": self.session_id} if self.session_id else {}) | ({"X-Upbeat-Node": node} if node else {})
         self.messages.append({"role": "user", "content": text})
-        model = client.models.list().data[0].id
+        model = self.model or client.models.list().data[0].id
         with client.chat.completions.with_streaming_response.create(
             model=model,
             messages=self.messages,  # type: ignore[arg-type]

@@ -412,9 +412,16 @@ QUICK = Patience(total_s=5.0, pause_s=0.05, scheduler_s=0.4, scheduler_rest_s=1.
 
 @contextlib.asynccontextmanager
 async def stack(
-    nodes: int = 2, *, wait: bool = True, patience: Patience = QUICK, schedulers: int = 1, **gateway: Any
+    nodes: int = 2,
+    *,
+    wait: bool = True,
+    patience: Patience = QUICK,
+    schedulers: int = 1,
+    models: dict[str, Any] | None = None,
+    **gateway: Any,
 ) -> AsyncIterator[Stack]:
-    """A serving gateway in front of `nodes` toy workers and so many schedulers; `gateway`: settings of its section."""
+    """A serving gateway in front of `nodes` toy workers and so many schedulers; `gateway`: settings of its section. models: that are
+    registered; by default the one that the toy workers serve."""
     workers = [ToyWorker(f"node-{i}") for i in range(nodes)]
     deciders = [ToyScheduler(workers) for _ in range(schedulers)]
     for server in (*workers, *deciders):
@@ -424,7 +431,7 @@ async def stack(
         "scheduler": {"addresses": [f"127.0.0.1:{s.port}" for s in deciders]},
         "nodes": {"count": nodes, "base_port": 50_000},
     }
-    config = load_config(None, {**settings, "model_name": MODEL})
+    config = load_config(None, {**settings, **({"models": models} if models else {"model_name": MODEL})})
     tasks = Tasks()
     made = Gateway(config, tasks, patience=patience)
     await made.start()

@@ -242,8 +242,9 @@ async def test_metrics_count_requests_by_route_and_status(s: Stack) -> None:
     for line in (
         'upbeat_gateway_requests_total{route="/v1/chat/completions",status="200"}',
         'upbeat_gateway_requests_total{route="/v1/chat/completions",status="400"}',
-        'upbeat_gateway_ttft_seconds_count{route="/v1/chat/completions"}',
-        'upbeat_gateway_tpot_seconds_count{route="/v1/chat/completions"}',
+        'upbeat_gateway_ttft_seconds_count{model="toy",route="/v1/chat/completions"}',
+        'upbeat_gateway_tpot_seconds_count{model="toy",route="/v1/chat/completions"}',
+        'upbeat_gateway_tokens_total{kind="prompt",model="toy"}',
         "upbeat_gateway_active_generations 0.0",
         "upbeat_gateway_worker_streams",
     ):

@@ -44,8 +44,9 @@ class House(Control):
         self.directory.report(node, key, "m", 960, 1.0, Held(tokens, tokens * TOKEN_BYTES, tokens))
 
     def choose(self, turn: Turn | None = None, policy: str = "balanced", key: SessionKey = S, now: float = 0.0) -> Choice:
-        view = snapshot.take(self.fleet, self.directory.get(key), "m", now)
-        return place(view, turn or Turn("m"), POLICIES[policy], seed_of(key))
+        turn = turn or Turn("m")
+        view = snapshot.take(self.fleet, self.directory.get(key), turn.model, now)
+        return place(view, turn, POLICIES[policy], seed_of(key))
 
 
 def test_the_node_with_fewest_outstanding_requests_is_chosen_once_that_is_worth_leaving_the_cache() -> None:
@@ -89,6 +90,8 @@ def test_without_a_hint_a_short_queue_is_worth_less_than_a_long_load() -> None:
         h.fleet.placed("node-0", f"r{n}", 0.0)
     assert h.choose().node == "node-0"
     h.fleet.request_s = 1.0
+    for n in range(6):
+        h.fleet.placed("node-0", f"r{n}", 0.0)
     assert h.choose().node == "node-1"
 
 

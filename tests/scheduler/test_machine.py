@@ -104,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (command.node == pending.node) == isinstance(command, Prefetch)
             assert isinstance(command, Prefetch) or (before is not None and before.sent is not None)
         pending = self.core.advisories.get(session)
-        if pending is not None and pending.sent is not None and self.core._serves(pending.node, "m", self.now):
+        if pending is not None and pending.sent is not None and self.core.fleet.serves(pending.node, "m", self.now):
             assert not self.core.advise(given, self.now), "nothing is new"
 
     @rule(session=sessions)

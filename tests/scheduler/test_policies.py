@@ -81,12 +81,12 @@ def test_the_best_five_are_explained_whatever_order_the_nodes_have(unknown: int,
 @given(fleets, turns, st.sampled_from(sorted(POLICIES)), st.integers(0, (1 << 64) - 1))
 @settings(max_examples=150, deadline=None)
 def test_a_decision_depends_on_snapshot_turn_and_seed_and_changes_nothing(view: Snapshot, turn: Turn, policy: str, seed: int) -> None:
-    before = [np.copy(getattr(view, name)) for name in ("work_s", "expected", "pages_free", "serving", "hashes")]
+    before = [np.copy(getattr(view, name)) for name in ("work_s", "expected", "kv_free_bytes", "serving", "hashes")]
     first, second = (place(view, turn, POLICIES[policy], seed) for _ in range(2))
     assert first == second and first.node == next(iter(first.scores))[0]
     totals = [sum(scores.values()) for _, scores in first.scores]
     assert totals == sorted(totals) or max(totals) - min(totals) < 1e-6, "the best nodes come best first"
-    for old, name in zip(before, ("work_s", "expected", "pages_free", "serving", "hashes"), strict=True):
+    for old, name in zip(before, ("work_s", "expected", "kv_free_bytes", "serving", "hashes"), strict=True):
         assert (old == getattr(view, name)).all()
 
 

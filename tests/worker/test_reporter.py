@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime import rpc
 from worker.core.counts import Counts
-from worker.service.reporter import Reporter
+from worker.service.reporter import Reporter, Standing
 
 
 class Listener(SchedulerServicer):
@@ -85,6 +86,7 @@ async def world(free_ports: Callable[[int], int]) -> AsyncIterator[tuple[PlayedE
         created_s=0,
         rates={"ssd": 5.0},
         draining=lambda: False,
+        standing=Standing(weight_bytes=700, device_bytes=1000, free_bytes=lambda: 44, ttft_s=0.5, tpot_s=0.05),
     )
     running = asyncio.ensure_future(reporter.run())
     await until(lambda: all(x.loads for x in listeners))
@@ -152,3 +154,17 @@ async def test_a_scheduler_of_many_nodes_hears_less_often(world) -> None:
         engine.run(f"r{n}")
         await until(lambda n=n: list(first.loads[-1].in_flight) == [f"r{n}"])
     assert len(second.loads) <= told + 2, "one on its way, and one that was due before the scheduler had said so"
+
+
+async def test_a_model_is_reported_by_name_and_in_bytes(world: tuple[PlayedEngine, Reporter, list[Listener]]) -> None:
+    engine, reporter, listeners = world
+    (model,), hello = listeners[0].hellos[0].models, listeners[0].hellos[0]
+    assert (model.name, model.state, model.weight_bytes, model.engine, model.wire) == ("m", pb.MODEL_STATE_ACTIVE, 700, "native", 0)
+    assert (model.ttft_slo_s, model.tpot_slo_s, hello.device_bytes) == (0.5, 0.05, 1000)
+    engine.counts = replace(engine.counts, running=3, outstanding_s={0: 1.5, 2: 0.5}, request_s=0.25, pages_total=8, pages_free=5)
+    load = reporter.load(1, reporter.links[0])
+    assert load.device_bytes_free == 44
+    (of_model,), page_bytes = load.models, engine.device.shape.piece_bytes
+    assert (of_model.model, of_model.running, of_model.request_s) == ("m", 3, 0.25)
+    assert (of_model.kv_bytes_used, of_model.kv_bytes_limit) == (3 * page_bytes, 8 * page_bytes)
+    assert dict(of_model.outstanding_by_priority) == {0: 1.5, 2: 0.5}

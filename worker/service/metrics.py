@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from contracts.models import ModelState
 from worker.core.sequence import Event
 from worker.core.standings import Rank
 from worker.engine.engine import Engine
@@ -28,6 +29,11 @@ class WorkerMetrics(Collector):
         engine = self._engine
         cache, loader, prefetching = engine.device.cache, engine.device.loader, engine.core.prefetching
         page = engine.device.shape.piece_bytes
+        state = GaugeMetricFamily(
+            "upbeat_worker_model_state", "What a model is doing here: 1 cold, 2 loading, 3 active, 4 draining", labels=["model"]
+        )
+        state.add_metric([engine.model_name], ModelState.ACTIVE)
+        yield state
 
         def by(family: Metric, amounts: dict[tuple[str, ...], int]) -> Metric:
             for labels, pages in amounts.items():

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from contracts.context import ContextBound
 from contracts.convert import shape_to_wire
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
+from worker.core.counts import Counts
 from worker.engine.engine import Engine
 
 log = telemetry.logger("worker.service.reporter")
@@ -26,6 +28,19 @@ log = telemetry.logger("worker.service.reporter")
 LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
 RETRY_S = 0.1
 METRICS_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is said of the model on its device. weight_bytes: on the device; device_bytes: of its memory, weights and KV; free_bytes: of
+    that, what nobody holds. ttft_s, tpot_s: what callers are promised; 0: nothing."""
+
+    weight_bytes: int = 0
+    device_bytes: int = 0
+    free_bytes: Callable[[], int] = lambda: 0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    engine: str = "native"
 
 
 class Reporter:
@@ -42,8 +57,10 @@ class Reporter:
         created_s: int,
         rates: dict[str, float],
         draining: Callable[[], bool],
+        standing: Standing | None = None,
     ) -> None:
         """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured."""
+        self._standing = standing or Standing()
         self.engine, self.node, self.address, self.draining = engine, node, address, draining
         self._bound, self._created_s, self._rates = bound, created_s, rates
         self._instance = uuid.uuid4().hex
@@ -75,6 +92,11 @@ class Reporter:
             created_s=self._created_s,
             longest_token_bytes=self._bound.longest_token_bytes,
             message_token_bytes=self._bound.message_token_bytes,
+            state=self._state,
+            weight_bytes=self._standing.weight_bytes,
+            ttft_slo_s=self._standing.ttft_s,
+            tpot_slo_s=self._standing.tpot_s,
+            engine=self._standing.engine,
         )
         return scheduler_pb2.WorkerHello(
             node=self.node,
@@ -82,7 +104,27 @@ class Reporter:
             models=[model],
             instance=self._instance,
             connection=connection,
+            device_bytes=self._standing.device_bytes,
             **{f"{source}_bytes_per_s": rate for source, rate in self._rates.items()},
+        )
+
+    @property
+    def _state(self) -> scheduler_pb2.ModelState:
+        return scheduler_pb2.MODEL_STATE_DRAINING if self.draining() else scheduler_pb2.MODEL_STATE_ACTIVE
+
+    def _model_load(self, counts: Counts) -> scheduler_pb2.ModelLoad:
+        page_bytes = self.engine.device.shape.piece_bytes
+        return scheduler_pb2.ModelLoad(
+            model=self.engine.model_name,
+            state=self._state,
+            running=counts.running,
+            waiting=counts.waiting,
+            outstanding_tokens=counts.outstanding_tokens,
+            outstanding_by_priority=counts.outstanding_s,
+            request_s=counts.request_s,
+            prefill_token_s=counts.prefill_token_s,
+            kv_bytes_used=(counts.pages_total - counts.pages_free) * page_bytes,
+            kv_bytes_limit=counts.pages_total * page_bytes,
         )
 
     def load(self, number: int, link: Link) -> scheduler_pb2.WorkerLoad:
@@ -108,6 +150,8 @@ class Reporter:
             number=number,
             draining=self.draining(),
             stalled_s=self.engine.stalled_s,
+            models=[self._model_load(counts)],
+            device_bytes_free=self._standing.free_bytes(),
         )
 
 

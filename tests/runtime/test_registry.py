@@ -1,0 +1,87 @@
+"""The models of a configuration: what may be said of them, and which nodes serve which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.errors import ConfigError
+from runtime.config import Config, dump_config, load_config
+from runtime.registry import models_of, of_node, registered
+
+TWO = {"small": {"path": "/models/s", "nodes": [0]}, "large": {"path": "/models/l", "nodes": [1], "dtype": "bfloat16"}}
+
+
+def config_of(models: dict[str, Any], nodes: int = 2, **more: Any) -> Config:
+    return load_config(None, {"models": models, "nodes": {"count": nodes}, **more})
+
+
+def test_a_single_model_is_one_entry_that_every_node_serves() -> None:
+    config = load_config(None, {"model": "/models/s", "model_name": "small"})
+    assert {name: model.path for name, model in registered(config).items()} == {"small": Path("/models/s")}
+    assert [models_of(config, n) for n in range(2)] == [["small"], ["small"]]
+    assert list(registered(load_config())) == ["upbeat-demo"]
+
+
+def test_a_node_serves_the_models_that_name_it_and_those_that_name_none() -> None:
+    config = config_of(TWO)
+    assert [models_of(config, n) for n in range(2)] == [["small"], ["large"]]
+    assert models_of(config_of({"a": {"path": "/a"}}, nodes=3), 2) == ["a"]
+
+
+def test_the_first_of_several_is_what_model_and_model_name_say() -> None:
+    config = config_of(TWO)
+    assert (config.served_model, config.model) == ("small", Path("/models/s"))
+
+
+def test_a_worker_reads_its_own_model_as_the_only_one() -> None:
+    config = of_node(config_of(TWO), 1)
+    assert (config.served_model, config.model, config.worker.dtype) == ("large", Path("/models/l"), "bfloat16")
+    assert of_node(config_of(TWO), 0).worker.dtype == "auto"
+
+
+def test_what_is_written_down_is_read_back(tmp_path: Path) -> None:
+    config = config_of(TWO)
+    written = tmp_path / "config.yaml"
+    written.write_text(dump_config(config))
+    assert load_config(written) == config
+
+
+def test_models_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPBEAT__MODELS__SMALL__PATH", "/models/s")
+    assert list(registered(load_config())) == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("models", "nodes", "key", "remedy"),
+    [
+        ({"a": {"path": "/a"}, "b": {"path": "/b"}}, 1, "node 0 would serve a and b", "models.NAME.nodes"),
+        ({"a": {"path": "/a", "nodes": [0]}, "b": {"path": "/b"}}, 2, "node 0 would serve a and b", "models.NAME.nodes"),
+        ({"a": {"path": "/a", "nodes": [0]}}, 2, "node 1 serves no model", "models.a.nodes: [1]"),
+        ({"a": {"path": "/a", "nodes": [2]}}, 2, "models.a.nodes = [2]", "0 to 1"),
+        ({"a": {"path": "/a", "nodes": [0, 0]}}, 1, "models.a.nodes = [0, 0]", "once"),
+        ({"a": {"path": "/a", "nodes": []}}, 1, "models.a.nodes", "at least 1"),
+        ({"a": {"path": "/a", "min_nodes": 3}}, 2, "models.a.min_nodes = 3", "lower it"),
+        ({"a": {"path": "/a", "ttft_s": -1}}, 2, "models.a.ttft_s = -1", "greater"),
+        ({"a": {"path": "/a", "engine": "vllm"}}, 2, "models.a.engine", "native"),
+        ({"a": {}}, 2, "models.a.path", "required"),
+        ({"a b": {"path": "/a"}}, 2, "models.a b", "pattern"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_remedy(models: dict[str, Any], nodes: int, key: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(models, nodes)
+    assert key in str(refused.value) and remedy in str(refused.value)
+
+
+def test_model_beside_models_must_mean_one_of_them() -> None:
+    with pytest.raises(ConfigError, match=r"models names small, large as well; remove model and model_name, or move them to models\.NAME"):
+        config_of(TWO, model="/models/other")
+    assert config_of(TWO, model="/models/l", model_name="large").served_model == "large"
+
+
+def test_only_static_shares_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"sharing = 'elastic'.*'static'"):
+        config_of(TWO, sharing="elastic")

@@ -1,0 +1,155 @@
+"""Several models in one fleet: who has which, and where turns, hints and figures of each belong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts.errors import InvalidRequest, NotFound, Unavailable
+from contracts.ids import SessionKey
+from contracts.models import ModelState
+from contracts.v1 import scheduler_pb2 as pb
+from scheduler.convert import load_from_wire, loads_to_wire, model_to_wire, models_from_wire
+from scheduler.core import snapshot, terms
+from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
+from scheduler.core.directory import Held
+from scheduler.core.fleet import Load
+from scheduler.core.models import ModelLoad
+from scheduler.core.snapshot import Snapshot, Turn
+from tests.scheduler.test_core import MODEL, S, hint
+
+A, B = replace(MODEL, name="a"), replace(MODEL, name="b", shape=replace(MODEL.shape, layers=12))
+ROWS = np.arange(3)
+
+
+class Mixed(Control):
+    """node-0 and node-1 have a, node-2 has b, at time 0; a, b and c are registered."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings(models=("a", "b", "c")))
+        for i, model in enumerate((A, A, B)):
+            self.fleet.worker_joined(f"node-{i}", f"w{i}", (model,), 0.0)
+            self.fleet.store_joined(f"node-{i}", f"s{i}")
+
+    def see(self, model: str, session: SessionKey = S) -> Snapshot:
+        return snapshot.take(self.fleet, self.directory.get(session), model, 0.0)
+
+    def asks(self, model: str, session: SessionKey = S, **more: Any) -> str:
+        return self.place(Ask(f"{model}-{session}-{self.decisions}", session, model, **more), 0.0).node
+
+    def hinted(self, session: SessionKey = S, model: str = "") -> list[Command]:
+        return self.advise(hint(session, f"hint-{session}", model=model), 0.0)
+
+
+def test_a_turn_goes_to_a_node_of_its_model_whatever_the_others_have_to_do() -> None:
+    h = Mixed()
+    h.fleet.loaded("node-2", Load(outstanding_s=100.0), [], [], 0.0)
+    assert {h.asks("a", SessionKey("t", f"s{n}")) for n in range(20)} == {"node-0", "node-1"}
+    assert {h.asks("b", SessionKey("t", f"s{n}")) for n in range(20)} == {"node-2"}
+    h.validate()
+
+
+def test_a_registered_model_that_nobody_has_is_not_active_and_any_other_does_not_exist() -> None:
+    h = Mixed()
+    with pytest.raises(Unavailable, match="no node has the model 'c' active"):
+        h.asks("c")
+    with pytest.raises(NotFound, match="'d' does not exist here"):
+        h.asks("d")
+    with pytest.raises(NotFound, match="node-2 does not serve the model 'a'"):
+        h.asks("a", pin="node-2")
+    h.worker_left("node-2", 0.0)
+    with pytest.raises(Unavailable, match="'b' active"):
+        h.asks("b")
+
+
+@pytest.mark.parametrize("state", [ModelState.COLD, ModelState.LOADING, ModelState.DRAINING])
+def test_a_node_that_does_not_have_the_model_active_gets_none_of_its_turns(state: ModelState) -> None:
+    h = Mixed()
+    h.fleet.loaded("node-0", Load(models={"a": ModelLoad(state)}), [], [], 0.0)
+    assert {h.asks("a", SessionKey("t", f"s{n}")) for n in range(10)} == {"node-1"}
+    h.fleet.loaded("node-0", Load(), [], [], 0.0)
+    assert "node-0" in {h.asks("a", SessionKey("t", f"s{n}")) for n in range(10)}
+
+
+def test_memory_and_pace_are_a_models_own_on_each_node_and_in_bytes() -> None:
+    h = Mixed()
+    own = ModelLoad(request_s=0.5, prefill_token_s=0.25, kv_bytes_used=300, kv_bytes_limit=1000)
+    h.fleet.loaded("node-0", Load(hbm_pages_total=7, hbm_pages_free=7, models={"a": own}), [], [], 0.0)
+    h.fleet.loaded("node-2", Load(hbm_pages_total=7, hbm_pages_free=3, prefill_token_s=2.0), [], [], 0.0)
+    of_a, of_b = h.see("a"), h.see("b")
+    assert of_a.kv_total_bytes.tolist() == [1000.0, 0.0, 0.0] and of_a.kv_free_bytes.tolist() == [700.0, 0.0, 0.0]
+    assert of_a.prefill_token_s.tolist() == [0.25, np.inf, np.inf]
+    page = B.shape.piece_bytes
+    assert of_b.kv_free_bytes.tolist() == [0.0, 0.0, 3.0 * page], "a worker that tells of one model alone"
+    assert of_b.prefill_token_s.tolist() == [np.inf, np.inf, 2.0]
+    assert of_a.serves.tolist() == [True, True, False] and of_b.serves.tolist() == [False, False, True]
+
+
+def test_a_placement_is_as_much_work_as_a_request_of_its_model_is_there() -> None:
+    h = Mixed()
+    h.fleet.loaded("node-0", Load(models={"a": ModelLoad(request_s=4.0)}), [], [], 0.0)
+    h.fleet.loaded("node-2", Load(models={"b": ModelLoad(request_s=0.25)}), [], [], 0.0)
+    for node, model in (("node-0", "a"), ("node-2", "b")):
+        h.fleet.placed(node, f"r-{model}", 0.0, model=model)
+    assert terms.work_s(h.see("a"), Turn("a"), ROWS).tolist() == [4.0, 0.0, 0.25]
+    h.validate()
+
+
+def test_a_session_has_nothing_to_load_for_a_model_that_it_has_not_spoken_to() -> None:
+    h = Mixed()
+    h.directory.report("node-0", S, "a", 960, 1.0, Held(960, 960, 960))
+    assert h.see("a").cached.bytes == 15 * A.shape.chunk_bytes and h.see("b").cached.bytes == 0.0
+
+
+def test_a_hint_goes_to_a_node_of_the_model_that_it_names() -> None:
+    h = Mixed()
+    (command,) = h.hinted(model="b")
+    assert isinstance(command, Prefetch) and (command.node, command.hint.model) == ("node-2", "b")
+
+
+def test_a_hint_without_a_model_is_for_the_sessions_last_one() -> None:
+    h = Mixed()
+    h.directory.report("node-0", S, "a", 960, 1.0, Held(960, 960, 960))
+    (command,) = h.hinted()
+    assert isinstance(command, Prefetch) and command.hint.model == "a"
+    other = SessionKey("t", "asked")
+    h.asks("a", other)
+    h.asks("b", other)
+    (command,) = h.hinted(other)
+    assert isinstance(command, Prefetch) and (command.node, command.hint.model) == ("node-2", "b"), "its last turn's"
+
+
+def test_a_hint_of_a_session_that_nobody_knows_is_of_use_only_where_there_is_one_model() -> None:
+    h = Mixed()
+    assert h.hinted() == []
+    h.validate()
+    one = Control(Settings(models=("a",)))
+    one.fleet.worker_joined("node-0", "w0", (A,), 0.0)
+    one.fleet.store_joined("node-0", "s0")
+    (command,) = one.advise(hint(model=""), 0.0)
+    assert isinstance(command, Prefetch) and command.hint.model == "a"
+
+
+def test_a_report_is_read_and_told_to_gateways_by_model() -> None:
+    wire = pb.ModelLoad(
+        model="a", state=pb.MODEL_STATE_LOADING, running=1, waiting=2, outstanding_by_priority={3: 0.5}, request_s=0.25,
+        kv_bytes_used=3, kv_bytes_limit=4, layers_lent=5, idle_s=6.0, activation_s=7.0, token_rate=8.0,
+    )  # fmt: skip
+    h = Mixed()
+    h.fleet.loaded("node-0", load_from_wire(pb.WorkerLoad(models=[wire], device_bytes_free=9)), [], [], 0.0)
+    node = h.fleet.nodes["node-0"]
+    assert loads_to_wire(node) == [wire] and node.load.device_bytes_free == 9
+    info = pb.ModelInfo(name="a", weight_bytes=5, ttft_slo_s=0.5, tpot_slo_s=0.25, engine="native", max_tokens=10)
+    (model,) = models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
+    told = model_to_wire(model, ModelState.LOADING)
+    assert (told.weight_bytes, told.ttft_slo_s, told.engine, told.state) == (5, 0.5, "native", pb.MODEL_STATE_LOADING)
+    assert model.state is ModelState.ACTIVE, "one that says no state"
+
+
+def test_a_model_that_speaks_http_is_refused_by_name() -> None:
+    info = pb.ModelInfo(name="a", wire=pb.MODEL_WIRE_HTTP)
+    with pytest.raises(InvalidRequest, match=r"node-0 registers the model 'a' with wire = 1.*token frames only"):
+        models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
