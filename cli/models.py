@@ -38,7 +38,7 @@ def asked_models(texts: Sequence[str] | None) -> tuple[str | None, dict[str, str
 
 def models_over(named: Mapping[str, str], said: Config, nodes: int) -> dict[str, Any]:
     """`models` for a stack of so many nodes: those that flags name, each with what the file says of it, else the file's. As many models as
-    nodes, and nobody says which nodes: one each, in order."""
+    nodes, of which there are several, and nobody says which: one each, in order. Else all on all nodes that none is said for."""
     entries = {name: model.model_dump() for name, model in said.models.items()}
     if named:
         entries = {name: entries.get(name, {}) | {"path": path} for name, path in named.items()}

@@ -27,7 +27,7 @@ from runtime.gateway_config import ORIGIN
 from runtime.model_config import load_config as load_model_config
 from runtime.model_directory import model_directory, named, weight_bytes
 from runtime.model_names import hub_id
-from runtime.registry import registered
+from runtime.registry import models_of, registered
 
 DEFAULT_PORT = 8080
 #: Where the nodes' ports begin, counted from the gateway's.
@@ -169,8 +169,8 @@ def _with_model(config: Config, flags: Flags) -> Config:
         if asked is not None and not config.model_name:
             over["model_name"] = asked.repo
     needs = {name: weight_bytes(directory) / GIB * _growth(config, name, directory) for name, directory in found.items()}
-    largest = max(needs, key=lambda name: needs[name])
-    need, asked_for = needs[largest], registered(config)[largest].path
+    fullest = max((models_of(config, number) for number in range(config.nodes.count)), key=lambda names: sum(needs[n] for n in names))
+    need, asked_for = sum(needs[name] for name in fullest), " and ".join(str(registered(config)[name].path) for name in fullest)
     if says(flags.config, "kv", "hbm_gib") or flags.hbm_gib is not None:
         if need >= config.kv.hbm_gib:
             raise ConfigError(

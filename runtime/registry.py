@@ -1,7 +1,6 @@
 """The models of a configuration: what is said of each, and which nodes serve it.
 
 Decides nothing about who is placed where: a request goes to the nodes of its model, and the scheduler chooses among them.
-`one_model` is here for as long as a worker serves one model at a time; nothing else in the project assumes it.
 """
 
 from __future__ import annotations
@@ -70,25 +69,15 @@ def models_of(config: Config, number: int) -> list[str]:
     return [name for name, model in registered(config).items() if model.nodes is None or number in model.nodes]
 
 
-def of_node(config: Config, number: int) -> Config:
-    """`config` as the worker of node `number` reads it: `model`, `model_name` and `worker.dtype` are those of the model it serves."""
-    name = one_model(config, number)
-    model = registered(config)[name]
-    dtype = config.worker.dtype if model.dtype == "auto" else model.dtype
-    worker = config.worker.model_copy(update={"dtype": dtype})
-    return config.model_copy(update={"model": model.path, "model_name": name, "worker": worker})
-
-
-def one_model(config: Config, number: int) -> str:
-    """The model of node `number`. Raises ConfigError where that is not exactly one: a worker serves one model at a time for now."""
-    names = models_of(config, number)
-    if len(names) == 1:
-        return names[0]
-    what = f"node {number} would serve {' and '.join(names)}" if names else f"node {number} serves no model"
-    raise ConfigError(
-        f"{what}: a worker serves one model at a time; give each model nodes of its own with models.NAME.nodes, "
-        f"such as models.{next(iter(registered(config)))}.nodes: [{number}]"
-    )
+def as_only(config: Config, number: int) -> dict[str, Config]:
+    """By name, for each model of node `number`: `config` as if it were the only one, in `model`, `model_name` and `worker.dtype`."""
+    found = {}
+    for name in models_of(config, number):
+        model = registered(config)[name]
+        dtype = config.worker.dtype if model.dtype == "auto" else model.dtype
+        worker = config.worker.model_copy(update={"dtype": dtype})
+        found[name] = config.model_copy(update={"model": model.path, "model_name": name, "worker": worker})
+    return found
 
 
 def check_models(config: Config) -> None:
@@ -108,7 +97,11 @@ def check_models(config: Config) -> None:
             )
     _check_both_ways(config)
     for number in range(count):
-        one_model(config, number)
+        if not models_of(config, number):
+            first = next(iter(registered(config)))
+            raise ConfigError(
+                f"node {number} serves no model; add it to one, such as models.{first}.nodes: [..., {number}], or lower nodes.count"
+            )
 
 
 def _check_both_ways(config: Config) -> None:

@@ -32,6 +32,7 @@ from worker.core.pages import PagePool
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Slice, Steps
 from worker.engine.device import Device
+from worker.engine.device_loop import DeviceLoop
 from worker.engine.engine import Cancel, Engine, Submit
 from worker.kernels.build import AVX2_ONLY, library
 from worker.kernels.cpu_kernels import CpuKernels
@@ -129,7 +130,8 @@ class Ours:
         self._device = device = Device(loaded.shape, kv, HbmCache(pool), table, loader, RealClock(), settings, lambda tenant: salt)
         self._gate = Gated(NativeRunner(loaded, kv, kernels))
         self._engine = Engine(device, self._gate, NoText.load(model), loaded.eos_ids, "bench", worker)
-        self._engine.on_crash = lambda error: os._exit(1)
+        self._loop = DeviceLoop([self._engine])
+        self._loop.on_crash = lambda error: os._exit(1)
         self._vocabulary = loaded.config.vocab_size
         self._made_up, self._threads, self.products = made_up, threads, kernels.products[0]
         self._filled = np.empty(0, np.uint8)
@@ -137,7 +139,7 @@ class Ours:
         self._live: list[str] = []
         self._frames: queue.SimpleQueue[tuple[float, set[str]]] = queue.SimpleQueue()
         loader.start()
-        self._engine.start()
+        self._loop.start()
 
     def put(self, frame: StepFrame) -> None:
         """A gateway stream's end, on the engine's thread."""

@@ -31,7 +31,7 @@ from worker.core.progress import Progress  # noqa: E402
 from worker.engine.engine import Submit  # noqa: E402
 from worker.engine.stepping import Outcome, Stepping  # noqa: E402
 from worker.link.loads import StepProgress  # noqa: E402
-from worker.link.store_link import StoreLink  # noqa: E402
+from worker.link.store_link import End, StoreLink  # noqa: E402
 
 #: Which store has what: the node that the engine lives on, the peer with a session in its DRAM, and a node that has nothing itself.
 HOME, PEER, EMPTY = 0, 1, 2
@@ -169,7 +169,7 @@ class Ours:
                 await task
         device, config = self.engine.device, self.stores.config
         to_engine, to_loader = self.engine.inbox.put, self.engine.device.loader.from_store
-        link = StoreLink(self.stores.address(node), config.node(HOME).name, device.shape, to_engine, to_loader, config.kv.hugepages)
+        link = StoreLink(self.stores.address(node), config.node(HOME).name, [End(device.shape, to_engine, to_loader)], config.kv.hugepages)
         device.link = device.loader.link = link
         self._tasks.start(link.run(), "store link")
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63ontracts/v1/worker.proto\x12\tupbeat.v1\"\x18\n\x05\x46rame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\xe1\x01\n\x0fTokenizeRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\x12\x10\n\x08messages\x18\x03 \x01(\x0c\x12\r\n\x05tools\x18\x04 \x01(\t\x12\x17\n\x0ftemplate_kwargs\x18\x05 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x06 \x01(\x08\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x07 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x08 \x01(\x08\x12\x19\n\x11return_token_strs\x18\t \x01(\x08\"[\n\rTokenizeReply\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x0f\n\x07refused\x18\x04 \x01(\t\"3\n\x11\x44\x65tokenizeRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\"0\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07refused\x18\x02 \x01(\t2\xc4\x01\n\x06Worker\x12\x30\n\x06Stream\x12\x10.upbeat.v1.Frame\x1a\x10.upbeat.v1.Frame(\x01\x30\x01\x12@\n\x08Tokenize\x12\x1a.upbeat.v1.TokenizeRequest\x1a\x18.upbeat.v1.TokenizeReply\x12\x46\n\nDetokenize\x12\x1c.upbeat.v1.DetokenizeRequest\x1a\x1a.upbeat.v1.DetokenizeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63ontracts/v1/worker.proto\x12\tupbeat.v1\"\x18\n\x05\x46rame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\xf0\x01\n\x0fTokenizeRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\x12\x10\n\x08messages\x18\x03 \x01(\x0c\x12\r\n\x05tools\x18\x04 \x01(\t\x12\x17\n\x0ftemplate_kwargs\x18\x05 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x06 \x01(\x08\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x07 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x08 \x01(\x08\x12\x19\n\x11return_token_strs\x18\t \x01(\x08\x12\r\n\x05model\x18\n \x01(\t\"[\n\rTokenizeReply\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x0f\n\x07refused\x18\x04 \x01(\t\"B\n\x11\x44\x65tokenizeRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\"0\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07refused\x18\x02 \x01(\t2\xc4\x01\n\x06Worker\x12\x30\n\x06Stream\x12\x10.upbeat.v1.Frame\x1a\x10.upbeat.v1.Frame(\x01\x30\x01\x12@\n\x08Tokenize\x12\x1a.upbeat.v1.TokenizeRequest\x1a\x18.upbeat.v1.TokenizeReply\x12\x46\n\nDetokenize\x12\x1c.upbeat.v1.DetokenizeRequest\x1a\x1a.upbeat.v1.DetokenizeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAME']._serialized_start=40
   _globals['_FRAME']._serialized_end=64
   _globals['_TOKENIZEREQUEST']._serialized_start=67
-  _globals['_TOKENIZEREQUEST']._serialized_end=292
-  _globals['_TOKENIZEREPLY']._serialized_start=294
-  _globals['_TOKENIZEREPLY']._serialized_end=385
-  _globals['_DETOKENIZEREQUEST']._serialized_start=387
-  _globals['_DETOKENIZEREQUEST']._serialized_end=438
-  _globals['_DETOKENIZEREPLY']._serialized_start=440
-  _globals['_DETOKENIZEREPLY']._serialized_end=488
-  _globals['_WORKER']._serialized_start=491
-  _globals['_WORKER']._serialized_end=687
+  _globals['_TOKENIZEREQUEST']._serialized_end=307
+  _globals['_TOKENIZEREPLY']._serialized_start=309
+  _globals['_TOKENIZEREPLY']._serialized_end=400
+  _globals['_DETOKENIZEREQUEST']._serialized_start=402
+  _globals['_DETOKENIZEREQUEST']._serialized_end=468
+  _globals['_DETOKENIZEREPLY']._serialized_start=470
+  _globals['_DETOKENIZEREPLY']._serialized_end=518
+  _globals['_WORKER']._serialized_start=521
+  _globals['_WORKER']._serialized_end=717
 # @@protoc_insertion_point(module_scope)

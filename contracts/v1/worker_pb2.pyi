@@ -13,7 +13,7 @@ class Frame(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("tenant", "prompt", "messages", "tools", "template_kwargs", "add_special_tokens", "add_generation_prompt", "continue_final_message", "return_token_strs")
+    __slots__ = ("tenant", "prompt", "messages", "tools", "template_kwargs", "add_special_tokens", "add_generation_prompt", "continue_final_message", "return_token_strs", "model")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class TokenizeRequest(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_STRS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     prompt: bytes
     messages: bytes
@@ -32,7 +33,8 @@ class TokenizeRequest(_message.Message):
     add_generation_prompt: bool
     continue_final_message: bool
     return_token_strs: bool
-    def __init__(self, tenant: _Optional[str] = ..., prompt: _Optional[bytes] = ..., messages: _Optional[bytes] = ..., tools: _Optional[str] = ..., template_kwargs: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., return_token_strs: _Optional[bool] = ...) -> None: ...
+    model: str
+    def __init__(self, tenant: _Optional[str] = ..., prompt: _Optional[bytes] = ..., messages: _Optional[bytes] = ..., tools: _Optional[str] = ..., template_kwargs: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., return_token_strs: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
 
 class TokenizeReply(_message.Message):
     __slots__ = ("tokens", "token_strs", "max_model_len", "refused")
@@ -47,12 +49,14 @@ class TokenizeReply(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., token_strs: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class DetokenizeRequest(_message.Message):
-    __slots__ = ("tenant", "tokens")
+    __slots__ = ("tenant", "tokens", "model")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     tokens: bytes
-    def __init__(self, tenant: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    model: str
+    def __init__(self, tenant: _Optional[str] = ..., tokens: _Optional[bytes] = ..., model: _Optional[str] = ...) -> None: ...
 
 class DetokenizeReply(_message.Message):
     __slots__ = ("text", "refused")

@@ -92,6 +92,7 @@ async def _asked(request: web.Request, model: str, pin: str, question: Question)
     asked again elsewhere: its caller may."""
     parts = request.app[PARTS]
     workers = parts.workers
+    question.message.model = model
     route = direct_route(parts.fleet.view or FleetView(), model, workers.in_flight, workers.connected, pin=pin)
     if route is None:
         raise Unavailable(f"no node serves {model} at the moment; try again")

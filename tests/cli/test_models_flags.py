@@ -52,10 +52,10 @@ def test_as_many_models_as_nodes_have_one_each_in_order(two: dict[str, str]) -> 
     assert [models_of(config, n) for n in range(2)] == [["small"], ["large"]]
 
 
-def test_other_numbers_need_to_be_told_which_nodes(two: dict[str, str], tmp_path: Path) -> None:
+def test_of_other_numbers_every_node_has_all_unless_the_file_says_which(two: dict[str, str], tmp_path: Path) -> None:
     for nodes in (1, 3):
-        with pytest.raises(ConfigError, match=r"node 0 would serve small and large.*models\.NAME\.nodes"):
-            layout(Flags(nodes=nodes, models=two))
+        config = layout(Flags(nodes=nodes, models=two))
+        assert [models_of(config, n) for n in range(nodes)] == [["small", "large"]] * nodes
     file = tmp_path / "given.yaml"
     file.write_text("models: {small: {path: /elsewhere, nodes: [0, 2], ttft_s: 0.5}, large: {path: /elsewhere, nodes: [1]}}\n")
     config = layout(Flags(nodes=3, models=two, config=file))

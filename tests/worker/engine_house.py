@@ -31,6 +31,7 @@ from worker.core.pages import PagePool
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Runner, Slice, Steps
 from worker.engine.device import Device
+from worker.engine.device_loop import DeviceLoop
 from worker.engine.engine import Cancel, Engine, Submit
 from worker.kernels.choice import choose_kernels
 from worker.link.kv_loader import KvLoader
@@ -270,11 +271,12 @@ class House:
             runner = Slow(runner, step_ms / 1000)
         self.computed = runner = Counting(runner)
         self.grammars = GrammarCompiler(self.codec, self.model.config.vocab_size, self.model.eos_ids)
-        self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker), niceness)
+        self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
+        self.loop = DeviceLoop([self.engine], niceness)
         self.crashes: list[BaseException] = []
-        self.engine.on_crash = self.crashes.append
+        self.loop.on_crash = self.crashes.append
         self.loader.start()
-        self.engine.start()
+        self.loop.start()
         self.store: FakeStore | None = None
         if store:
             self.attach(FakeStore(self.model.shape))
@@ -405,7 +407,7 @@ class House:
 
     def close(self) -> None:
         """Stop the engine."""
-        self.engine.stop()
+        self.loop.stop()
         self.loader.stop()
         if self.store:
             self.store.close()

@@ -20,7 +20,7 @@ from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool, Pages
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import ArenaGone, ArenaHere, LoadTable, Save, Transfer
-from worker.link.store_link import StoreLink
+from worker.link.store_link import End, StoreLink
 from worker.memory.copier import Arena, HostCopier
 from worker.memory.granules import HostPool
 from worker.memory.paged_kv import PagedKv
@@ -96,7 +96,7 @@ async def test_what_a_worker_still_copies_when_its_stream_ends_is_given_to_nobod
         kv.map_slab(slab)
     inbox, copier = queue.SimpleQueue[object](), SlowCopier(kv)
     loader = KvLoader(kv, LoadTable(), inbox.put, copier)
-    link = loader.link = StoreLink(stack.address(0), "w", SHAPE, inbox.put, loader.from_store)
+    link = loader.link = StoreLink(stack.address(0), "w", [End(SHAPE, inbox.put, loader.from_store)])
     loader.start()
     attached = asyncio.ensure_future(link.run())
     assert isinstance(await asyncio.to_thread(inbox.get, timeout=30), StoreUp)

@@ -86,7 +86,7 @@ def samples(house: House) -> dict[str, float]:
     page = house.model.shape.piece_bytes
     return {
         ".".join([s.name.removeprefix("upbeat_worker_").removesuffix("_total"), *s.labels.values()]): s.value / page
-        for family in WorkerMetrics(house.engine).collect()
+        for family in WorkerMetrics([house.engine]).collect()
         for s in family.samples
     }
 

@@ -115,7 +115,7 @@ def test_an_engine_computes_a_request_on_trial_alone_and_all_end_with_their_own_
     tried = [e.submit(list(range(40 + n, 70 + n)), 10, alone=True) for n in range(3)]
     while not all(e.answers[name].tokens for name in tried):
         gained = {name: len(answer.tokens) for name, answer in e.answers.items()}
-        if not e.engine.going_on and e.engine.inbox.empty():
+        if not e.engine.core.going_on and e.engine.inbox.empty():
             e.world.next(e.engine.core.scheduling.trials.rest_s(e.world.now()) or 0.5)
         e.turn()
         if trial := e.engine.core.scheduling.trials.told:

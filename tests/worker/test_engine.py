@@ -80,7 +80,7 @@ def test_another_engine_takes_the_session_over(house: House, model: Path, cold: 
     house.settle()
     other = House(model, store=False)
     assert house.store is not None
-    house.engine.stop()
+    house.loop.stop()
     other.attach(house.store)
     longer = prompt + first.tokens
     second = other.run(longer, 10)

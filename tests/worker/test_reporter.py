@@ -18,7 +18,7 @@ from contracts.v1 import scheduler_pb2 as pb
 from contracts.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime import rpc
 from worker.core.counts import Counts
-from worker.service.reporter import Reporter, Standing
+from worker.service.reporter import Reported, Reporter
 
 
 class Listener(SchedulerServicer):
@@ -78,15 +78,14 @@ async def world(free_ports: Callable[[int], int]) -> AsyncIterator[tuple[PlayedE
         await listener.start()
     engine = PlayedEngine()
     reporter = Reporter(
-        engine,  # type: ignore[arg-type]
+        [Reported(engine, ContextBound(100, 9, 7), 0, 700, 0.5, 0.05)],  # type: ignore[arg-type]
         schedulers=[x.address for x in listeners],
         node="node-0",
         address="a:1",
-        bound=ContextBound(100, 9, 7),
-        created_s=0,
         rates={"ssd": 5.0},
         draining=lambda: False,
-        standing=Standing(weight_bytes=700, device_bytes=1000, free_bytes=lambda: 44, ttft_s=0.5, tpot_s=0.05),
+        device_bytes=1000,
+        free_bytes=lambda: 44,
     )
     running = asyncio.ensure_future(reporter.run())
     await until(lambda: all(x.loads for x in listeners))

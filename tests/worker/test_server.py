@@ -21,8 +21,10 @@ from runtime.config import WorkerSection
 from tests.worker.engine_house import DEMO, House, tiny_model
 from worker.engine import failpoints
 from worker.sampling.grammars import GrammarCompiler
+from worker.service.hosted import Hosted
 from worker.service.server import WorkerServer
 from worker.text.codec import TextCodec
+from worker.text.tokenising import Tokenising
 
 CLOSED = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": CLOSED}}
@@ -96,16 +98,24 @@ class Waiting(GrammarCompiler):
         return super().matcher(grammar, param)
 
 
+def hosted_of(server: WorkerServer) -> Hosted:
+    """The one model that it serves."""
+    [hosted] = server.models.values()
+    return hosted
+
+
 @pytest.fixture
 async def server(house: House) -> AsyncIterator[WorkerServer]:
-    made = WorkerServer(house.engine, house.codec, 1500, house.model.config.vocab_size, WorkerSection())
-    made.grammars.compiler = Waiting(house)
+    tokenising = Tokenising()
+    hosted = Hosted(house.engine, house.codec, 1500, house.model.config.vocab_size, WorkerSection(), tokenising)
+    made = WorkerServer([hosted], tokenising)
+    hosted.grammars.compiler = Waiting(house)
     yield made
     await made.stop()
 
 
 async def test_grammars_are_compiled_on_a_thread_of_their_own_and_only_when_asked_for(server: WorkerServer) -> None:
-    gateway, grammars = Gateway(server), server.grammars.compiler
+    gateway, grammars = Gateway(server), hosted_of(server).grammars.compiler
     assert isinstance(grammars, Waiting)
     gateway.submit("plain")
     assert (await gateway.ended("plain")).finish_reason in ("stop", "length") and grammars.threads == []
@@ -125,7 +135,7 @@ async def test_grammars_are_compiled_on_a_thread_of_their_own_and_only_when_aske
 
 
 async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: WorkerServer, house: House) -> None:
-    gateway, other, grammars = Gateway(server), Gateway(server), server.grammars.compiler
+    gateway, other, grammars = Gateway(server), Gateway(server), hosted_of(server).grammars.compiler
     assert isinstance(grammars, Waiting)
     grammars.go.clear()
     gateway.submit("gone", json_schema='{"type": "integer"}')
@@ -137,7 +147,7 @@ async def test_what_is_cancelled_while_it_is_made_ready_never_runs(server: Worke
     assert (await gateway.ended("after")).finish_reason in ("stop", "length")
     finished = len(house.engine.finished)
     grammars.go.set()
-    while server.grammars._learning:  # noqa: ASYNC110 - another class's state
+    while hosted_of(server).grammars._learning:  # noqa: ASYNC110 - another class's state
         await asyncio.sleep(0.01)
     gateway.submit("last", json_schema='{"enum": [1]}')
     assert (await gateway.ended("last")).finish_reason == "stop"
@@ -233,7 +243,7 @@ def test_failpoints_name_their_remedy_and_do_nothing_unless_armed() -> None:
 
 async def test_what_cannot_fit_is_refused_before_it_is_tokenised(house: House, server: WorkerServer) -> None:
     gateway = Gateway(server)
-    bound = server.bound
+    bound = hosted_of(server).bound
     assert bound.longest_token_bytes > 0
     content = "x" * (bound.longest_token_bytes * bound.max_tokens + 1)
     for number, asked in enumerate(({"prompt": content}, {"messages": [{"role": "tool", "content": content, "tool_call_id": "c"}]})):
@@ -274,12 +284,15 @@ async def test_template_variables_change_the_prompt_and_are_checked_again(server
     source = "{{ messages[0].content }}{% if enable_thinking is false %} <think></think>{% endif %}"
     (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text(source)
-    server.codec = TextCodec.load(tmp_path)
+    hosted_of(server).codec = TextCodec.load(tmp_path)
     for request_id, text in (("off", '{"enable_thinking":false}'), ("on", '{"enable_thinking":true}'), ("unsaid", None)):
         gateway.submit(request_id, template_kwargs=text)
         assert (await gateway.ended(request_id)).finish_reason in ("stop", "length")
     prompts = {a.request_id: a.prompt_tokens for frame in gateway.seen for a in frame.accepted}
-    assert prompts["off"] - prompts["on"] == len(server.codec.plain_tokens(" <think></think>")) and prompts["on"] == prompts["unsaid"]
+    assert (
+        prompts["off"] - prompts["on"] == len(hosted_of(server).codec.plain_tokens(" <think></think>"))
+        and prompts["on"] == prompts["unsaid"]
+    )
     await gateway.leave()
 
 
@@ -290,7 +303,7 @@ async def test_a_gateway_is_told_when_the_template_begins_a_thought(server: Work
     gateway = Gateway(server)
     (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}assistant: {{ " + repr(end) + " }}")
-    server.codec = TextCodec.load(tmp_path)
+    hosted_of(server).codec = TextCodec.load(tmp_path)
     gateway.submit("chat")
     gateway.send(together([encode_submit(GenerateRequest("plain", "t", "s", "tiny", Sampling(max_tokens=2), prompt="a <think>"))]))
     for request_id in ("chat", "plain"):

@@ -23,7 +23,8 @@ from worker.core.hbm import Block, HbmCache
 from worker.core.pages import PagePool
 from worker.core.sequence import Sequence
 from worker.engine.device import Device
-from worker.engine.engine import IDLE_S, Cancel, Engine, Submit
+from worker.engine.device_loop import IDLE_S
+from worker.engine.engine import Cancel, Engine, Submit
 from worker.link.loads import LoadTable
 from worker.text.codec import TextCodec
 
@@ -121,7 +122,7 @@ class VirtualEngine:
     def turn(self) -> None:
         """One turn of the engine, and every invariant."""
         self.turns += 1
-        self.engine.turn(block=False)
+        self.engine.turn()
         self.check()
 
     def go(self, until: Callable[[], bool] | None = None, *, most_s: float = 3600.0) -> None:
@@ -129,7 +130,7 @@ class VirtualEngine:
         end = self.world.now() + most_s
         while not (until() if until else self._quiet()):
             assert self.world.now() < end, f"nothing more happens; waiting: {[(s.request.request_id, s.state) for s in self.sequences]}"
-            if self.engine.going_on or not self.engine.inbox.empty():
+            if self.engine.core.going_on or not self.engine.inbox.empty():
                 self.turn()
             else:
                 self.world.next(IDLE_S)
@@ -137,7 +138,7 @@ class VirtualEngine:
                     self.turn()
 
     def _quiet(self) -> bool:
-        return self.engine.idle and not self.table.open and not self.engine.going_on
+        return self.engine.idle and not self.table.open and not self.engine.core.going_on
 
     # ---- invariants --------------------------------------------------------------------------------------------
     def check(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,8 @@ class CoreState:
     policy: Policy
     salt_of: Callable[[str], bytes]
     model_name: str = ""
+    #: Names of loads and saves.
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     #: When the event that is handled came, or the turn began.
     now: float = 0.0
     #: What is asked for and not executed yet.
@@ -47,11 +49,10 @@ class CoreState:
     rates: LoadRates = field(default_factory=LoadRates)
     #: It has not answered in time: nothing is asked of it before.
     _rests_until_s: float = 0.0
-    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def next_id(self) -> int:
         """A new id for a load or a save."""
-        return next(self._ids)
+        return next(self.ids)
 
     def back(self) -> None:
         """Ask for memory for slabs that the ledger has begun to use; before anything touches new pages."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -20,6 +22,7 @@ from runtime.model_config import ModelConfig, load_config
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Runner, Steps
 from worker.kernels.choice import choose_kernels
+from worker.kernels.cpu_kernels import CpuKernels
 from worker.memory.copier import Copier, HostCopier
 from worker.memory.granules import GranulePool, HostPool
 from worker.memory.paged_kv import PagedKv
@@ -78,12 +81,12 @@ def choose_device(choice: str, found: Found) -> str:
     return "cuda"
 
 
-def choose_platform(config: Config, threads: int) -> Platform:
-    """The platform for the configured model. Raises ConfigError."""
-    model = load_config(config.model)
+def choose_platform(config: Config, threads: int, paths: Sequence[Path] = ()) -> Platform:
+    """The platform for the models in these directories; for the configured one without any. Raises ConfigError."""
+    models = [load_config(path) for path in paths or [config.model]]
     if choose_device(config.worker.device, Found.here()) == "cpu":
-        return _Host(config, model, threads)
-    return _Cuda(config, model)
+        return _Host(config, models, threads)
+    return _Cuda(config, models)
 
 
 def suits_cuda(model: ModelConfig, chunk_tokens: int) -> str:
@@ -98,11 +101,13 @@ def suits_cuda(model: ModelConfig, chunk_tokens: int) -> str:
 class _Host:
     """The CPU: compiled kernels, or torch."""
 
-    def __init__(self, config: Config, model: ModelConfig, threads: int) -> None:
+    def __init__(self, config: Config, models: Sequence[ModelConfig], threads: int) -> None:
         granule = config.worker.granule_bytes
         self.memory: GranulePool = HostPool(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
         self.niceness = niceness.ENGINE
-        kernels = config.worker.kernels, model, config.kv.chunk_tokens, threads
+        chunk_tokens = config.kv.chunk_tokens
+        hardest = next((model for model in models if CpuKernels.suits(model, chunk_tokens)), models[0])
+        kernels = config.worker.kernels, hardest, chunk_tokens, threads
         self._kernels = niceness.stepped_back(self.niceness, choose_kernels, *kernels)  # they start threads
         if config.worker.batch_invariant and self._kernels is None:
             raise ConfigError(
@@ -127,13 +132,14 @@ class _Host:
 class _Cuda:
     """CUDA device 0 of those that the process sees (CUDA_VISIBLE_DEVICES)."""
 
-    def __init__(self, config: Config, model: ModelConfig) -> None:
+    def __init__(self, config: Config, models: Sequence[ModelConfig]) -> None:
         from worker.devices.cuda.queue import CudaQueue
         from worker.memory.cuda_driver import CudaDriver
         from worker.memory.cuda_memory import CudaPool
 
-        if why := suits_cuda(model, config.kv.chunk_tokens):
-            raise ConfigError(f"worker.device: the CUDA kernels do not suit this model: {why}; set worker.device: cpu")
+        for model in models:
+            if why := suits_cuda(model, config.kv.chunk_tokens):
+                raise ConfigError(f"worker.device: the CUDA kernels do not suit this model: {why}; set worker.device: cpu")
         self._worker, granule = config.worker, config.worker.granule_bytes
         self._queue, self._driver = CudaQueue(), CudaDriver()
         wanted = int(config.kv.hbm_gib * GIB) // granule * granule

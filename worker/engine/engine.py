@@ -1,4 +1,4 @@
-"""The engine: one thread that tells its core what came, executes what the core asks for, runs its steps and draws the next tokens.
+"""The engine: it tells its core what came, executes what the core asks for, runs its steps and draws the next tokens.
 
 Everything else reaches it as events in its inbox, and its results leave as one frame a step and gateway stream. What is decided, is decided
 in `worker.core.engine_core`; the step itself is in `stepping`, loads and saves are executed by `device`.
@@ -7,10 +7,10 @@ in `worker.core.engine_core`; the step itself is in `stepping`, loads and saves 
 from __future__ import annotations
 
 import collections
+import itertools
 import queue
-import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,6 @@ from contracts.frames import StepFrame
 from contracts.request import Accepted, Failed, GenerateRequest, Output
 from runtime import telemetry
 from runtime.config import WorkerSection
-from runtime.niceness import step_back
 from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.engine_core import EngineCore
@@ -37,7 +36,6 @@ from worker.sampling.output import Guide
 from worker.text.codec import TextCodec
 
 log = telemetry.logger("worker.engine.engine")
-IDLE_S = 0.5
 #: How often the counts for the scheduler are taken, in seconds.
 REPORT_EVERY_S = 0.1
 #: For so long sequences are admitted between two steps, and one at least, in seconds: those that run wait for it.
@@ -81,8 +79,29 @@ class _Live:
     accepted: bool = False
 
 
+class Inbox:
+    """Events on their way to an engine. woken: called after each, on the thread that put it."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.woken: Callable[[], object] = lambda: None
+
+    def put(self, event: object) -> None:
+        """Any thread."""
+        self._events.put(event)
+        self.woken()
+
+    def get(self) -> object:
+        """The next event. Raises queue.Empty."""
+        return self._events.get_nowait()
+
+    def empty(self) -> bool:
+        """Nothing is on its way."""
+        return self._events.empty()
+
+
 class Engine:
-    """Runs one model on one device."""
+    """Runs one model. It has no thread: whoever owns its device gives it its turns (`worker.engine.device_loop`)."""
 
     def __init__(
         self,
@@ -92,14 +111,14 @@ class Engine:
         eos_ids: set[int],
         model_name: str,
         settings: WorkerSection,
-        niceness: int = 0,
+        ids: Iterator[int] | None = None,
     ) -> None:
-        """niceness: of its thread (`runtime.niceness`)."""
+        """ids: for its loads and saves, which no other engine at the same store has."""
         self.device, self.codec, self.eos_ids, self.model_name = device, codec, eos_ids, model_name
         policy = policy_of(device.settings, settings)
-        self.core = EngineCore(CoreState(device.shape, device.cache, policy, device.salt_of, model_name))
+        self.core = EngineCore(CoreState(device.shape, device.cache, policy, device.salt_of, model_name, ids or itertools.count(1)))
         self.stepping = Stepping(device, runner)
-        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.inbox = Inbox()
         self.counts = self.core.counts()
         self._live: dict[str, _Live] = {}
         #: Ended requests the scheduler has not been told of; the reporter takes them.
@@ -108,27 +127,13 @@ class Engine:
         self.failed: collections.Counter[str] = collections.Counter()
         self._reported_s = 0.0
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
-        self._stopping = False
         self._quiet = True
-        #: Called from the engine's thread when the set of requests has changed.
+        #: Called during a turn when the set of requests has changed.
         self.on_requests: Callable[[], None] = lambda: None
         #: The same, when steps begin to hold one request only, of this id; empty: they no longer do.
         self.on_trial: Callable[[str], None] = lambda request_id: None
-        self.on_crash: Callable[[BaseException], None] = lambda error: None
-        self._niceness = niceness
-        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
-    # ---- life --------------------------------------------------------------------------------------------------
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread after the step that runs."""
-        self._stopping = True
-        self.inbox.put(None)
-        self._thread.join(timeout=5)
-
+    # ---- turns -------------------------------------------------------------------------------------------------
     @property
     def idle(self) -> bool:
         """Nothing runs, and everything finished is below."""
@@ -139,23 +144,19 @@ class Engine:
         """How long it has done nothing beyond the time its step should have taken; any thread."""
         return self.stepping.beats.stalled_s(self.device.clock.now())
 
-    @property
-    def going_on(self) -> bool:
-        """The next turn has something to do without an event."""
-        return self.core.going_on
+    def due_in_s(self) -> float:
+        """Seconds until a turn has something to do; 0: now. Infinite: not without an event."""
+        if self.core.going_on or not self.inbox.empty():
+            return 0.0
+        return self.core.due_in_s(self.device.clock.now())
 
-    def _main(self) -> None:
-        step_back(self._niceness)
-        try:
-            while not self._stopping:
-                self.turn(block=not self.going_on)
-        except BaseException as error:
-            log.exception("engine died")
-            self.on_crash(error)
+    def rest(self) -> None:
+        """It gets no turn for a while, and owes nothing."""
+        self.stepping.beats.rests()
 
-    def turn(self, block: bool) -> None:
-        """Take what came, admit, and run one step if somebody can. Without a thread, whoever owns the engine calls it."""
-        self._take_events(block)
+    def turn(self) -> None:
+        """Take what came, admit, and run one step if somebody can."""
+        self._take_events()
         clock = self.device.clock
         began_s = clock.now()
         self.stepping.beats.seen(began_s)
@@ -173,18 +174,15 @@ class Engine:
         self._quiet = self.core.quiet
 
     # ---- events ------------------------------------------------------------------------------------------------
-    def _take_events(self, block: bool) -> None:
-        if block:
-            self.stepping.beats.rests()
-        now = self.device.clock.now()
-        try:
-            event = self.inbox.get(timeout=min(self.core.due_in_s(now), IDLE_S)) if block else self.inbox.get_nowait()
+    def _take_events(self) -> None:
+        while True:
+            try:
+                event = self.inbox.get()
+            except queue.Empty:
+                break
             self._quiet = False
-            while True:
-                self._on(event)
-                event = self.inbox.get_nowait()
-        except queue.Empty:
-            self._take_arrived()
+            self._on(event)
+        self._take_arrived()
 
     def _on(self, event: object) -> None:
         match event:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -31,26 +31,34 @@ log = telemetry.logger("worker.link.store_link")
 RETRY_S = 0.25
 
 
-class StoreLink:
-    """One worker's attachment to `address`.
+class End(NamedTuple):
+    """One model's. to_engine: called with StoreUp, StoreDown and FromStore. to_loader: called with ArenaHere, then each LoadPieces, LoadEnd
+    and SaveGrant, then ArenaGone."""
 
-    to_engine: called with StoreUp, StoreDown and FromStore. to_loader: called with ArenaHere, then each LoadPieces, LoadEnd and SaveGrant,
-    then ArenaGone. hugepages: `kv.hugepages`, which the store was told too.
+    shape: KvShape
+    to_engine: Callable[[object], None]
+    to_loader: Callable[[object], None]
+
+
+class StoreLink:
+    """One worker's attachment to `address`, for all of its models.
+
+    Loads and saves are numbered so that of n models the i-th, from 0, has those whose number is i + 1 modulo n. hugepages: `kv.hugepages`,
+    which the store was told too.
     """
 
     def __init__(
         self,
         address: str,
         worker_id: str,
-        shape: KvShape,
-        to_engine: Callable[[object], None],
-        to_loader: Callable[[object], None],
+        ends: Sequence[End],
         hugepages: HugePages = "auto",
     ) -> None:
-        self.address, self.worker_id, self.shape = address, worker_id, shape
-        self._to_engine, self._to_loader = to_engine, to_loader
+        self.address, self.worker_id, self._ends = address, worker_id, tuple(ends)
         self._hugepages = hugepages
         self._outgoing: asyncio.Queue[kvstore_pb2.WorkerToStore] | None = None
+        #: Questions that every model answers, and how many have not.
+        self._asked_of_all: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
 
     def send(self, message: kvstore_pb2.WorkerToStore) -> None:
@@ -58,7 +66,9 @@ class StoreLink:
         self._loop.call_soon_threadsafe(self._put, message)
 
     def _put(self, message: kvstore_pb2.WorkerToStore) -> None:
-        if self._outgoing is not None:
+        if message.WhichOneof("kind") == "hbm" and (left := self._asked_of_all.pop(message.hbm.query_id, 1) - 1):
+            self._asked_of_all[message.hbm.query_id] = left
+        elif self._outgoing is not None:
             self._outgoing.put_nowait(message)
 
     async def run(self) -> None:
@@ -83,9 +93,8 @@ class StoreLink:
 
     async def _attached(self, stub: Any) -> None:
         outgoing: asyncio.Queue[kvstore_pb2.WorkerToStore] = asyncio.Queue()
-        outgoing.put_nowait(
-            kvstore_pb2.WorkerToStore(hello=kvstore_pb2.AttachHello(worker_id=self.worker_id, shapes=[shape_to_wire(self.shape)]))
-        )
+        shapes = [shape_to_wire(end.shape) for end in self._ends]
+        outgoing.put_nowait(kvstore_pb2.WorkerToStore(hello=kvstore_pb2.AttachHello(worker_id=self.worker_id, shapes=shapes)))
 
         async def messages() -> AsyncIterator[kvstore_pb2.WorkerToStore]:
             while True:
@@ -101,23 +110,55 @@ class StoreLink:
                     welcome = message.welcome
                     shared = SharedArena(Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, self._hugepages)
                     self._outgoing = outgoing
-                    self._to_loader(ArenaHere(np.frombuffer(shared.mapped, dtype=np.uint8, count=welcome.arena_bytes)))
+                    arena = np.frombuffer(shared.mapped, dtype=np.uint8, count=welcome.arena_bytes)
+                    for end in self._ends:
+                        end.to_loader(ArenaHere(arena))
                     log.info("attached", store=self.address, arena_bytes=welcome.arena_bytes)
-                    self._to_engine(StoreUp())
-                elif kind == "pieces":
-                    self._to_loader(message.pieces)
-                elif kind == "end":
-                    self._to_loader(message.end)
-                elif kind == "grant":
-                    self._to_loader(message.grant)
+                    self._tell_all(StoreUp())
                 else:
-                    self._to_engine(FromStore(message))
+                    self._pass_on(kind, message)
         finally:
             if shared is not None:
                 self._outgoing = None
-                self._to_loader(ArenaGone(_last_of(2, shared.leave)))
+                self._asked_of_all.clear()
+                left = _last_of(2 * len(self._ends), shared.leave)
+                for end in self._ends:
+                    end.to_loader(ArenaGone(left))
                 log.warning("store gone", store=self.address)
-                self._to_engine(StoreDown())
+                self._tell_all(StoreDown())
+
+    def _tell_all(self, event: object) -> None:
+        for end in self._ends:
+            end.to_engine(event)
+
+    def _pass_on(self, kind: str | None, message: kvstore_pb2.StoreToWorker) -> None:
+        """To the model that it concerns; what is about sessions, or what nobody knows, to all."""
+        match kind:
+            case "pieces":
+                self._of(message.pieces.load_id).to_loader(message.pieces)
+            case "end":
+                self._of(message.end.load_id).to_loader(message.end)
+            case "grant":
+                self._of(message.grant.save_id).to_loader(message.grant)
+            case "found":
+                self._of(message.found.load_id).to_engine(FromStore(message))
+            case "offer":
+                self._tell_model(message.offer.fingerprint, message)
+            case "hbm_query" if message.hbm_query.fingerprint:
+                self._tell_model(message.hbm_query.fingerprint, message)
+            case "hbm_query":  # whether everybody has taken what came before it
+                self._asked_of_all[message.hbm_query.query_id] = len(self._ends)
+                self._tell_all(FromStore(message))
+            case _:
+                self._tell_all(FromStore(message))
+
+    def _of(self, number: int) -> End:
+        return self._ends[(number - 1) % len(self._ends)]
+
+    def _tell_model(self, fingerprint: bytes, message: kvstore_pb2.StoreToWorker) -> None:
+        for end in self._ends:
+            if end.shape.fingerprint == fingerprint:
+                end.to_engine(FromStore(message))
 
 
 def _last_of(calls: int, then: Callable[[], None]) -> Callable[[], None]:

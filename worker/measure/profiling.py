@@ -34,7 +34,7 @@ from worker.devices.runner import Steps
 from worker.engine.device import Device
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
-from worker.link.store_link import StoreLink
+from worker.link.store_link import End, StoreLink
 from worker.measure.loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
 from worker.measure.profiles import compute_threads, profile_of, subject
 from worker.measure.steps import QUICK, Computed, Grid, on_free_pages
@@ -85,7 +85,9 @@ class Attachment:
         table = LoadTable()
         loader = KvLoader(kv, table, inbox.put, copier)
         device = Device(kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32))
-        device.link = loader.link = StoreLink(places.store_address, "profile", kv.shape, inbox.put, loader.from_store, config.kv.hugepages)
+        device.link = loader.link = StoreLink(
+            places.store_address, "profile", [End(kv.shape, inbox.put, loader.from_store)], config.kv.hugepages
+        )
         loader.start()
         tasks.start(device.link.run(), f"store link {node}")
         self.mover = Mover(device, inbox, large_chunks(kv.shape, int(config.kv.dram_gib * GIB)))

@@ -31,38 +31,38 @@ METRICS_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What is said of the model on its device. weight_bytes: on the device; device_bytes: of its memory, weights and KV; free_bytes: of
-    that, what nobody holds. ttft_s, tpot_s: what callers are promised; 0: nothing."""
+class Reported:
+    """What is said of a model. weight_bytes: on the device. ttft_s, tpot_s: what callers are promised; 0: nothing."""
 
+    engine: Engine
+    bound: ContextBound
+    created_s: int
     weight_bytes: int = 0
-    device_bytes: int = 0
-    free_bytes: Callable[[], int] = lambda: 0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
-    engine: str = "native"
+    kind: str = "native"
 
 
 class Reporter:
-    """Tells the schedulers that this worker serves, what it has to do, and which requests have ended."""
+    """Tells the schedulers what this worker serves, what it has to do, and which requests have ended."""
 
     def __init__(
         self,
-        engine: Engine,
+        models: Sequence[Reported],
         *,
         schedulers: Sequence[str],
         node: str,
         address: str,
-        bound: ContextBound,
-        created_s: int,
         rates: dict[str, float],
         draining: Callable[[], bool],
-        standing: Standing | None = None,
+        device_bytes: int = 0,
+        free_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured."""
-        self._standing = standing or Standing()
-        self.engine, self.node, self.address, self.draining = engine, node, address, draining
-        self._bound, self._created_s, self._rates = bound, created_s, rates
+        """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured. device_bytes: of the device, for weights and
+        KV; free_bytes: of that, what nobody holds."""
+        self._models = tuple(models)
+        self.node, self.address, self.draining = node, address, draining
+        self._rates, self._device_bytes, self._free_bytes = rates, device_bytes, free_bytes
         self._instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
@@ -74,7 +74,8 @@ class Reporter:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending
                 loop.call_soon_threadsafe(self.wake)
 
-        self.engine.on_requests = changed
+        for model in self._models:
+            model.engine.on_requests = changed
         await asyncio.gather(*(link.run() for link in self.links))
 
     def wake(self) -> None:
@@ -84,38 +85,39 @@ class Reporter:
 
     def hello(self, connection: int) -> scheduler_pb2.WorkerHello:
         """Who this is."""
-        engine = self.engine
-        model = scheduler_pb2.ModelInfo(
-            name=engine.model_name,
-            shape=shape_to_wire(engine.device.shape),
-            max_tokens=self._bound.max_tokens,
-            created_s=self._created_s,
-            longest_token_bytes=self._bound.longest_token_bytes,
-            message_token_bytes=self._bound.message_token_bytes,
-            state=self._state,
-            weight_bytes=self._standing.weight_bytes,
-            ttft_slo_s=self._standing.ttft_s,
-            tpot_slo_s=self._standing.tpot_s,
-            engine=self._standing.engine,
-        )
         return scheduler_pb2.WorkerHello(
             node=self.node,
             address=self.address,
-            models=[model],
+            models=[self._info(model) for model in self._models],
             instance=self._instance,
             connection=connection,
-            device_bytes=self._standing.device_bytes,
+            device_bytes=self._device_bytes,
             **{f"{source}_bytes_per_s": rate for source, rate in self._rates.items()},
+        )
+
+    def _info(self, model: Reported) -> scheduler_pb2.ModelInfo:
+        return scheduler_pb2.ModelInfo(
+            name=model.engine.model_name,
+            shape=shape_to_wire(model.engine.device.shape),
+            max_tokens=model.bound.max_tokens,
+            created_s=model.created_s,
+            longest_token_bytes=model.bound.longest_token_bytes,
+            message_token_bytes=model.bound.message_token_bytes,
+            state=self._state,
+            weight_bytes=model.weight_bytes,
+            ttft_slo_s=model.ttft_s,
+            tpot_slo_s=model.tpot_s,
+            engine=model.kind,
         )
 
     @property
     def _state(self) -> scheduler_pb2.ModelState:
         return scheduler_pb2.MODEL_STATE_DRAINING if self.draining() else scheduler_pb2.MODEL_STATE_ACTIVE
 
-    def _model_load(self, counts: Counts) -> scheduler_pb2.ModelLoad:
-        page_bytes = self.engine.device.shape.piece_bytes
+    def _model_load(self, engine: Engine, counts: Counts) -> scheduler_pb2.ModelLoad:
+        page_bytes = engine.device.shape.piece_bytes
         return scheduler_pb2.ModelLoad(
-            model=self.engine.model_name,
+            model=engine.model_name,
             state=self._state,
             running=counts.running,
             waiting=counts.waiting,
@@ -129,29 +131,34 @@ class Reporter:
 
     def load(self, number: int, link: Link) -> scheduler_pb2.WorkerLoad:
         """How things are now, and what has ended since this link's last report."""
-        while self.engine.finished:
-            ended = self.engine.finished.popleft()
-            for each in self.links:
-                each.finished.append(ended)
-        counts, finished = self.engine.counts, list(link.finished)
+        engines = [model.engine for model in self._models]
+        for engine in engines:
+            while engine.finished:
+                ended = engine.finished.popleft()
+                for each in self.links:
+                    each.finished.append(ended)
+        each_counts, finished = [engine.counts for engine in engines], list(link.finished)
         link.finished.clear()
+        by_priority: collections.Counter[int] = collections.Counter()
+        for counts in each_counts:
+            by_priority.update(counts.outstanding_s)
         return scheduler_pb2.WorkerLoad(
-            running=counts.running,
-            waiting=counts.waiting,
-            outstanding_tokens=counts.outstanding_tokens,
-            outstanding_s=sum(counts.outstanding_s.values()),
-            request_s=counts.request_s,
-            hbm_pages_total=counts.pages_total,
-            hbm_pages_free=counts.pages_free,
-            in_flight=counts.in_flight,
+            running=sum(counts.running for counts in each_counts),
+            waiting=sum(counts.waiting for counts in each_counts),
+            outstanding_tokens=sum(counts.outstanding_tokens for counts in each_counts),
+            outstanding_s=sum(by_priority.values()),
+            request_s=max(counts.request_s for counts in each_counts),
+            hbm_pages_total=sum(counts.pages_total for counts in each_counts),
+            hbm_pages_free=sum(counts.pages_free for counts in each_counts),
+            in_flight=[request for counts in each_counts for request in counts.in_flight],
             finished=finished,
-            prefill_token_s=counts.prefill_token_s,
-            outstanding_by_priority=counts.outstanding_s,
+            prefill_token_s=max(counts.prefill_token_s for counts in each_counts),
+            outstanding_by_priority=by_priority,
             number=number,
             draining=self.draining(),
-            stalled_s=self.engine.stalled_s,
-            models=[self._model_load(counts)],
-            device_bytes_free=self._standing.free_bytes(),
+            stalled_s=max(engine.stalled_s for engine in engines),
+            models=[self._model_load(engine, counts) for engine, counts in zip(engines, each_counts, strict=True)],
+            device_bytes_free=self._free_bytes(),
         )
 
 

@@ -7,24 +7,18 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from contracts.context import ContextBound
-from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
+from contracts.errors import RequestError, Unavailable, to_wire
 from contracts.frames import MOST_STEPS, Command, Commands, StepFrame, Unreadable, encode_steps
 from contracts.request import Failed, GenerateRequest
-from contracts.template_kwargs import decode_template_kwargs
 from contracts.v1 import worker_pb2, worker_pb2_grpc
 from runtime import telemetry
-from runtime.config import WorkerSection
-from worker.core.bounds import check_request
 from worker.core.faults import told
 from worker.engine import failpoints
-from worker.engine.engine import Cancel, Engine, Submit
-from worker.sampling.grammars import GrammarCompiler, Grammars
-from worker.text.codec import TextCodec
-from worker.text.token_calls import TokenCalls
+from worker.engine.engine import Cancel, Submit
+from worker.service.hosted import Hosted
 from worker.text.tokenising import Tokenising, size
 
 log = telemetry.logger("worker.service.server")
@@ -53,17 +47,25 @@ class _Stream:
 
 
 class WorkerServer(worker_pb2_grpc.WorkerServicer):
-    """Checks and tokenises requests and hands them to the engine. `max_tokens`: longest prompt plus output."""
+    """Checks and tokenises requests and hands them to their model's engine. tokenising: as the models have it."""
 
-    def __init__(self, engine: Engine, codec: TextCodec, max_tokens: int, vocab_size: int, settings: WorkerSection) -> None:
-        self.engine, self.codec, self.max_tokens, self.vocab_size = engine, codec, max_tokens, vocab_size
-        self.bound = ContextBound(max_tokens, codec.longest_token_bytes, codec.message_token_bytes)
-        self.grammars = Grammars(GrammarCompiler(codec, vocab_size, engine.eos_ids), settings)
+    def __init__(self, models: Sequence[Hosted], tokenising: Tokenising) -> None:
+        self.models = {model.name: model for model in models}
         self.draining = False
         self._streams: set[_Stream] = set()
-        engine.on_trial = lambda request_id: self._tell_all(StepFrame(trial=request_id))
-        self._tokenising = Tokenising()
-        self._calls = TokenCalls(codec, self.bound, vocab_size, self._tokenising)
+        self._tokenising = tokenising
+        for model in models:
+            model.engine.on_trial = lambda request_id: self._tell_all(StepFrame(trial=request_id))
+
+    def _model(self, name: str) -> Hosted:
+        """Raises Unavailable: another node may serve it."""
+        if (model := self.models.get(name)) is None:
+            raise Unavailable(f"this node does not serve {name!r}; it serves {', '.join(self.models)}")
+        return model
+
+    def _cancel(self, request_id: str) -> None:
+        for model in self.models.values():
+            model.engine.inbox.put(Cancel(request_id))
 
     async def Stream(self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any) -> AsyncIterator[worker_pb2.Frame]:
         """See the proto: until the gateway goes away, which cancels what it asked for."""
@@ -90,15 +92,21 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             reader.cancel()
             requests, stream.requests = stream.requests, set()
             for request_id in requests:
-                self.engine.inbox.put(Cancel(request_id))
+                self._cancel(request_id)
 
     async def Tokenize(self, request: worker_pb2.TokenizeRequest, context: Any) -> worker_pb2.TokenizeReply:
         """See `worker.text.token_calls`."""
-        return await self._calls.tokenize(request)
+        try:
+            return await self._model(request.model).calls.tokenize(request)
+        except Unavailable as e:
+            return worker_pb2.TokenizeReply(refused=json.dumps(to_wire(e)))
 
     async def Detokenize(self, request: worker_pb2.DetokenizeRequest, context: Any) -> worker_pb2.DetokenizeReply:
         """See `worker.text.token_calls`."""
-        return await self._calls.detokenize(request)
+        try:
+            return await self._model(request.model).calls.detokenize(request)
+        except Unavailable as e:
+            return worker_pb2.DetokenizeReply(refused=json.dumps(to_wire(e)))
 
     async def _read(self, frames: AsyncIterator[worker_pb2.Frame], stream: _Stream) -> None:
         async for frame in frames:
@@ -114,7 +122,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         match command:
             case str():
                 stream.requests.discard(command)
-                self.engine.inbox.put(Cancel(command))
+                self._cancel(command)
             case Unreadable():
                 log.error("unreadable request", request=command.request_id, error=command.error.message)
                 stream.put(StepFrame(failed=[Failed(command.request_id, to_wire(command.error))]))
@@ -131,16 +139,17 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         try:
             if self.draining:
                 raise Unavailable("this node is shutting down; try again")
-            self.grammars.compiler.wish(request)  # refused at sight, or not: before anybody reads what is too large
+            model = self._model(request.model)
+            model.grammars.compiler.wish(request)  # refused at sight, or not: before anybody reads what is too large
             amount = size(request)
-            prompt = await self._tokenising.run(request.tenant, amount, functools.partial(self._tokens, request, stream))
+            prompt = await self._tokenising.run(request.tenant, amount, functools.partial(_tokens, model, request, stream))
             if not prompt:
                 return
-            limit = self._limit(request, len(prompt))
-            guide = await self.grammars.guide(request)
-            make_ready = functools.partial(self.engine.make_ready, request, prompt, limit, guide)
+            limit = model.limit(request, len(prompt))
+            guide = await model.grammars.guide(request)
+            make_ready = functools.partial(model.engine.make_ready, request, prompt, limit, guide)
             ready = await self._tokenising.run(request.tenant, amount, make_ready)
-            thinking = request.messages is not None and self.codec.ends_thinking(prompt)
+            thinking = request.messages is not None and model.codec.ends_thinking(prompt)
             submit = Submit(request, prompt, limit, stream, guide, ready, thinking)
         except asyncio.CancelledError:
             raise
@@ -150,76 +159,28 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(told("its preparation", error)))]))
         else:
             if request.request_id in stream.requests:  # not cancelled while it was made ready
-                self.engine.inbox.put(submit)
-
-    def _tokens(self, request: GenerateRequest, stream: _Stream) -> list[int]:
-        if request.request_id not in stream.requests:
-            return []  # cancelled while it waited for its turn
-        failpoints.reach("tokenise", [request])
-        check_request(request)
-        # What cannot fit is said before anything is made of it; a gateway may not have known this model.
-        self.bound.check_prompt(request.prompt if request.prompt_tokens is None else request.prompt_tokens)
-        self.bound.check_messages(request.messages)
-        if request.prompt_tokens is not None:
-            tokens = request.prompt_tokens
-            if not isinstance(tokens, list) or any(type(t) is not int or not 0 <= t < self.vocab_size for t in tokens):
-                raise InvalidRequest(f"prompt holds token ids outside of 0 to {self.vocab_size - 1}", param="prompt")
-        elif request.prompt is not None:
-            tokens = self.codec.encode(request.prompt)
-        else:
-            tokens = self._rendered(request)
-        if not tokens:
-            raise InvalidRequest("the prompt is empty", param="prompt" if request.messages is None else "messages")
-        return tokens
-
-    def _rendered(self, request: GenerateRequest) -> list[int]:
-        tools = json.loads(request.tool_use.tools) if request.tool_use is not None else None
-        try:
-            variables = decode_template_kwargs(request.template_kwargs)
-            return self.codec.render(request.messages or [], tools, self._check_rendered, variables)
-        except RequestError:
-            raise
-        except Exception as error:  # whatever a template does
-            log.exception("messages not rendered", request=request.request_id)
-            raise InvalidRequest("the messages could not be rendered with this model's chat template", param="messages") from error
-
-    def _check_rendered(self, amount: int) -> None:
-        self.bound.check_bytes(amount, self.codec.longest_token_bytes, "messages")
-
-    def _limit(self, request: GenerateRequest, prompt: int) -> int:
-        """How many tokens may be generated. Raises InvalidRequest when the prompt leaves no room for the wish, or a parameter
-        names a token that does not exist."""
-        sampling = request.sampling
-        named = {"logit_bias": sampling.logit_bias, "stop_token_ids": sampling.stop_token_ids, "resume_tokens": request.resume_tokens}
-        for param, tokens in named.items():
-            if any(not 0 <= token < self.vocab_size for token in tokens):
-                raise InvalidRequest(f"{param} names token ids outside of 0 to {self.vocab_size - 1}", param=param)
-        wish = sampling.max_tokens
-        room = self.max_tokens - prompt
-        if room < 1 or (wish is not None and wish > room):
-            raise InvalidRequest(
-                f"this model's context holds {self.max_tokens} tokens; the prompt has {prompt}"
-                + (f" and max_tokens is {wish}" if wish is not None else "")
-                + ". Shorten the prompt or lower max_tokens",
-                param="messages" if request.messages is not None else "prompt",
-                code="context_length_exceeded",
-            )
-        limit = room if wish is None else wish
-        if len(request.resume_tokens) > limit:
-            raise InvalidRequest(f"resume_tokens holds more than the {limit} tokens that may be generated", param="resume_tokens")
-        return limit
+                model.engine.inbox.put(submit)
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the engine has nothing left to do or save."""
         self.draining = True
         self._tell_all(StepFrame(leaving=True))
-        while not self.engine.idle:  # noqa: ASYNC110 - another thread's state
+        while not all(model.engine.idle for model in self.models.values()):  # noqa: ASYNC110 - another thread's state
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         """End the tokenising threads, and what compiles grammars."""
         self._tokenising.stop()
-        await self.grammars.close()
+        for model in self.models.values():
+            await model.grammars.close()
+
+
+def _tokens(model: Hosted, request: GenerateRequest, stream: _Stream) -> list[int]:
+    """The prompt's; none: it was cancelled while it waited for its turn."""
+    if request.request_id not in stream.requests:
+        return []
+    failpoints.reach("tokenise", [request])
+    return model.tokens(request)
 
 
 def longest(model_tokens: int, pool_pages: int, layers: int, chunk_tokens: int) -> int:

@@ -1,0 +1,63 @@
+"""One thread a device: it gives the engines of the device's models a turn each, one after the other.
+
+Only one of them computes at a time, so that the device's kernels and its processors are never shared by two steps. A turn is one step at
+most, and steps are short while others wait (`worker.mixed_step_s`). With nothing to do the thread sleeps until an event comes to an engine,
+or the first of them is due.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from runtime import telemetry
+from runtime.niceness import step_back
+from worker.engine.engine import Engine
+
+log = telemetry.logger("worker.engine.device_loop")
+#: Engines look around at least so often, in seconds: what the store does not answer has to be noticed.
+IDLE_S = 0.5
+
+
+class DeviceLoop:
+    """See the module. niceness: of its thread (`runtime.niceness`). on_crash: told what an engine raised; the thread has ended then."""
+
+    def __init__(self, engines: Sequence[Engine], niceness: int = 0) -> None:
+        self.engines = tuple(engines)
+        self.on_crash: Callable[[BaseException], None] = lambda error: None
+        self._niceness = niceness
+        self._stopping = False
+        self._woken = threading.Event()
+        for engine in self.engines:
+            engine.inbox.woken = self._woken.set
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the step that runs."""
+        self._stopping = True
+        self._woken.set()
+        self._thread.join(timeout=5)
+
+    def _main(self) -> None:
+        step_back(self._niceness)
+        try:
+            while not self._stopping:
+                self._round()
+        except BaseException as error:
+            log.exception("engine died")
+            self.on_crash(error)
+
+    def _round(self) -> None:
+        self._woken.clear()
+        busy = [engine for engine in self.engines if engine.due_in_s() <= 0]
+        if not busy:
+            for engine in self.engines:
+                engine.rest()
+            if not self._woken.wait(min(IDLE_S, *(engine.due_in_s() for engine in self.engines))):
+                busy = list(self.engines)
+        for engine in busy:
+            engine.turn()

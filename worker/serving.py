@@ -1,0 +1,132 @@
+"""The models of a worker: what is loaded of each, and what serves it.
+
+A `ModelImage` is there while a model is registered on the node, a `Serving` while it is active. With `sharing: static` both are there as
+long as the worker: what the weights of all models leave of the device is shared out evenly, as a fixed number of slabs a model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from contracts.errors import ConfigError
+from contracts.kv import KvShape
+from contracts.profile import Profile
+from runtime import telemetry
+from runtime.clock import RealClock
+from runtime.config import GIB, Config
+from runtime.profiles import fitting
+from worker.core.hbm import HbmCache
+from worker.core.pages import PagePool
+from worker.devices.platforms import Platform
+from worker.devices.runner import Steps
+from worker.engine.device import Device
+from worker.engine.engine import Engine
+from worker.link.kv_loader import KvLoader
+from worker.link.loads import LoadTable
+from worker.link.store_link import End
+from worker.measure.profiles import profile_of, seed, seed_loads, subject
+from worker.measure.steps import BRIEF, on_free_pages
+from worker.memory.granules import GranulePool
+from worker.memory.paged_kv import PagedKv
+from worker.models.load import Model, load_model
+from worker.service.server import longest
+from worker.text.codec import TextCodec
+
+log = telemetry.logger("worker.serving")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelImage:
+    """A model's weights on the device, and how its text is read. config: as `runtime.registry.as_only` makes it for this model."""
+
+    name: str
+    config: Config
+    model: Model
+    codec: TextCodec
+
+    @classmethod
+    def load(cls, name: str, config: Config, platform: Platform) -> ModelImage:
+        """Takes granules of the platform's memory. Raises ConfigError."""
+        w, digests = config.worker, config.run_dir / "digests"
+        model = load_model(config.model, platform.memory, w.dtype, w.device, config.kv.chunk_tokens, digests, platform.pack)
+        return cls(name, config, model, TextCodec.load(config.model))
+
+    @property
+    def shape(self) -> KvShape:
+        """Of its KV."""
+        return self.model.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What computes a model, and its KV. max_tokens: longest prompt plus output."""
+
+    image: ModelImage
+    pool: PagePool
+    device: Device
+    engine: Engine
+    profile: Profile
+    max_tokens: int
+
+    @property
+    def loader(self) -> KvLoader:
+        """The threads that copy its KV."""
+        return self.device.loader
+
+    @property
+    def end(self) -> End:
+        """Where what the store says of it goes."""
+        return End(self.image.shape, self.engine.inbox.put, self.loader.from_store)
+
+
+def serve_all(images: Sequence[ModelImage], platform: Platform, threads: int, salt_of: Callable[[str], bytes]) -> list[Serving]:
+    """One for each image, in order; nothing of them runs yet. Raises ConfigError where KV has no room."""
+    free = platform.memory.free
+    return [
+        _serve(image, free // len(images), itertools.count(1 + n, len(images)), platform, threads, salt_of)
+        for n, image in enumerate(images)
+    ]
+
+
+def _serve(
+    image: ModelImage, granules: int, ids: itertools.count[int], platform: Platform, threads: int, salt_of: Callable[[str], bytes]
+) -> Serving:
+    config, shape = image.config, image.shape
+    kv = PagedKv(platform.memory, shape, max(granules * config.worker.granule_bytes // shape.piece_bytes, 1))
+    slabs = granules // kv.slab_granules
+    if slabs * kv.pages_per_slab < 4 * shape.layers:
+        raise ConfigError(
+            f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {_used_gib(platform.memory, config):.2f} GiB, which leaves no room for KV of "
+            f"{image.name}; raise it"
+        )
+    pool = PagePool(slabs, kv.pages_per_slab, shape.layers)
+    runner, copier = platform.movers(image.model, kv)
+    profile = _profile(image, kv, runner, threads, platform.computes)
+    table = LoadTable()
+    loader = KvLoader(kv, table, lambda event: engine.inbox.put(event), copier)
+    cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
+    device = Device(shape, kv, cache, table, loader, RealClock(), config.kv, salt_of)
+    engine = Engine(device, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids)
+    seed(engine.core.pace, profile)
+    seed_loads(engine.core.state.rates, profile, shape.piece_bytes)
+    max_tokens = longest(image.model.max_tokens, pool.total, shape.layers, shape.chunk_tokens)
+    return Serving(image, pool, device, engine, profile, max_tokens)
+
+
+def _used_gib(memory: GranulePool, config: Config) -> float:
+    return (memory.total - memory.free) * config.worker.granule_bytes / GIB
+
+
+def _profile(image: ModelImage, kv: PagedKv, runner: Steps, threads: int, computes: str) -> Profile:
+    """The one that was made before, or else the least of one, measured now: the first requests are planned by it already."""
+    what = subject(image.shape, threads, computes)
+    profile, why = fitting(image.config, what)
+    if profile is not None:
+        log.info("profile", model=image.name, measured_on=profile.measured_on, sources=sorted(profile.loads))
+        return profile
+    w, steps = image.config.worker, list[str]()
+    computed = on_free_pages(runner, kv, BRIEF.within(w.max_batch, w.step_tokens, image.model.max_tokens), RealClock(), steps.append)
+    log.info("no profile", model=image.name, reason=why, measured=steps)
+    return profile_of(what, image.name, image.shape, computed)
