@@ -58,6 +58,7 @@ class Columns:
         #: Of the name: decides between equals.
         self.hashes: Hashes = np.zeros(size, np.uint64)
         self.models: dict[str, ModelColumns] = {}
+        self._has: dict[str, frozenset[str]] = {}  #: by node: its models
         self._steady: Steady | None = None
         self._views: dict[str, ModelView] = {}
 
@@ -108,11 +109,13 @@ class Columns:
         row = self.rows[name]
         self._outdated()
         self.serving[row], self.heard_s[row], self.stalled[row] = serving, heard_s, stalled
-        for model in models:
+        for model in self._has.get(name, frozenset()) - models.keys():
+            self.models[model].take(row, None)
+        self._has[name] = frozenset(models)
+        for model, load in models.items():
             if model not in self.models:
                 self.models[model] = ModelColumns(len(self.serving))
-        for model, columns in self.models.items():
-            columns.take(row, models.get(model))
+            self.models[model].take(row, load)
         known = [load.request_s for load in models.values() if load.request_s]
         self.request_s[row] = sum(known) / len(known) if known else 0.0
         self.reported_s[:, row] = 0.0
@@ -185,6 +188,8 @@ class Columns:
     def validate(self, names: Collection[str]) -> None:
         """Raise AssertionError when rows and names disagree."""
         assert set(self.names) == set(names) and self.rows == {name: row for row, name in enumerate(self.names)}
+        for model, columns in self.models.items():
+            assert {self.names[row] for row in np.flatnonzero(columns.state)} == {name for name, has in self._has.items() if model in has}
         assert (self.young_s >= 0).all() and (self.expected >= 0).all()
         unused = [i for i in range(CLASSES) if i not in self.classes]
         assert not any(by_class[unused].any() for by_class in (self.reported_s, self.young_s, self.expected))

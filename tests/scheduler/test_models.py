@@ -74,6 +74,14 @@ def test_a_node_that_does_not_have_the_model_active_gets_none_of_its_turns(state
     assert "node-0" in {h.asks("a", SessionKey("t", f"s{n}")) for n in range(10)}
 
 
+def test_a_worker_that_comes_back_with_another_model_no_longer_has_the_first() -> None:
+    h = Mixed()
+    h.fleet.worker_joined("node-0", "w0", (B,), 1.0)
+    assert {h.asks("a", SessionKey("t", f"s{n}")) for n in range(5)} == {"node-1"}
+    assert h.see("b").serves.tolist() == [True, False, True]
+    h.validate()
+
+
 def test_memory_and_pace_are_a_models_own_on_each_node_and_in_bytes() -> None:
     h = Mixed()
     own = ModelLoad(request_s=0.5, prefill_token_s=0.25, kv_bytes_used=300, kv_bytes_limit=1000)

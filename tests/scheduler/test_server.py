@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from contracts.ids import SessionKey
@@ -139,6 +140,18 @@ async def world() -> AsyncIterator[World]:
     await made.start()
     yield made
     await made.close()
+
+
+async def test_a_worker_whose_model_speaks_http_is_refused_with_the_reason(world: World) -> None:
+    model = scheduler_pb2.ModelInfo(name="m", wire=scheduler_pb2.MODEL_WIRE_HTTP)
+
+    async def hello() -> AsyncIterator[scheduler_pb2.WorkerReport]:
+        yield scheduler_pb2.WorkerReport(hello=scheduler_pb2.WorkerHello(node="node-7", models=[model], instance="1"))
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await anext(aiter(world.stub.WorkerReports(hello())))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "token frames only" in (refused.value.details() or "")
+    assert "node-7" not in world.service.control.fleet.nodes
 
 
 async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World) -> None:
