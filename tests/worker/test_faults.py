@@ -191,7 +191,7 @@ def test_a_step_that_raises_on_everything_is_the_devices_fault_and_ends_the_engi
     made = FaultyHouse(tiny_model(tmp_path_factory.mktemp("tiny")), store=False)
     made.faulty.raises = lambda slices: True
     made.submit(HONEST, 4)
-    made.engine._thread.join(timeout=30)
+    made.loop._thread.join(timeout=30)
     assert [type(e) for e in made.crashes] == [FloatingPointError]
     made.crashes.clear()
     made.close()
