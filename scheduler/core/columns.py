@@ -48,8 +48,6 @@ class Columns:
         self.young_s: Floats = np.zeros((CLASSES, size))
         #: Requests that hints promise, by class, each counted with the chance that it comes.
         self.expected: Floats = np.zeros((CLASSES, size))
-        #: The work of a typical request there, whatever its model; 0 where nobody knows.
-        self.request_s: Floats = np.zeros(size)
         self.link_bytes_per_s: Floats = np.ones(size)
         self.ssd_bytes_per_s: Floats = np.ones(size)
         self.blob_bytes_per_s: Floats = np.ones(size)
@@ -116,8 +114,6 @@ class Columns:
             if model not in self.models:
                 self.models[model] = ModelColumns(len(self.serving))
             self.models[model].take(row, load)
-        known = [load.request_s for load in models.values() if load.request_s]
-        self.request_s[row] = sum(known) / len(known) if known else 0.0
         self.reported_s[:, row] = 0.0
         self.young_s[:, row] = 0.0
         for urgency, value in seconds.items():
@@ -155,12 +151,6 @@ class Columns:
             if model in self.models:  # callers choose the other names
                 self._views[model] = view
         return view
-
-    def request_s_or(self, usual_s: float) -> Floats:
-        """Of each node, `usual_s` where nobody knows."""
-        here = self.request_s[: self.count]
-        found: Floats = np.where(here > 0, here, usual_s)
-        return found
 
     def suspect(self, now: float) -> Flags:
         """Nodes that get work only if there is no other: not heard of for a while, back for too short a time, or with an engine that stands

@@ -345,9 +345,7 @@ class Fleet:
         """A request for a model goes to this node; one that moves there leaves its former node."""
         node = self.node(name)
         self._leave(request_id)
-        column = self.columns.models.get(model)
-        here_s = float(column.request_s[self.columns.rows[name]]) if column is not None else 0.0
-        placed = node.young[request_id] = Placed(urgency_class(priority), now, here_s or self.request_s_of(model))
+        placed = node.young[request_id] = Placed(urgency_class(priority), now, self.request_s_of(model))
         self._where[request_id] = name
         self.columns.young(name, placed.urgency, placed.seconds)
 

@@ -27,7 +27,7 @@ MOVES = 2
 def candidates(fleet: Fleet, advisories: Advisories, now: float) -> list[tuple[Pending, bool]]:
     """Hints that may move now, and whether their node is gone."""
     columns, n, request_s = fleet.columns, fleet.columns.count, fleet.request_s
-    expected_s = columns.expected[:, :n].sum(axis=0) * columns.request_s_or(request_s)
+    expected_s = columns.expected[:, :n].sum(axis=0) * request_s
     work = (columns.reported_s[:, :n] + columns.young_s[:, :n]).sum(axis=0) + expected_s
     able = columns.serving[:n] & ~columns.suspect(now)
     if not able.any():

@@ -41,10 +41,10 @@ class Snapshot:
     """All nodes, a row each, as the model of one turn sees them. Read-only; valid for as long as one likes.
 
     known: the model is registered, or some node has it. serves: it is active there. kv_total_bytes, kv_free_bytes: of its pages in HBM.
-    prefill_token_s: of the model there; infinite where nobody knows. request_s: the work of a typical request of the model; node_request_s:
-    of any request on the node. work_s: outstanding work by class of urgency, what was placed since the last report included;
-    `classes` says which class each row of the array is, ascending; there is none of the others. expected: requests that hints promise, by
-    class too. decisions: turns placed so far.
+    prefill_token_s: of the model there; infinite where nobody knows. request_s: the work of a typical request of the model. work_s:
+    outstanding work by class of urgency, what was placed since the last report included; `classes` says which class each row of the
+    array is, ascending; there is none of the others. expected: requests that hints promise, by class too. decisions: turns placed so
+    far.
     """
 
     names: tuple[str, ...]
@@ -65,7 +65,6 @@ class Snapshot:
     expected: Floats
     cached: Cached
     request_s: float
-    node_request_s: Floats
     decisions: int
 
     def row(self, name: str) -> int | None:
@@ -109,7 +108,6 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
         expected=c.expected[classes, :n],
         cached=_cached(fleet, session, model) if session is not None else _UNKNOWN,
         request_s=request_s,
-        node_request_s=c.request_s_or(request_s),
         decisions=decisions,
     )
 

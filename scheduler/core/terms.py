@@ -38,7 +38,7 @@ def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     less."""
     if not turn.advised:
         return np.zeros(len(rows))
-    return _felt(snapshot, snapshot.expected, turn, rows) * snapshot.node_request_s[rows]
+    return _felt(snapshot, snapshot.expected, turn, rows) * snapshot.request_s
 
 
 def _felt(snapshot: Snapshot, by_class: Floats, turn: Turn, rows: Rows) -> Floats:

@@ -272,7 +272,7 @@ class EngineCore:
     def validate(self, others: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. others: blocks of sequences that have ended, which still have pages."""
         users: dict[int, int] = {}
-        blocks = {id(b): b for b in others}
+        blocks = {id(b): b for b in [*others, *self.saving.blocks]}
         for s in self.live.values():
             assert len(s.blocks) * self.state.shape.chunk_tokens >= s.computed
             assert s.state is not State.WAITING or not s.blocks

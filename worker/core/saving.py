@@ -57,6 +57,11 @@ class Saving:
         self.saved = self.refused = 0
 
     @property
+    def blocks(self) -> list[Block]:
+        """On their way down."""
+        return [block for offered in self._saves.values() for block in offered.blocks]
+
+    @property
     def busy(self) -> bool:
         """Something is on its way down."""
         return bool(self._saves or self._turns)
