@@ -47,7 +47,7 @@ class Save(IntEnum):
 class Block:
     """One chunk in HBM.
 
-    pages: `[layers]` page ids or NO_PAGE. ready: `[layers]`, the page holds the right bytes (set by the loader's thread).
+    pages: `[layers]` page ids or NO_PAGE. ready: `[layers]`, the page holds the right bytes, as far as the core was told.
     users: sequences that need it. moving: transfers under way in either direction. sessions: whose cache it is part of, the
     latest last. hinted: `[layers]`, the page was taken for a hint, and no request has used it yet.
     """
