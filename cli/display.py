@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from cli.addresses import base_url, other_urls
 from runtime.config import Config
 from runtime.registry import registered
 
@@ -57,9 +58,20 @@ class Display:
         if not self._as_json:
             self.line(welcome(config, took_s, self._own_key), "green")
             return
-        places = {"url": base_url(config), "logs": str(config.run_dir / "logs")} | ({"api_key": self._own_key} if self._own_key else {})
+        places: dict[str, Any] = {"url": base_url(config), "logs": str(config.run_dir / "logs")} | (
+            {"api_key": self._own_key} if self._own_key else {}
+        )
+        places |= {"other_urls": others} if (others := other_urls(config)) else {}
         names = list(registered(config))
-        self._event("serving", **places, model=config.served_model, models=names, nodes=config.nodes.count, took_s=round(took_s, 3))
+        self._event(
+            "serving",
+            **places,
+            model=config.served_model,
+            models=names,
+            nodes=config.nodes.count,
+            devices=config.devices,
+            took_s=round(took_s, 3),
+        )
 
     def _event(self, event: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):
@@ -73,18 +85,15 @@ def welcome(config: Config, took_s: float, own_key: str = "") -> str:
     body = json.dumps({"model": config.served_model, "messages": [question]})
     key = f' -H "authorization: Bearer {own_key or "$UPBEAT_API_KEY"}"' if config.gateway.api_keys else ""
     own = f"  key    export UPBEAT_API_KEY={own_key}   (this stack's own, kept in {config.data}/api_key)\n" if own_key else ""
+    others = "".join(f"  or     {other}/   (from other machines)\n" for other in other_urls(config))
     nodes = f"{config.nodes.count} node" + ("s" if config.nodes.count > 1 else "")
+    nodes += f" of {config.nodes.devices} devices" if config.nodes.devices > 1 else ""
     return (
         f"\nUpbeat serves {' and '.join(registered(config))} on {url} ({nodes}, ready in {took_s:.1f} s)\n\n"
         f"  open   {url}/   (the API: {url}/docs)\n"
+        f"{others}"
         f"  logs   {config.run_dir}/logs\n"
         f"{own}"
         f"  try    curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}\n"
         f"  stop   Ctrl-C\n"
     )
-
-
-def base_url(config: Config) -> str:
-    """Where a browser on this machine finds the gateway."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.gateway.host, config.gateway.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"

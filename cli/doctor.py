@@ -17,6 +17,7 @@ from rich.console import Console
 
 from cli import machine
 from contracts.errors import ConfigError
+from runtime import gpus
 from runtime.config import GIB, Config
 from runtime.config_checks import LOOPBACK
 from runtime.model_directory import check_directory
@@ -144,9 +145,15 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
 def _memory(config: Config) -> Iterator[Finding]:
     need, have = machine.memory_bytes(config)
     free = psutil.virtual_memory().available
-    detail = f"{have / GIB:.1f} GiB, {free / GIB:.1f} GiB available; HBM and DRAM of all nodes take {need / GIB:.1f} GiB"
+    detail = (
+        f"{have / GIB:.1f} GiB, {free / GIB:.1f} GiB available; HBM{machine.each(config)} and DRAM of all nodes take {need / GIB:.1f} GiB"
+    )
     level: Literal["ok", "warn", "fail"] = "ok" if need <= free else "warn" if need <= have else "fail"
-    yield Finding("memory", level, detail, "" if level == "ok" else "lower --hbm-gib, --dram-gib or --nodes")
+    yield Finding("memory", level, detail, "" if level == "ok" else _less(config))
+
+
+def _less(config: Config) -> str:
+    return f"lower --hbm-gib, --dram-gib, {'--devices ' if config.nodes.devices > 1 else ''}or --nodes"
 
 
 def _disk(config: Config) -> Iterator[Finding]:
@@ -180,6 +187,17 @@ def _nixl(config: Config) -> Iterator[Finding]:
 def _device(config: Config) -> Iterator[Finding]:
     cuda = Path("/dev/nvidiactl").exists()
     yield Finding("device", "ok", "an NVIDIA driver is here" if cuda else "no NVIDIA driver; the worker computes on the CPU")
+    if not machine.on_host(config):
+        yield from gpus_for(config.nodes.devices, gpus.seen())
+
+
+def gpus_for(devices: int, found: int) -> Iterator[Finding]:
+    """Whether a node's devices have a CUDA device each, of those found here; where none is, others say so."""
+    if found == 1 < devices:
+        yield Finding("devices", "warn", f"nodes.devices = {devices}, and one CUDA device is here: they share it", "set nodes.devices: 1")
+    elif 0 < found < devices:
+        detail = f"nodes.devices = {devices}, and {found} CUDA devices are here: the other workers do not start"
+        yield Finding("devices", "fail", detail, f"set nodes.devices: {found}")
 
 
 def _kernels(config: Config) -> Iterator[Finding]:

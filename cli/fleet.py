@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -12,45 +13,56 @@ GIB = 1 << 30
 MIB = 1 << 20
 #: Windows with fewer columns get short headings, and what is the same in all rows is said once.
 WIDE = 120
-#: What a list without sessions says: a short conversation is served like any other, and is not in it.
-NO_SESSIONS = (
-    "no sessions yet: one is listed when it has a whole chunk of tokens in the cache\n"
-    "(kv.chunk_tokens, 64 by default); a shorter conversation keeps nothing"
-)
 
 
 def show_fleet(console: Console, all_serve: bool, fleet: dict[str, Any]) -> None:
-    """A line of state, then a line a node. all_serve: /ready?all=1 is 200."""
+    """A line of state, then a line a device. all_serve: /ready?all=1 is 200."""
     nodes = fleet.get("nodes", [])
     serving = sum(bool(node.get("serving")) for node in nodes)
     expected = int(fleet.get("expected_nodes", len(nodes)))
     missing = "; ".join(map(str, fleet.get("missing", [])))
     state = "ready" if all_serve else "partly ready" if fleet.get("ready") else "not ready"
-    console.print(f"{state}: {serving} of {expected} nodes serve{missing and ' (' + missing + ')'}")
+    console.print(f"{state}: {serving} of {expected} {counted(nodes)} serve{missing and ' (' + missing + ')'}")
     schedulers = fleet.get("schedulers", [])
     if len(schedulers) > 1:
         told = (f"{s.get('address')} {s.get('state')} ({_int(s, 'nodes')} nodes, {_int(s, 'advised')} hints)" for s in schedulers)
         console.print(f"{len(schedulers)} schedulers: {'; '.join(told)}")
     models = [", ".join(str(model.get("name", "?")) for model in node.get("models", [])) or "-" for node in nodes]
     if console.width >= WIDE:
-        rows = table("node", "state", "model", "running", "waiting", "tokens due", "hints", "HBM used", "DRAM used", "SSD", "sessions")
-    else:
-        console.print(f"models: {', '.join(sorted(set(models) - {'-'})) or 'none'}; DRAM and SSD in GiB")
-        rows = table("node", "state", "run", "wait", "due", "hints", "HBM", "DRAM", "SSD", "sessions", gap=1)
-    for node, model in zip(nodes, models, strict=True):
-        cells = _fleet_cells(node, model)
-        rows.add_row(
-            *(
-                cells
-                if console.width >= WIDE
-                else [*cells[:2], *cells[3:8], *(c.replace(" of ", "/").removesuffix(" GiB") for c in cells[8:])]
-            )
+        rows = table(
+            "node",
+            "state",
+            "model",
+            "running",
+            "waiting",
+            "tokens due",
+            "hints",
+            "HBM in use",
+            "HBM cached",
+            "DRAM used",
+            "SSD",
+            "sessions",
         )
+    else:
+        console.print(f"models: {', '.join(sorted(set(models) - {'-'})) or 'none'}; HBM: in use by requests + cached; DRAM, SSD in GiB")
+        rows = table("node", "state", "run", "wait", "due", "hints", "HBM", "DRAM", "SSD", "sessions", gap=1)
+    for number, (node, model) in enumerate(zip(nodes, models, strict=True)):
+        again = number > 0 and node.get("on_node") is not None and node.get("on_node") == nodes[number - 1].get("on_node")
+        cells = _fleet_cells(node, model, again)
+        if console.width < WIDE:
+            hbm = "+".join(cells[7:9]).replace("%+", "+").replace("-+-", "-")
+            cells = [*cells[:2], *cells[3:7], hbm, *(c.replace(" of ", "/").removesuffix(" GiB") for c in cells[9:])]
+        rows.add_row(*cells)
     console.print(rows)
 
 
-def _fleet_cells(node: dict[str, Any], model: str) -> list[str]:
-    total, free = _int(node, "hbm_pages_total"), _int(node, "hbm_pages_free")
+def counted(nodes: list[dict[str, Any]]) -> str:
+    """What the entries of a fleet are called where they are counted."""
+    return "devices" if any("/" in str(node.get("node")) for node in nodes) else "nodes"
+
+
+def _fleet_cells(node: dict[str, Any], model: str, again: bool) -> list[str]:
+    """again: what its node has below HBM was said beside the device before."""
     return [
         str(node.get("node", "?")),
         str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
@@ -59,11 +71,23 @@ def _fleet_cells(node: dict[str, Any], model: str) -> list[str]:
         str(_int(node, "waiting")),
         f"{float(node.get('outstanding_tokens', 0)):.0f}",
         str(_int(node, "advised")),
-        f"{(total - free) / total:.0%}" if total else "-",
+        *hbm_shares(node),
+        *(("", "", "") if again else _below(node)),
+    ]
+
+
+def _below(node: dict[str, Any]) -> tuple[str, str, str]:
+    return (
         f"{_int(node, 'dram_bytes_used') / GIB:.2f} of {_int(node, 'dram_bytes_total') / GIB:.2f} GiB",
         size(_int(node, "ssd_bytes_used")),
         str(_int(node, "sessions")),
-    ]
+    )
+
+
+def hbm_shares(node: dict[str, Any]) -> tuple[str, str]:
+    """Of the node's pages in HBM: what requests use now, and what holds cache that may leave."""
+    total, free, cached = (_int(node, f"hbm_pages_{what}") for what in ("total", "free", "cached"))
+    return (f"{(total - free) / total:.0%}", f"{cached / total:.0%}") if total else ("-", "-")
 
 
 def size(bytes_: float) -> str:
@@ -71,10 +95,20 @@ def size(bytes_: float) -> str:
     return f"{bytes_ / GIB:.2f} GiB" if bytes_ >= GIB else f"{bytes_ / MIB:.1f} MiB"
 
 
-def show_sessions(console: Console, sessions: list[dict[str, Any]], *, more: bool = False) -> None:
-    """A line a session, as they come. more: there are others."""
-    console.print(session_table(sessions, console.width) if sessions else NO_SESSIONS)
-    if more:
+def no_sessions(fleet: dict[str, Any]) -> str:
+    """What a list without sessions says: a short conversation is served like any other, and is not in it."""
+    sizes = sorted({_int(model, "chunk_tokens") for node in fleet.get("nodes", []) for model in node.get("models", [])} - {0})
+    here = f", {' or '.join(map(str, sizes))} here" if sizes else ""
+    return (
+        "no sessions yet: one is listed when it has a whole chunk of tokens in the cache\n"
+        f"(kv.chunk_tokens{here}); a shorter conversation keeps nothing"
+    )
+
+
+def show_sessions(console: Console, page: dict[str, Any], ask_fleet: Callable[[], Any], *, last: bool) -> None:
+    """A line a session, as they come. ask_fleet: asked where there is none. last: the pages after this one are shown, too."""
+    console.print(session_table(page["data"], console.width) if page["data"] else no_sessions(ask_fleet()))
+    if page.get("has_more") and not last:
         console.print("there are more: --limit N, or --all")
 
 

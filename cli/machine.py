@@ -19,13 +19,14 @@ from typing import IO
 import psutil
 
 from contracts.errors import ConfigError
-from runtime.arena_file import free_bytes
-from runtime.arena_sharing import file_bytes, remove_dead
 from runtime.config import GIB, Config
 from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, reserve_bytes, ssd_limit_bytes
+from storelink.arena_file import free_bytes
+from storelink.arena_sharing import file_bytes, remove_dead
 
-#: What a node's consecutive ports are for.
+#: What a node's consecutive ports are for, and those of each of its devices but the first.
 NODE_PORTS = ("store", "worker", "socket transport", "worker metrics", "store metrics")
+DEVICE_PORTS = ("worker", "worker metrics")
 #: How long services may need to end after their launcher was killed.
 ORPHANS_S = 35.0
 
@@ -49,6 +50,9 @@ def ports_of(config: Config) -> list[PortUse]:
     for n in range(config.nodes.count):
         host, _, base = config.node(n).store_listen.rpartition(":")
         wanted += [(f"{purpose} of node-{n}", host, int(base) + i) for i, purpose in enumerate(NODE_PORTS)]
+        for device in config.node(n).devices[1:]:
+            host, _, port = device.worker_listen.rpartition(":")
+            wanted += [(f"{purpose} of {device.name}", host, int(port) + i) for i, purpose in enumerate(DEVICE_PORTS)]
     return [PortUse(purpose, host, port, "" if _can_bind(host, port) else _owner(port)) for purpose, host, port in wanted]
 
 
@@ -78,9 +82,9 @@ def on_host(config: Config) -> bool:
 
 
 def memory_bytes(config: Config) -> tuple[int, int]:
-    """(what HBM and DRAM of all nodes need of this machine's memory, what it has), in bytes."""
-    gib = config.kv.dram_gib + (config.kv.hbm_gib if on_host(config) else 0)
-    return int(gib * GIB) * config.nodes.count, psutil.virtual_memory().total
+    """(what HBM of all devices and DRAM of all nodes need of this machine's memory, what it has), in bytes."""
+    hbm = int(config.kv.hbm_gib * GIB) * config.devices if on_host(config) else 0
+    return int(config.kv.dram_gib * GIB) * config.nodes.count + hbm, psutil.virtual_memory().total
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,14 @@ def check_memory(config: Config) -> None:
     need, have = memory_bytes(config)
     if need > have:
         raise ConfigError(
-            f"--hbm-gib {config.kv.hbm_gib:g} and {flags} need {need / GIB:.1f} GiB, this machine has {have / GIB:.1f} GiB; lower them"
+            f"--hbm-gib {config.kv.hbm_gib:g}{each(config)} and {flags} need {need / GIB:.1f} GiB, this machine has {have / GIB:.1f} GiB; "
+            "lower them"
         )
+
+
+def each(config: Config) -> str:
+    """What is said beside sizes of HBM where nodes have several devices."""
+    return f" (of each of nodes.devices = {config.nodes.devices})" if config.nodes.devices > 1 else ""
 
 
 def remove_arenas(config: Config) -> list[Path]:

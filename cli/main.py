@@ -18,33 +18,12 @@ from cli import fleet, keys, workflows
 from cli.client import USAGE, CallFailed, Gateway, session_pages, session_path
 from cli.completion import COMPLETE, completion_init, known_sessions, script
 from cli.models import asked_models, show_models
+from cli.options import number_option, whole_option
 from cli.settings import Flags, resolve
 from cli.version import root
+from cli.word_order import command_first
 from contracts.errors import ConfigError
 from runtime.config import cluster_secret, dump_config, with_hashed_keys
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number; give one such as 2") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number; give one such as 0.5") from None
-
-
-def _whole_option(text: str) -> Any:
-    return typer.Option(parser=_whole, metavar="INT", help=text)
-
-
-def _number_option(text: str) -> Any:
-    return typer.Option(parser=_number, metavar="NUMBER", help=text)
-
 
 commands = typer.Typer(
     name="upbeat",
@@ -76,8 +55,7 @@ def app() -> NoReturn:
     status: Any
     if COMPLETE in os.environ:
         completion_init()
-    if len(sys.argv) == 1:
-        sys.argv.append("--help")
+    sys.argv[1:] = command_first(sys.argv[1:]) or ["--help"]
     try:
         status = commands(standalone_mode=False)
     except TyperException as e:
@@ -95,18 +73,19 @@ def app() -> NoReturn:
 
 @commands.command()
 def up(
-    nodes: Annotated[int | None, _whole_option("Nodes to start: a kvstore and a worker each.  [default: 2]")] = None,
+    nodes: Annotated[int | None, whole_option("Nodes to start: a kvstore and a worker each.  [default: 2]")] = None,
+    devices: Annotated[int | None, whole_option("Devices of a node: a worker each, beside one kvstore.  [default: 1]")] = None,
     model: _Models = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="Of a hub id: a branch, a tag or a commit.  [default: main]")] = None,
-    port: Annotated[int | None, _whole_option("The gateway's port; the stack's other ports follow from it.  [default: 8080]")] = None,
+    port: Annotated[int | None, whole_option("The gateway's port; the stack's other ports follow from it.  [default: 8080]")] = None,
     data: Annotated[Path | None, typer.Option(help="Where KV is kept.  [default: data]")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
     cache: Annotated[str | None, typer.Option(metavar="on|off", help="Keep KV across requests.  [default: on]")] = None,
     hbm_gib: Annotated[
         float | None,
-        _number_option("Device memory, a node: weights and KV.  [default: 1, or what the weights need; bundled model: little]"),
+        number_option("Device memory, a device: weights and KV.  [default: 1, or what the weights need; bundled model: little]"),
     ] = None,
-    dram_gib: Annotated[float | None, _number_option("DRAM for KV, a node.  [default: 2; bundled model: little]")] = None,
+    dram_gib: Annotated[float | None, number_option("DRAM for KV, a node.  [default: 2; bundled model: little]")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Placement: balanced, sticky, ...  [default: balanced]")] = None,
     host: Annotated[
         str | None, typer.Option(help="Where the gateway listens; beyond this machine it has keys.  [default: 127.0.0.1]")
@@ -118,20 +97,20 @@ def up(
 ) -> int:
     """Start a stack on this machine and keep it running until Ctrl-C."""
     from cli import machine
+    from cli.addresses import base_url
     from cli.core.plan import stack_plan
     from cli.demo_memory import SMALL, with_demo_memory
-    from cli.display import Display, base_url
+    from cli.display import Display
     from cli.own_key import own_key_of
     from cli.supervisor import Supervisor
 
     one, several = asked_models(model)
-    flags = Flags(nodes, one, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host, cors_origin, several)
-    resolved = with_demo_memory(asked := resolve(flags), flags)
-    programs = bin_dir or Path(sys.executable).parent
+    flags = Flags(nodes, one, port, data, config, cache, hbm_gib, dram_gib, policy, run_dir, revision, host, cors_origin, several, devices)
+    resolved, programs = with_demo_memory(asked := resolve(flags), flags), bin_dir or Path(sys.executable).parent
+    install = f"install with `make up`, or in the checkout {sys.executable} -m pip install -c constraints.txt -e ."
     for program in {planned.program for planned in stack_plan(1)}:
         if not os.access(programs / program, os.X_OK):
-            install = f"{sys.executable} -m pip install -c constraints.txt -e ."
-            raise ConfigError(f"{programs / program} is not there; install with `make up`, or in the checkout {install}")
+            raise ConfigError(f"{programs / program} is not there; {install}")
     display = Display(as_json=as_json, own_key=own_key_of(resolved))
     # The services inherit both locks: whoever starts a stack here next waits for them, should this launcher be killed.
     locks = [
@@ -177,8 +156,8 @@ def models(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> None:
 
 @commands.command()
 def top(
-    every: Annotated[float, _number_option("Seconds between two looks.")] = 2.0,
-    rounds: Annotated[int, _whole_option("How often; 0: until Ctrl-C.")] = 0,
+    every: Annotated[float, number_option("Seconds between two looks.")] = 2.0,
+    rounds: Annotated[int, whole_option("How often; 0: until Ctrl-C.")] = 0,
     url: _Url = _URL,
     key: _Key = "",
     as_json: _Json = False,
@@ -222,7 +201,7 @@ def sessions(
         elif as_json:
             _print_json(page)
         else:
-            fleet.show_sessions(_console(), page["data"], more=bool(page.get("has_more")) and not everything)
+            fleet.show_sessions(_console(), page, partial(gateway.call, "GET", "/v1/fleet"), last=everything)
 
 
 @commands.command()
@@ -245,9 +224,9 @@ def explain(
 @commands.command()
 def advise(
     session_id: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=known_sessions)],
-    expected_arrival: Annotated[float | None, _number_option("Seconds until the request comes.")] = None,
-    priority: Annotated[int, _whole_option("Lower is more urgent.")] = 0,
-    ttl_s: Annotated[float | None, _number_option("Seconds after the expected arrival until the hint loses its rank.")] = None,
+    expected_arrival: Annotated[float | None, number_option("Seconds until the request comes.")] = None,
+    priority: Annotated[int, whole_option("Lower is more urgent.")] = 0,
+    ttl_s: Annotated[float | None, number_option("Seconds after the expected arrival until the hint loses its rank.")] = None,
     node: Annotated[str, typer.Option(help="Pin this node, such as node-1.", show_default=False)] = "",
     url: _Url = _URL,
     key: _Key = "",
@@ -275,10 +254,11 @@ def invalidate(
 
 @commands.command()
 def doctor(
-    nodes: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
+    nodes: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
+    devices: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
     model: _Models = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="As for `upbeat up`.")] = None,
-    port: Annotated[int | None, _whole_option("As for `upbeat up`.")] = None,
+    port: Annotated[int | None, whole_option("As for `upbeat up`.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `upbeat up`.")] = None,
     as_json: _Json = False,
@@ -289,7 +269,7 @@ def doctor(
     from cli.settings import layout
 
     one, several = asked_models(model)
-    flags = Flags(nodes=nodes, model=one, port=port, data=data, config=config, revision=revision, models=several)
+    flags = Flags(nodes=nodes, model=one, port=port, data=data, config=config, revision=revision, models=several, devices=devices)
     findings = examine(with_demo_memory(layout(flags), flags))
     failed = [finding for finding in findings if finding.level == "fail"]
     if as_json:
@@ -306,7 +286,7 @@ def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Half a minute: fewer points, more noise.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where it goes, instead of beside the model (or to --data).")] = None,
     show: Annotated[bool, typer.Option("--show", help="Show what was measured before; measure nothing.")] = False,
-    nodes: Annotated[int | None, _whole_option("As for `upbeat up`: a worker's share of the cores follows from it.")] = None,
+    nodes: Annotated[int | None, whole_option("As for `upbeat up`: a worker's share of the cores follows from it.")] = None,
     data: Annotated[Path | None, typer.Option(help="As for `upbeat up`; the SSD that is measured is the one it lies on.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration in YAML.")] = None,
     as_json: _Json = False,

@@ -55,16 +55,17 @@ def flag_of(name: str, model: RegisteredModel, named: Mapping[str, str]) -> str:
 
 def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
     """A line a model, of what `GET /v1/models` says."""
-    rows = table("model", "state", "nodes", "weights", "KV used", "TTFT", "TPOT")
+    rows = table("model", "state", "nodes", "weights, of the device", "KV in use", "KV cached", "TTFT", "TPOT")
     for model in models:
         nodes = model.get("nodes") or []
-        used, limit = (sum(int(node.get(key) or 0) for node in nodes) for key in ("kv_bytes_used", "kv_bytes_limit"))
+        used, cached, limit = (sum(int(node.get(f"kv_bytes_{what}") or 0) for node in nodes) for what in ("used", "cached", "limit"))
         rows.add_row(
             str(model.get("id", "?")),
             str(model.get("state") or "?"),
             ", ".join(f"{node.get('node', '?')} ({node.get('state', '?')})" for node in nodes) or "-",
             size(int(model["weight_bytes"])) if model.get("weight_bytes") else "-",
             f"{size(used)} of {size(limit)}" if limit else "-",
+            size(cached) if limit else "-",
             _promised(model, "ttft_slo_s"),
             _promised(model, "tpot_slo_s"),
         )

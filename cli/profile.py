@@ -26,9 +26,9 @@ from cli.process import Process, log_end
 from contracts.errors import ConfigError
 from contracts.profile import LOAD_SOURCES, Profile, Surface, misfit
 from loadtest.stack import free_ports
-from runtime.arena_sharing import arenas_of, remove_dead
 from runtime.config import Config, changed, dump_config
 from runtime.profiles import cores, processor, read, stored
+from storelink.arena_sharing import arenas_of, remove_dead
 
 #: The arena that loads are measured with: a large load is 2/5 of it.
 _ARENA_GIB, _QUICK_ARENA_GIB = 0.25, 0.125
@@ -61,9 +61,9 @@ def measure(config: Config, quick: bool, quiet: bool) -> Profile:
             "run_dir": work / "run",
             "gateway": {"port": first},
             "scheduler": {"port": first + 1},
-            "nodes": {"base_port": first + 2, "store_host": "127.0.0.1", "listen_host": "", "count": nodes},
+            "nodes": {"base_port": first + 2, "store_host": "127.0.0.1", "listen_host": "", "count": nodes, "devices": 1},
             # The threads are those of a worker of the stack that the profile is for, however many nodes are measured with.
-            "worker": {"threads": compute_threads(config.worker.threads, os.cpu_count() or 1, config.nodes.count)},
+            "worker": {"threads": compute_threads(config.worker.threads, os.cpu_count() or 1, config.devices)},
             "kv": {
                 "dram_gib": min(config.kv.dram_gib, _QUICK_ARENA_GIB if quick else _ARENA_GIB),
                 "layer_priority": False,

@@ -1,7 +1,7 @@
 """What `upbeat up` was asked for, as one configuration: flags over environment over file over defaults.
 
 The ports of a stack follow from its first one unless something says otherwise: gateway P, scheduler P + 1, nodes from
-P + 20 on. Every wrong flag is named with its value and a remedy.
+P + 20 on, and behind them those of further devices (runtime/places.py). Every wrong flag is named with its value and a remedy.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from cli.models import flag_of, models_over
 from cli.own_key import fresh_key, kept_key
+from contracts.devices import MOST_DEVICES
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
 from runtime.config import GIB, Config, changed, load_config, said_config, says
@@ -27,12 +28,12 @@ from runtime.gateway_config import ORIGIN
 from runtime.model_config import load_config as load_model_config
 from runtime.model_directory import model_directory, named, weight_bytes
 from runtime.model_names import hub_id
+from runtime.places import PORTS_A_DEVICE, PORTS_A_NODE
 from runtime.registry import models_of, registered
 
 DEFAULT_PORT = 8080
 #: Where the nodes' ports begin, counted from the gateway's.
 NODES_OFFSET = 20
-PORTS_A_NODE = 10
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 POLICIES = ("balanced", "sticky", "cache-aware", "random", "round-robin")
 #: Device memory beside the weights that a model gets where nobody said how much there is.
@@ -60,6 +61,8 @@ class Flags:
     cors_origins: Sequence[str] | None = None
     #: Several models, by name; then there is no `model`.
     models: Mapping[str, str] = field(default_factory=dict)
+    #: Of a node.
+    devices: int | None = None
 
 
 def resolve(flags: Flags) -> Config:
@@ -79,15 +82,19 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
     _check_values(flags)
     said = said_config(flags.config)
     port = flags.port or said.gateway.port
-    nodes = flags.nodes or said.nodes.count
-    over: dict[str, Any] = {"gateway": {"port": port}, "nodes": {"count": nodes}, "scheduler": {}, "kv": {}}
+    nodes, devices = flags.nodes or said.nodes.count, flags.devices or said.nodes.devices
+    over: dict[str, Any] = {"gateway": {"port": port}, "nodes": {"count": nodes, "devices": devices}, "scheduler": {}, "kv": {}}
     if not says(flags.config, "scheduler", "port"):
         over["scheduler"]["port"] = port + 1
     if not says(flags.config, "nodes", "base_port"):
-        last = port + NODES_OFFSET + PORTS_A_NODE * nodes - 1
+        behind = 0 if said.nodes.device_base_port else PORTS_A_DEVICE * (devices - 1) * nodes
+        last = port + NODES_OFFSET + PORTS_A_NODE * nodes + behind - 1
         if last > 65_535:
             flag = f"--port {port}" if flags.port else f"gateway.port = {port}"
-            raise ConfigError(f"{flag}: {nodes} nodes need ports up to {last}; give one of at most {65_535 - last + port}")
+            raise ConfigError(
+                f"{flag}: {nodes} nodes{f' of {devices} devices' if devices > 1 else ''} need ports up to {last}; "
+                f"give one of at most {65_535 - last + port}"
+            )
         over["nodes"]["base_port"] = port + NODES_OFFSET
     if flags.run_dir is not None:
         over["run_dir"] = flags.run_dir
@@ -132,7 +139,11 @@ def policies() -> tuple[str, ...]:
 
 
 def _check_values(flags: Flags) -> None:
-    for name, value, low, high in (("--nodes", flags.nodes, 1, 256), ("--port", flags.port, 1, 65_535)):
+    for name, value, low, high in (
+        ("--nodes", flags.nodes, 1, 256),
+        ("--devices", flags.devices, 1, MOST_DEVICES),
+        ("--port", flags.port, 1, 65_535),
+    ):
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{name} {value} is out of range; give a number from {low} to {high}")
     if flags.host is not None and not _is_host(flags.host):

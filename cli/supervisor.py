@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from cli import machine
+from cli.addresses import base_url
 from cli.core.plan import STOP_ORDER, Planned, compute_threads, stack_plan
 from cli.core.restart import RestartPolicy, Verdict
-from cli.display import Display, base_url
+from cli.display import Display
 from cli.logs import Logs
 from cli.process import Process, log_end
 from runtime.config import Config
@@ -41,7 +42,7 @@ class Supervisor:
         self._config_file = config.run_dir / "config.yaml"
         self._logs = Logs(config.run_dir / "logs", int(config.log_mib * MIB), config.log_files, keep_open, display.line)
         self._running: dict[str, Process] = {}
-        self._plan = stack_plan(config.nodes.count, len(config.scheduler_addresses), config.gateway.processes)
+        self._plan = stack_plan(config.nodes.count, len(config.scheduler_addresses), config.gateway.processes, config.nodes.devices)
         self._has_served = False
         self._status = 0
         self._stop_asked_s = 0.0
@@ -128,19 +129,20 @@ class Supervisor:
         return process
 
     def _whose(self, planned: Planned) -> str:
-        """Of which node and, where there are several, with which models."""
+        """Of which node or device and, where there are several, with which models."""
         if planned.node is None:
             return ""
-        served = planned.program == "upbeat-worker" and len(self._config.models) > 1
-        models = f" with {' and '.join(models_of(self._config, planned.node))}" if served else ""
-        return f" of node-{planned.node}{models}"
+        if planned.program != "upbeat-worker":
+            return f" of node-{planned.node}"
+        models = f" with {' and '.join(models_of(self._config, planned.node))}" if len(self._config.models) > 1 else ""
+        return f" of {self._config.device(planned.node, planned.device).name}{models}"
 
     def _environment(self, planned: Planned) -> dict[str, str]:
         # The written configuration is complete; the environment that shaped it must not be applied twice.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
         environment[SUPERVISED] = "1"
         cores = len(os.sched_getaffinity(0))
-        threads = compute_threads(self._config.worker.threads, cores, self._config.nodes.count) if planned.program == "upbeat-worker" else 1
+        threads = compute_threads(self._config.worker.threads, cores, self._config.devices) if planned.program == "upbeat-worker" else 1
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = str(threads)
         return environment
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli.client import Gateway
 from cli.core.traffic import Look, sample
-from cli.fleet import GIB, MIB, NO_SESSIONS, session_table, size, table
+from cli.fleet import GIB, MIB, counted, hbm_shares, no_sessions, session_table, size, table
 
 _SOURCES = ("ssd", "peer", "blob")
 _FOUND = ("hbm", "dram", *_SOURCES)
@@ -62,15 +62,15 @@ def _screen(record: dict[str, Any], looks: dict[str, Look], width: int, *, since
     fleet, sessions = record["fleet"], record["sessions"]
     serving = sum(bool(node.get("serving")) for node in fleet["nodes"])
     head = Text(
-        f"{time.strftime('%H:%M:%S')}  {record['url']}  {serving} of {fleet.get('expected_nodes', 0)} nodes serve, "
+        f"{time.strftime('%H:%M:%S')}  {record['url']}  {serving} of {fleet.get('expected_nodes', 0)} {counted(fleet['nodes'])} serve, "
         f"{fleet.get('active_requests', 0)} requests\nsums {'since the start' if since_start else 'since the last look'}"
     )
     nodes = {str(node["node"]): _rows(node, looks[str(node["node"])]) for node in fleet["nodes"]}
-    return Group(head, Text(), *_blocks(nodes, width), Text(), session_table(sessions, width) if sessions else Text(NO_SESSIONS))
+    return Group(head, Text(), *_blocks(nodes, width), Text(), session_table(sessions, width) if sessions else Text(no_sessions(fleet)))
 
 
 def _blocks(nodes: dict[str, dict[str, str]], width: int) -> Iterator[RenderableType]:
-    """A column a node, as many beside each other as there is room for; further ones below."""
+    """A column a device, as many beside each other as there is room for; further ones below."""
     labels = list(next(iter(nodes.values()), {}))
     room = width - max(map(len, labels), default=0) - _GAP
     waiting = list(nodes)
@@ -93,7 +93,6 @@ def _blocks(nodes: dict[str, dict[str, str]], width: int) -> Iterator[Renderable
 
 def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
     """One node's column: label -> value."""
-    pages, free = int(node.get("hbm_pages_total") or 0), int(node.get("hbm_pages_free") or 0)
     hits = look.shares(("upbeat_worker_hit_bytes_total", "upbeat_kvstore_hit_bytes_total"), "tier", _FOUND)
     waiting = {tier: look.now.get(sample("upbeat_kvstore_write_back_waiting_bytes", tier=tier), 0.0) for tier in ("ssd", "blob")}
     queued = {what: look.now.get(sample("upbeat_kvstore_queued", what=what), 0.0) for what in ("loads", *_SOURCES)}
@@ -101,7 +100,7 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
         "state": str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
         "requests running, waiting": f"{node.get('running', 0)}, {node.get('waiting', 0)}",
         "hints in flight": str(node.get("advised", 0)),
-        "HBM used": f"{(pages - free) / pages:.0%}" if pages else "-",
+        "HBM in use by requests, cached": ", ".join(hbm_shares(node)),
         "DRAM used": f"{_gib(node, 'dram_bytes_used')} of {_gib(node, 'dram_bytes_total')} GiB",
         "SSD used": _used(look, "ssd") or size(int(node.get("ssd_bytes_used") or 0)),
         "blob used, by all nodes": _used(look, "blob") or "-",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from contracts.advisory import Advisory
 from contracts.ids import SessionKey
-from contracts.kv import KvShape, Manifest
+from contracts.kv import DTYPE_BYTES, KvShape, Manifest, check_shape
 from contracts.v1 import common_pb2 as pb
 
 
@@ -26,11 +26,15 @@ def shape_to_wire(shape: KvShape) -> pb.KvShape:
         head_dim=shape.head_dim,
         chunk_tokens=shape.chunk_tokens,
         dtype=shape.dtype,
+        piece_bytes=shape.piece_bytes,
     )
 
 
 def shape_from_wire(m: pb.KvShape) -> KvShape:
-    return KvShape(m.fingerprint, m.layers, m.kv_heads, m.head_dim, m.chunk_tokens, m.dtype)
+    """Raises InvalidRequest naming the field that cannot be. Without piece_bytes (an older peer) a piece is K and V of every head."""
+    geometry = m.fingerprint, m.layers, m.kv_heads, m.head_dim, m.chunk_tokens, m.dtype
+    of_heads = not m.piece_bytes and m.dtype in DTYPE_BYTES
+    return check_shape(KvShape.of_heads(*geometry) if of_heads else KvShape(*geometry, m.piece_bytes))
 
 
 def manifest_to_wire(manifest: Manifest) -> pb.Manifest:

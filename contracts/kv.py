@@ -7,21 +7,27 @@ restart.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from blake3 import blake3
 
+from contracts.errors import InvalidRequest
 from contracts.ids import SessionKey
 
 #: Version of the piece layout `[kv_heads, 2, chunk_tokens, head_dim]`; part of every fingerprint.
 LAYOUT_VERSION = 1
 KEY_BYTES = 32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: A shape with more is nonsense, whoever says so.
+MAX_LAYERS, MAX_PIECE_BYTES = 1 << 14, 1 << 30
 
 _ROOT = bytes(KEY_BYTES)
+#: As it fits the header of an object.
+_DTYPE = re.compile(r"[a-z0-9_]{1,16}")
 
 
 class Tier(IntEnum):
@@ -38,6 +44,9 @@ class KvShape:
     """The KV geometry of one model on one device.
 
     fingerprint: 32 bytes over weights digest, adapter, dtype, layout version and `chunk_tokens`.
+
+    piece_bytes: of one layer of one chunk. What has K and V of every head is made by `of_heads`, which computes it; one latent a token
+    (MLA), or elements of another size than `dtype` has, say their own. Nothing but codecs computes with heads and dtype.
     """
 
     fingerprint: bytes
@@ -46,11 +55,18 @@ class KvShape:
     head_dim: int
     chunk_tokens: int
     dtype: str
+    piece_bytes: int
+
+    @classmethod
+    def of_heads(cls, fingerprint: bytes, layers: int, kv_heads: int, head_dim: int, chunk_tokens: int, dtype: str) -> KvShape:
+        """A shape whose pieces are `[kv_heads, 2 (K, V), chunk_tokens, head_dim]`. Raises KeyError when `dtype` is not in DTYPE_BYTES."""
+        piece_bytes = kv_heads * 2 * chunk_tokens * head_dim * DTYPE_BYTES[dtype]
+        return cls(fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype, piece_bytes)
 
     @property
-    def piece_bytes(self) -> int:
-        """Bytes of one layer of one chunk: K and V of `chunk_tokens` tokens."""
-        return self.kv_heads * 2 * self.chunk_tokens * self.head_dim * DTYPE_BYTES[self.dtype]
+    def is_of_heads(self) -> bool:
+        """Whether a piece has the size of K and V of every head."""
+        return self.piece_bytes == self.kv_heads * 2 * self.chunk_tokens * self.head_dim * DTYPE_BYTES.get(self.dtype, 0)
 
     @property
     def chunk_bytes(self) -> int:
@@ -83,10 +99,31 @@ class Manifest:
     life: int = 0
 
 
-def fingerprint(weights_digest: bytes, *, dtype: str, chunk_tokens: int, adapter: bytes = b"") -> bytes:
-    """The model fingerprint, 32 bytes. Never depends on a path or a time."""
+def check_shape(shape: KvShape) -> KvShape:
+    """`shape`, when a store can hold it. Raises InvalidRequest naming the field otherwise."""
+    least = {"kv_heads": 1, "head_dim": 1, "chunk_tokens": 1, "layers": 1, "piece_bytes": shape.chunk_tokens}
+    most = {"layers": MAX_LAYERS, "piece_bytes": MAX_PIECE_BYTES}
+    if len(shape.fingerprint) != KEY_BYTES:
+        raise InvalidRequest(f"fingerprint has {len(shape.fingerprint)} bytes; it needs {KEY_BYTES}", param="fingerprint")
+    if not _DTYPE.fullmatch(shape.dtype):
+        raise InvalidRequest(f"dtype = {shape.dtype[:60]!r}: must match {_DTYPE.pattern}", param="dtype")
+    for name, minimum in least.items():
+        value: int = getattr(shape, name)
+        if value < minimum:
+            raise InvalidRequest(f"{name} = {value}: must be at least {minimum}", param=name)
+        if value > most.get(name, value):
+            raise InvalidRequest(f"{name} = {value}: must be at most {most[name]}", param=name)
+    return shape
+
+
+def fingerprint(weights_digest: bytes, *, dtype: str, chunk_tokens: int, adapter: bytes = b"", layout: bytes = b"") -> bytes:
+    """The model fingerprint, 32 bytes. Never depends on a path or a time.
+
+    layout: how an engine orders a piece's bytes where that is not LAYOUT_VERSION's; engines of different layouts share no KV.
+    """
     h = blake3(b"upbeat model fingerprint")
-    for part in (weights_digest, adapter, dtype.encode(), struct.pack("<II", LAYOUT_VERSION, chunk_tokens)):
+    parts = [weights_digest, adapter, dtype.encode(), struct.pack("<II", LAYOUT_VERSION, chunk_tokens)]
+    for part in [*parts, layout] if layout else parts:
         h.update(struct.pack("<I", len(part)))
         h.update(part)
     return h.digest()
@@ -97,19 +134,35 @@ def tenant_salt(secret: bytes, tenant: str) -> bytes:
     return blake3(secret + tenant.encode(), derive_key_context="upbeat 2026 tenant salt of chunk keys").digest()
 
 
-def chunk_key(salt: bytes, model_fingerprint: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of the chunk that holds exactly `tokens` after the prefix named by `parent`."""
+def chunk_key(salt: bytes, model_fingerprint: bytes, parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
+    """The key of the chunk that holds exactly `tokens` after the prefix named by `parent`.
+
+    extra: what else its KV depends on: a LoRA adapter, or hashes of images and where they lie in the chunk.
+    """
     body = model_fingerprint + parent + struct.pack(f"<{len(tokens)}I", *tokens)
+    if extra:
+        # A body without an extra is whole words; one with it never is, and tells at its end where the tokens end.
+        body += extra + bytes(-len(extra) % 4) + struct.pack("<IB", len(extra), 1)
     return blake3(body, key=salt).digest()
 
 
-def chunk_keys(salt: bytes, shape: KvShape, tokens: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
-    """Keys of the full chunks of `tokens`, in order; `known` are the first ones when already computed."""
-    keys = list(known)
+def chunk_keys(
+    salt: bytes,
+    shape: KvShape,
+    tokens: Sequence[int],
+    known: Sequence[bytes] = (),
+    extras: Mapping[int, bytes] | None = None,
+) -> list[bytes]:
+    """Keys of the full chunks of `tokens`, in order; `known` are the first ones when already computed.
+
+    extras: by number of the chunk, see `chunk_key`. A chunk's key tells of those before it too, so that what all chunks depend on is
+    said of the first.
+    """
+    keys, extras = list(known), extras or {}
     parent = keys[-1] if keys else _ROOT
     size = shape.chunk_tokens
     for start in range(len(keys) * size, len(tokens) - size + 1, size):
-        parent = chunk_key(salt, shape.fingerprint, parent, tokens[start : start + size])
+        parent = chunk_key(salt, shape.fingerprint, parent, tokens[start : start + size], extras.get(len(keys), b""))
         keys.append(parent)
     return keys
 

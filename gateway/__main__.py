@@ -18,7 +18,7 @@ async def _serve(config: Config, number: int) -> int:
 
 def main() -> None:
     """Entry point."""
-    config, number = arguments("gateway", with_node=False, numbered=True)
+    config, number, _ = arguments("gateway", numbered=True)
     if number >= config.gateway.processes:
         print(
             f"upbeat-gateway: --number {number}: gateway.processes is {config.gateway.processes}; give a smaller number, or raise it",

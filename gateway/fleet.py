@@ -14,6 +14,7 @@ import grpc
 
 from contracts.context import ContextBound
 from contracts.convert import session_from_wire, session_to_wire
+from contracts.devices import is_of
 from contracts.errors import Unavailable
 from contracts.ids import SessionKey
 from contracts.models import ModelState, state_of
@@ -117,9 +118,9 @@ class Fleet:
         return [registry.described(name, self.registered, self.models, self.view) for name in names]
 
     def knows_node(self, name: str) -> bool:
-        """The fleet or the configuration names it."""
-        seen = self.view is not None and self.view.node(name) is not None
-        return seen or name in {self._config.node(i).name for i in range(self._config.nodes.count)}
+        """The fleet or the configuration has a node or a device of this name."""
+        seen = self.view is not None and any(is_of(name, node.name) for node in self.view.nodes)
+        return seen or any(is_of(name, d.name) for n in range(self._config.nodes.count) for d in self._config.node(n).devices)
 
     # ---- placement ---------------------------------------------------------------------------------------------
     async def place(
@@ -229,7 +230,15 @@ def bounds_of(models: Iterable[Any]) -> dict[str, ContextBound]:
 
 
 def _node(n: Any) -> Node:
-    counters = ("outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used")
+    counters = (
+        "outstanding_tokens",
+        "advised",
+        "hbm_pages_total",
+        "hbm_pages_free",
+        "hbm_pages_cached",
+        "dram_bytes_total",
+        "dram_bytes_used",
+    )
     there = tuple(_there(m, n.loads) for m in n.models)
     return Node(
         name=n.node,
@@ -251,7 +260,8 @@ def _there(m: Any, loads: Iterable[Any]) -> ModelThere:
     load = next((load for load in loads if load.model == m.name), None)
     if load is None:
         return ModelThere(m.name, state_of(m.state))
-    return ModelThere(m.name, state_of(load.state), load.running, load.waiting, load.kv_bytes_used, load.kv_bytes_limit)
+    kv_bytes = {name: getattr(load, name) for name in ("kv_bytes_used", "kv_bytes_cached", "kv_bytes_limit")}
+    return ModelThere(m.name, state_of(load.state), load.running, load.waiting, **kv_bytes)
 
 
 def _model(m: Any) -> dict[str, Any]:

@@ -74,9 +74,8 @@ class Parts:
             self.idle.set()
 
     def not_ready(self) -> list[str]:
-        """Why this gateway should get no requests; empty when a node can answer those for one of the registered models."""
-        each = [unserved(self.fleet.view, [model], self.workers.connected, self.draining) for model in self.fleet.registered]
-        return [] if not all(each) else list(dict.fromkeys(reason for reasons in each for reason in reasons))
+        """Why this gateway should get no requests; empty when each of the registered models has a node that serves it or can wake it."""
+        return unserved(self.fleet.view, self.fleet.registered, self.workers.connected, self.draining)
 
     def missing(self) -> list[str]:
         """Why not every node serves; empty when all do, and the gateway is ready."""

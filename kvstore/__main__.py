@@ -14,6 +14,7 @@ from kvstore.directory import Directory
 from kvstore.metrics import log
 from kvstore.node import Node
 from kvstore.server import Server
+from kvstore.tiers import nixl
 from runtime import rpc, service, telemetry
 from runtime.clock import RealClock
 from runtime.config import Config
@@ -104,7 +105,9 @@ async def _main(config: Config, number: int) -> int:
 
 def main() -> None:
     """The entry point."""
-    config, number = service.arguments("kvstore", with_node=True)
+    config, number, _ = service.arguments("kvstore", with_node=True)
+    # Before gRPC has threads: they read the environment, and glibc moves it when it is written.
+    nixl.set_environment(config.nodes.ucx_interface)
     service.run(_main(config, number))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from itertools import count as counter
 
 from contracts.convert import layers_from_bitmap, manifest_from_wire, session_from_wire, session_to_wire, shape_from_wire
-from contracts.errors import UpbeatError
-from contracts.kv import DTYPE_BYTES, KEY_BYTES
+from contracts.errors import InvalidRequest, UpbeatError
+from contracts.kv import KEY_BYTES, KvShape
 from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from kvstore.core import events as ev
@@ -25,7 +26,8 @@ _LINGER_LOOK_S, _LINGERS_S = 0.02, 5.0
 
 
 class Attachment:
-    """See the module. `outgoing` is what the stream sends; None ends it. `fingerprints`: the models that this worker serves."""
+    """See the module. `outgoing` is what the stream sends; None ends it. `fingerprints`: the models that this worker serves; `device`:
+    its number on the node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -34,6 +36,7 @@ class Attachment:
         self._mapped = False
         self.outgoing = Outgoing(_join)
         self.fingerprints: frozenset[bytes] = frozenset()
+        self.device = 0
         self._queries: dict[int, asyncio.Future[common_pb2.TierResidency | None]] = {}
         self._tellings: dict[int, int] = {}  #: by query: the answer shows that the worker has acted on this telling
         self._query_numbers = counter(1)
@@ -104,16 +107,24 @@ class Attachment:
         self.outgoing.put(pb.StoreToWorker(welcome=welcome))
         node.owners[self.owner] = self
         node.workers[self.owner] = self
-        shapes = [shape_from_wire(s) for s in hello.shapes]
-        known = node.store.index.shapes
-        sound = [
-            s
-            for s in shapes
-            if len(s.fingerprint) == 32 and s.dtype in DTYPE_BYTES and s.layers and s.piece_bytes and known.get(s.fingerprint, s) == s
-        ]
-        self.fingerprints = frozenset(s.fingerprint for s in sound)
+        sound = self._sound(hello)
+        self.fingerprints, self.device = frozenset(s.fingerprint for s in sound), hello.device
         node.handle(ev.ShapesDeclared(self.owner, sound, now))
-        log.info("worker attached", worker=hello.worker_id, models=len(sound), refused=len(shapes) - len(sound))
+        refused = len(hello.shapes) - len(sound)
+        log.info("worker attached", worker=hello.worker_id, device=self.device, models=len(sound), refused=refused)
+
+    def _sound(self, hello: pb.AttachHello) -> list[KvShape]:
+        """The shapes that this store can hold; of the others the log says why not, and nothing is kept of their models."""
+        known, sound = self._node.store.index.shapes, []
+        for message in hello.shapes:
+            try:
+                shape = shape_from_wire(message)
+                _check_same(shape, known.get(shape.fingerprint, shape))
+            except InvalidRequest as e:
+                log.warning("a model's shape is refused", worker=hello.worker_id, field=e.param, reason=str(e))
+            else:
+                sound.append(shape)
+        return sound
 
     def _check_arena(self) -> None:
         """Raise ValueError unless the worker holds its lock on this very file: it gets no offsets into another one."""
@@ -216,6 +227,14 @@ class Attachment:
             return None
         finally:
             self._queries.pop(number, None)
+
+
+def _check_same(shape: KvShape, known: KvShape) -> None:
+    """Raise InvalidRequest naming the first field in which they differ."""
+    for field in fields(shape):
+        value, here = getattr(shape, field.name), getattr(known, field.name)
+        if value != here:
+            raise InvalidRequest(f"{field.name} = {value!r}: this store knows the fingerprint with {here!r}", param=field.name)
 
 
 def _join(last: pb.StoreToWorker, new: pb.StoreToWorker) -> bool:

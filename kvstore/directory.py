@@ -84,7 +84,10 @@ class Link:
         node = self._node
         self._connections += 1
         place, connection = node.places.store_address, self._connections
-        yield pb.StoreReport(hello=pb.StoreHello(node=node.name, address=place, instance=node.instance, connection=connection))
+        devices = len(node.places.devices)
+        yield pb.StoreReport(
+            hello=pb.StoreHello(node=node.name, address=place, instance=node.instance, connection=connection, devices=devices)
+        )
         self._reported.clear()
         self.changed.clear()
         self._answers = [_erased(answer) for answer in node.erasing.open()]
@@ -181,7 +184,7 @@ def _advised(command: pb.PrefetchCommand, now: float) -> ev.Advised:
     a = command.advisory
     arrival = a.expected_arrival_s if a.HasField("expected_arrival_s") else 0.0
     lifetime = arrival + (a.ttl_s or DEFAULT_TTL_S)
-    return ev.Advised(session_from_wire(a.session), a.priority, arrival, lifetime, list(command.source_nodes), now)
+    return ev.Advised(session_from_wire(a.session), a.priority, arrival, lifetime, list(command.source_nodes), now, command.device)
 
 
 def _erased(a: Answer) -> pb.StoreReport:

@@ -25,7 +25,6 @@ from kvstore.owners import Attached, Owner
 from kvstore.peers import Peers
 from kvstore.reading import Reading
 from kvstore.sizes import Sizes
-from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
 from kvstore.tiers.codecs import Codecs
@@ -65,7 +64,6 @@ class Node:
         self._tasks = tasks
         self.background = tasks.start  #: runs something for as long as the process lives
         self._lock = lock
-        nixl.set_environment(config.nodes.ucx_interface)
         codecs = Codecs()
         ssd_codec = codecs.configured("kv.ssd_codec", config.kv.ssd_codec)
         blob_codec = codecs.configured("kv.blob_codec", config.kv.blob_codec)
@@ -302,10 +300,13 @@ class Node:
                 owner = self.owners.get(instruction.save[0])
                 if owner is not None:
                     owner.answer(instruction)
-            case do.Offer() | do.TellInvalid() | do.TellErase():
+            case do.Offer():
                 for worker in self.workers.values():
-                    if not isinstance(instruction, do.Offer) or instruction.fingerprint in worker.fingerprints:
+                    if worker.device == instruction.device and instruction.fingerprint in worker.fingerprints:
                         worker.tell(instruction)
+            case do.TellInvalid() | do.TellErase():
+                for worker in self.workers.values():
+                    worker.tell(instruction)
             case do.Fetch(kind=ev.SourceKind.SSD):
                 self.reading.from_ssd(instruction)
             case do.Fetch():

@@ -17,8 +17,9 @@ class Owner(Protocol):
 
 
 class Attached(Owner, Protocol):
-    """A worker, and the models that it serves."""
+    """A worker, its device's number on the node, and the models that it serves."""
 
+    device: int
     fingerprints: frozenset[bytes]
 
     def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:

@@ -29,12 +29,13 @@ from typing import Any
 import psutil
 import yaml
 
-from runtime.arena_sharing import arenas_of, remove_dead
-from runtime.config import load_config
+from runtime.config import NodesSection, load_config
+from runtime.places import device_ports, node_ports
+from storelink.arena_sharing import arenas_of, remove_dead
 
 #: `upbeat up` drains for at most 30 s.
 STOP_S = 45.0
-#: Ports of a stack: gateway, schedulers, then ten a node.
+#: Ports of a stack: gateway, schedulers, then those of nodes and devices (runtime/places.py).
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 _PR_SET_PDEATHSIG = 1
 
@@ -118,9 +119,10 @@ class Stack:
             self._settings = settings
         sections = {name: dict(values) if isinstance(values, dict) else values for name, values in self._settings.items()}
         schedulers = sections.setdefault("scheduler", {}).get("count", 1)
-        ports = self.port = free_ports(1 + schedulers + 10 * self.nodes)
+        nodes = NodesSection.model_validate(sections.setdefault("nodes", {}) | {"count": self.nodes})
+        ports = self.port = free_ports(1 + schedulers + len(node_ports(nodes)) + len(device_ports(nodes)))
         sections["scheduler"]["port"] = ports + 1
-        sections.setdefault("nodes", {})["base_port"] = ports + 1 + schedulers
+        sections["nodes"]["base_port"] = ports + 1 + schedulers
         self.config_file.write_text(yaml.safe_dump(sections))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

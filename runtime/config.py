@@ -1,16 +1,14 @@
 """The typed configuration: YAML plus `UPBEAT__SECTION__KEY`, parsed once, and every wrong value named with its remedy.
 
 Precedence: environment over file over default. A node's processes read the same file as everyone and are told their
-node's number on the command line; every address and path of a node follows from it (`Config.node(n)`).
+node's number on the command line, and workers their device's; every address and path follows from these (runtime/places.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,12 +17,14 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from contracts.api_keys import hashed, is_hashed
+from contracts.devices import MOST_DEVICES
 from contracts.errors import ConfigError
-from runtime.arena_file import HugePages
 from runtime.config_checks import check
 from runtime.gateway_config import STRICT, GatewaySection, Tenant
 from runtime.kept import kept
+from runtime.places import DevicePlaces, NodePlaces, places_of
 from runtime.registry import Dtype, ModelName, RegisteredModel, as_model
+from storelink.arena_file import HugePages
 
 GIB = 1 << 30
 
@@ -72,7 +72,9 @@ class KvSection(BaseModel):
     layerwise: bool = True
     #: Cached tokens are computed again where that is estimated sooner than loading them; false: whatever is cached is loaded.
     load_plan: bool = True
+    #: Of one device: weights and KV.
     hbm_gib: float = Field(default=1.0, gt=0)
+    #: Of one node: its devices share it.
     dram_gib: float = Field(default=2.0, gt=0)
     #: Huge pages for the arena. auto: where `shm_dir` offers them (a hugetlbfs, or a tmpfs mounted with huge=advise); on: or not start.
     hugepages: HugePages = "auto"
@@ -157,9 +159,13 @@ class NodesSection(BaseModel):
 
     model_config = STRICT
     count: int = Field(default=2, ge=1, le=256)
+    #: Devices of a node, each with a worker of its own: they share the node's store (arena, SSD, transport), and the models' files.
+    devices: int = Field(default=1, ge=1, le=MOST_DEVICES)
     #: First port of node 0: its store; +1 its worker, +2 the socket transport, +3 worker metrics, +4 store metrics.
     base_port: int = Field(default=8100, ge=1, le=65000)
-    #: Host name of each node's processes, `{n}` standing for its number.
+    #: First port of the devices from number 1 on, two each: worker, worker metrics. 0: behind the ports of the last node.
+    device_base_port: int = Field(default=0, ge=0, le=65535)
+    #: Host name of each node's processes, `{n}` standing for its number, and in worker_host `{d}` for the device's.
     store_host: str = "127.0.0.1"
     worker_host: str = "127.0.0.1"
     #: The address the processes listen on; their own host name when empty.
@@ -252,37 +258,23 @@ class Config(BaseSettings):
         return f"{self.scheduler.listen_host or host}:{port}"
 
     def node(self, number: int) -> NodePlaces:
-        """Every address and path of node `number`."""
-        n, base = self.nodes, self.nodes.base_port + 10 * number
-        store, worker = (host.replace("{n}", str(number)) for host in (n.store_host, n.worker_host))
-        return NodePlaces(
-            name=f"node-{number}",
-            store_address=f"{store}:{base}",
-            store_listen=f"{n.listen_host or store}:{base}",
-            worker_address=f"{worker}:{base + 1}",
-            worker_listen=f"{n.listen_host or worker}:{base + 1}",
-            socket_address=f"{store}:{base + 2}",
-            socket_listen=f"{n.listen_host or store}:{base + 2}",
-            ssd=self.data / f"node-{number}" / "ssd",
-            directory=self.data / f"node-{number}",
-            arena_stem=self.shm_dir / f"upbeat-{os.getuid()}-{_tag(self.data)}-node-{number}",
-        )
+        """Every address and path of node `number`, and of its devices."""
+        return places_of(self, number)
 
+    def device(self, number: int, device: int) -> DevicePlaces:
+        """Those of one device of node `number`. Raises ConfigError when it has no such device."""
+        devices = self.node(number).devices
+        if not 0 <= device < len(devices):
+            raise ConfigError(
+                f"--device {device}: a node has {len(devices)} device{'s' if len(devices) > 1 else ''}, numbered from 0; "
+                "give a smaller number, or raise nodes.devices"
+            )
+        return devices[device]
 
-@dataclass(frozen=True, slots=True)
-class NodePlaces:
-    """Where one node's processes listen and keep things. arena_stem: what the names of its arenas begin with (runtime/arena_sharing.py)."""
-
-    name: str
-    store_address: str
-    store_listen: str
-    worker_address: str
-    worker_listen: str
-    socket_address: str
-    socket_listen: str
-    ssd: Path
-    directory: Path
-    arena_stem: Path
+    @property
+    def devices(self) -> int:
+        """Of all nodes: so many workers are there."""
+        return self.nodes.count * self.nodes.devices
 
 
 def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
@@ -365,10 +357,6 @@ def cluster_secret(data: Path) -> bytes:
     if len(secret) != 32:
         raise ConfigError(f"{path} must hold 64 hexadecimal digits; restore it, or delete DATA to start over")
     return secret
-
-
-def _tag(data: Path) -> str:
-    return hashlib.sha256(str(data).encode()).hexdigest()[:10]
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

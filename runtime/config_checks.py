@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from contracts.errors import ConfigError
+from runtime.places import device_ports, node_ports
 from runtime.registry import check_models
 
 if TYPE_CHECKING:
@@ -28,16 +29,29 @@ def check(config: Config) -> None:
         )
     _check_schedulers(config)
     check_models(config)
-    last = config.nodes.base_port + 10 * config.nodes.count
     ports = [("gateway.port", config.gateway.port)]
     if not config.scheduler.addresses:
         first = config.scheduler.port
         ports += [("scheduler.port" if port == first else "scheduler.port with scheduler.count", port) for port in _scheduler_ports(config)]
+    nodes, devices = node_ports(config.nodes), device_ports(config.nodes)
     for key, port in ports:
-        if config.nodes.base_port <= port < last:
+        if port in nodes:
+            raise ConfigError(f"{key} = {port} lies in the nodes' ports {nodes[0]} to {nodes[-1]}; change it or nodes.base_port")
+        if port in devices:
             raise ConfigError(
-                f"{key} = {port} lies in the nodes' ports {config.nodes.base_port} to {last - 1}; change it or nodes.base_port"
+                f"{key} = {port} lies in the ports {devices[0]} to {devices[-1]} of the nodes' further devices (nodes.devices = "
+                f"{config.nodes.devices}); change it or nodes.device_base_port"
             )
+    if devices and devices[0] < nodes.stop and nodes[0] < devices.stop:
+        raise ConfigError(
+            f"nodes.device_base_port = {devices[0]}: the ports {devices[0]} to {devices[-1]} of the nodes' further devices overlap the "
+            f"nodes' own, {nodes[0]} to {nodes[-1]}; give {nodes.stop} or more, or 0 for that"
+        )
+    if devices and devices[-1] > 65535:
+        raise ConfigError(
+            f"nodes.devices = {config.nodes.devices} with nodes.count = {config.nodes.count} needs ports up to {devices[-1]}; "
+            "lower either, nodes.base_port or nodes.device_base_port"
+        )
 
 
 def _scheduler_ports(config: Config) -> range:

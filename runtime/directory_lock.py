@@ -22,10 +22,10 @@ _LOOK_S = 0.05
 
 
 class DirectoryLock:
-    """See the module. `path`: the lock's file; `who`: what kind of process holds it, for the message."""
+    """See the module. `path`: the lock's file. For the message, `who`: what kind of process holds it; `number`: what it has of its own."""
 
-    def __init__(self, path: Path, who: str) -> None:
-        self.path, self._who = path, who
+    def __init__(self, path: Path, who: str, number: str = "node number (--node)") -> None:
+        self.path, self._who, self._number = path, who, number
         self._fd = -1
 
     def take(self, wait_s: float = WAIT_S) -> None:
@@ -43,7 +43,7 @@ class DirectoryLock:
                 if time.monotonic() >= deadline:
                     raise ConfigError(
                         f"{self.path.parent} is in use by another {self._who} ({self._holder(fd)}); stop that one, or give this one "
-                        "another data directory (data) or node number (--node)"
+                        f"another data directory (data) or {self._number}"
                     )
                 time.sleep(_LOOK_S)
             self._say(fd)

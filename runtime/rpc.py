@@ -10,28 +10,12 @@ from grpc_health.v1 import _async as health_aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-MAX_MESSAGE_BYTES = 64 << 20
+from storelink.channel import OPTIONS, channel
+
+__all__ = ["SCHEDULER_RECONNECT_S", "channel", "server", "set_serving"]
+
 #: To a scheduler: it is started again within a second, and knows only what nodes tell it.
 SCHEDULER_RECONNECT_S = 0.25
-_OPTIONS = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # This is also how long one attempt to connect may take: a busy peer needs more than a moment for its handshake.
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.so_reuseport", 0),
-]
-
-
-def channel(address: str, reconnect_s: float = 1.0) -> grpc.aio.Channel:
-    """A channel to host:port; it connects by itself, again and again, after at most so long a pause."""
-    return grpc.aio.insecure_channel(address, options=[*_OPTIONS, ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000))])
 
 
 def server(listen: str, service_names: Sequence[str]) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
@@ -39,7 +23,7 @@ def server(listen: str, service_names: Sequence[str]) -> tuple[grpc.aio.Server, 
 
     Raises OSError naming the address when the port is taken.
     """
-    made = grpc.aio.server(options=_OPTIONS)
+    made = grpc.aio.server(options=OPTIONS)
     checker = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, made)
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], made)

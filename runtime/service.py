@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import uvloop
 
@@ -124,13 +124,22 @@ async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) 
     return 1 if crashed else 0
 
 
-def arguments(service: str, *, with_node: bool, numbered: bool = False) -> tuple[Config, int]:
-    """The configuration, and the node's number or the service's own, from the command line. Exits with status 2 and one line when
-    they are wrong."""
+class Arguments(NamedTuple):
+    """A command line. number: the node's, or the service's own; device: on its node."""
+
+    config: Config
+    number: int
+    device: int
+
+
+def arguments(service: str, *, with_node: bool = False, with_device: bool = False, numbered: bool = False) -> Arguments:
+    """The configuration and numbers that the command line gives. Exits with status 2 and one line when they are wrong."""
     parser = argparse.ArgumentParser(prog=f"upbeat-{service}")
     parser.add_argument("--config", type=Path, default=None, help="YAML; UPBEAT__SECTION__KEY overrides it")
     if with_node:
         parser.add_argument("--node", type=int, required=True, help="this node's number, from 0")
+    if with_device:
+        parser.add_argument("--device", type=int, default=0, help="the device's number on its node, from 0 (nodes.devices)")
     if numbered:
         parser.add_argument("--number", type=int, default=0, help=f"which {service} of the configuration this is, from 0")
     given = parser.parse_args()
@@ -140,9 +149,10 @@ def arguments(service: str, *, with_node: bool, numbered: bool = False) -> tuple
         print(f"upbeat-{service}: {e}", file=sys.stderr)
         raise SystemExit(2) from e
     number = given.node if with_node else given.number if numbered else 0
+    device = given.device if with_device else 0
     name = f"{service}-{number}" if with_node or number else service
-    telemetry.configure_logs(name, config.log_level)
-    return config, number
+    telemetry.configure_logs(f"{name}-{device}" if with_device and config.nodes.devices > 1 else name, config.log_level)
+    return Arguments(config, number, device)
 
 
 def run(main: Coroutine[Any, Any, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import sys
 from typing import Any
@@ -21,7 +22,8 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def configure_logs(service: str, level: str = "info") -> None:
-    """Send this process's logs to stderr as JSON lines that carry `service`."""
+    """Send this process's logs to stderr as JSON lines that carry `service`, and the stacks of its threads, should native code crash it."""
+    faulthandler.enable()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -41,7 +41,7 @@ def _made(config: Config, tasks: Tasks, number: int) -> _Process:
 
 
 async def _main() -> int:
-    config, number = arguments("scheduler", with_node=False, numbered=True)
+    config, number, _ = arguments("scheduler", numbered=True)
     tasks = Tasks()
     return await serve(_made(config, tasks, number), tasks.failed, drain_s=2.0)
 

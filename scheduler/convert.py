@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contracts.convert import session_from_wire, session_to_wire, shape_from_wire, shape_to_wire
 from contracts.errors import InvalidRequest
+from contracts.kv import KvShape
 from contracts.models import ModelState, state_of
 from contracts.v1 import common_pb2, scheduler_pb2
 from contracts.workflow import Hop
 from scheduler.core.advisories import Hint
 from scheduler.core.decisions import Decision
-from scheduler.core.fleet import Load, Model, Node, Rates
+from scheduler.core.device import Device, Load, Model, Rates
 from scheduler.core.models import ModelLoad
 
 
@@ -61,6 +62,7 @@ def load_from_wire(r: scheduler_pb2.WorkerLoad) -> Load:
         request_s=r.request_s,
         hbm_pages_total=r.hbm_pages_total,
         hbm_pages_free=r.hbm_pages_free,
+        hbm_pages_cached=r.hbm_pages_cached,
         prefill_token_s=r.prefill_token_s,
         by_priority=dict(r.outstanding_by_priority),
         stalled_s=r.stalled_s,
@@ -76,12 +78,12 @@ def _model_load(m: scheduler_pb2.ModelLoad) -> ModelLoad:
 #: Fields of `ModelLoad` that are called as in the proto.
 _SAME = (
     *("running", "waiting", "outstanding_tokens", "request_s", "prefill_token_s", "token_rate"),
-    *("kv_bytes_used", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s"),
+    *("kv_bytes_used", "kv_bytes_cached", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s"),
 )
 
 
-def loads_to_wire(node: Node) -> list[scheduler_pb2.ModelLoad]:
-    """Each model of a node, as gateways are told of it."""
+def loads_to_wire(device: Device) -> list[scheduler_pb2.ModelLoad]:
+    """Each model of a device, as gateways are told of it."""
     return [
         scheduler_pb2.ModelLoad(
             model=name,
@@ -89,12 +91,13 @@ def loads_to_wire(node: Node) -> list[scheduler_pb2.ModelLoad]:
             outstanding_by_priority=load.by_priority,
             **{field: getattr(load, field) for field in _SAME},
         )
-        for name, load in node.loads.items()
+        for name, load in device.loads.items()
     ]
 
 
 def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
-    """What a worker has. Raises InvalidRequest for a model that no gateway of this version could reach."""
+    """What a worker has. Raises InvalidRequest for a model that no gateway of this version could reach, and for one whose KV has an
+    impossible shape."""
     for m in hello.models:
         if m.wire != scheduler_pb2.MODEL_WIRE_FRAMES:
             raise InvalidRequest(
@@ -106,7 +109,7 @@ def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
     return tuple(
         Model(
             m.name,
-            shape_from_wire(m.shape),
+            _shape(hello.node, m),
             m.max_tokens,
             m.created_s,
             m.longest_token_bytes,
@@ -121,8 +124,15 @@ def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
     )
 
 
+def _shape(node: str, m: scheduler_pb2.ModelInfo) -> KvShape:
+    try:
+        return shape_from_wire(m.shape)
+    except InvalidRequest as e:
+        raise InvalidRequest(f"{node}'s model {m.name[:100]!r}: {e}", param=e.param) from e
+
+
 def model_to_wire(m: Model, state: ModelState) -> scheduler_pb2.ModelInfo:
-    """A model of a node as gateways are told of it, with the state that it has there now."""
+    """A model of a device as gateways are told of it, with the state that it has there now."""
     return scheduler_pb2.ModelInfo(
         name=m.name,
         shape=shape_to_wire(m.shape),

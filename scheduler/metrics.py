@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from runtime.config import Config
+from runtime.places import PORTS_A_NODE, device_ports, node_ports
 from runtime.telemetry import REGISTRY
 from scheduler.core.control import Control
 
@@ -29,7 +30,8 @@ _NODE_PORTS = 5
 def metrics_port(config: Config, port: int) -> int | None:
     """Where a scheduler on `port` shows its metrics; None: that port is somebody else's in this deployment."""
     wanted, nodes = port + METRICS_PORT, config.nodes
-    of_node = nodes.base_port <= wanted < nodes.base_port + 10 * nodes.count and (wanted - nodes.base_port) % 10 < _NODE_PORTS
+    own = node_ports(nodes)
+    of_node = (wanted in own and (wanted - own.start) % PORTS_A_NODE < _NODE_PORTS) or wanted in device_ports(nodes)
     taken = {config.gateway.port, *(int(address.rpartition(":")[2]) for address in config.scheduler_addresses)}
     return None if of_node or wanted in taken or wanted > 65_535 else wanted
 
@@ -57,8 +59,8 @@ class SchedulerMetrics(Collector):
         expected = GaugeMetricFamily("upbeat_scheduler_expected_arrivals", "Requests that hints promise, by the chance that they come")
         expected.add_metric((), float(columns.expected[:, : columns.count].sum()))
         yield expected
-        states = Counter(node.shown for node in list(control.fleet.nodes.values()))
-        nodes = GaugeMetricFamily("upbeat_scheduler_nodes", "Nodes by state", labels=["state"])
+        states = Counter(node.shown for node in list(control.fleet.devices.values()))
+        nodes = GaugeMetricFamily("upbeat_scheduler_nodes", "Devices by state", labels=["state"])
         for state in ("serving", "suspect", "draining", "dead", "starting", "absent"):
             nodes.add_metric((state,), states[state])
         yield nodes

@@ -51,6 +51,6 @@ def _loaded(entry: EntryPoint) -> Policy:
 def _small() -> snapshot.Snapshot:
     fleet = Fleet()
     for name in ("node-0", "node-1"):
-        fleet.worker_joined(name, name, (Model("m", KvShape(b"", 1, 1, 1, 64, "float32"), 1, 0),), 0.0)
+        fleet.worker_joined(name, name, (Model("m", KvShape.of_heads(b"", 1, 1, 1, 64, "float32"), 1, 0),), 0.0)
         fleet.store_joined(name, name)
     return snapshot.take(fleet, None, "m", 0.0)

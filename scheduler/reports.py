@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
 from contracts.convert import session_from_wire, session_to_wire
+from contracts.devices import MOST_DEVICES, device_name, node_of, number_of
+from contracts.errors import InvalidRequest
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2
 from runtime import telemetry
@@ -59,10 +61,11 @@ class Reports:
         now = self._clock.now() if now is None else now
         for c in commands:
             if isinstance(c, Prefetch):
-                prefetch = scheduler_pb2.PrefetchCommand(advisory=hint_to_wire(c.hint, now), source_nodes=c.sources)
-                self.command(c.node, scheduler_pb2.StoreCommand(prefetch=prefetch))
+                advisory, device = hint_to_wire(c.hint, now), number_of(c.node)
+                prefetch = scheduler_pb2.PrefetchCommand(advisory=advisory, source_nodes=c.sources, device=device)
+                self.command(node_of(c.node), scheduler_pb2.StoreCommand(prefetch=prefetch))
             else:
-                self.command(c.node, scheduler_pb2.StoreCommand(invalidate=session_to_wire(c.session)))
+                self.command(node_of(c.node), scheduler_pb2.StoreCommand(invalidate=session_to_wire(c.session)))
 
     def _pace_workers(self) -> None:
         """Tell the workers how often to report, when that has changed by much."""
@@ -89,34 +92,43 @@ class Reports:
                 if kind == "hello":
                     hello = report.hello
                     models = models_from_wire(hello)
-                    stream = Stream(hello.node, hello.instance, hello.connection)
+                    name = self._known(hello.node, hello.devices, hello.device)
+                    stream = Stream(name, hello.instance, hello.connection)
                     if not attached.join(stream):
                         return
-                    self._workers[hello.node] = commands
-                    fleet.worker_joined(hello.node, hello.address, models, now, rates_from_wire(hello), hello.device_bytes)
-                    log.info("worker joined", node=hello.node, address=hello.address)
+                    self._workers[name] = commands
+                    fleet.worker_joined(name, hello.address, models, now, rates_from_wire(hello), hello.device_bytes)
+                    log.info("worker joined", node=name, address=hello.address)
                     self.joined()
                     self._pace_workers()
                     commands.put_nowait(scheduler_pb2.WorkerCommand(report_every_s=self._report_every_s))
                 elif stream is None or not attached.counts(stream):
                     continue
                 elif kind == "metrics":
-                    fleet.node(stream.node).worker_metrics = dict(report.metrics.samples)
+                    fleet.device(stream.name).worker_metrics = dict(report.metrics.samples)
                 elif kind == "load":
                     r = report.load
-                    fleet.loaded(stream.node, load_from_wire(r), r.in_flight, r.finished, now, r.number)
+                    fleet.loaded(stream.name, load_from_wire(r), r.in_flight, r.finished, now, r.number)
                     self._control.callgraphs.finished(r.finished, now)
                     if r.draining:
-                        fleet.drain(stream.node)
+                        fleet.drain(stream.name)
         finally:
             if stream is not None and attached.leave(stream):
-                del self._workers[stream.node]
-                self._control.worker_left(stream.node, self._clock.now())
-                log.info("worker left", node=stream.node)
+                del self._workers[stream.name]
+                self._control.worker_left(stream.name, self._clock.now())
+                log.info("worker left", node=stream.name)
+
+    def _known(self, node: str, devices: int, device: int = 0) -> str:
+        """The name of a device that a process says its node has; all that it has are known from now on. Raises InvalidRequest."""
+        devices = devices or 1
+        if not device < devices <= MOST_DEVICES:
+            raise InvalidRequest(f"{node} says that it has {devices} devices, of which this is number {device}", param="devices")
+        self._control.fleet.add(node, devices)
+        return device_name(node, device, devices)
 
     # ---- stores ------------------------------------------------------------------------------------------------
     async def of_store(self, reports: AsyncIterator[scheduler_pb2.StoreReport]) -> AsyncIterator[scheduler_pb2.StoreCommand]:
-        """One store's reports, until its stream ends, and the commands to it."""
+        """One store's reports, until its stream ends, and the commands to it. Raises InvalidRequest when it cannot be let in."""
         commands: asyncio.Queue[Any] = asyncio.Queue()
         async for command in _written(commands, self._read_store(reports, commands)):
             yield command
@@ -133,6 +145,7 @@ class Reports:
                     stream = Stream(hello.node, hello.instance, hello.connection)
                     if not attached.join(stream):
                         return
+                    self._known(hello.node, hello.devices)
                     self._stores[hello.node] = commands
                     control.store_joined(hello.node, hello.address)
                     log.info("store joined", node=hello.node, address=hello.address)
@@ -143,14 +156,14 @@ class Reports:
                 elif stream is None or not attached.counts(stream):
                     continue
                 elif kind == "erased":
-                    await self._erased(stream.node, report.erased)
+                    await self._erased(stream.name, report.erased)
                 elif kind in kinds:
-                    kinds[kind](stream.node, getattr(report, kind))
+                    kinds[kind](stream.name, getattr(report, kind))
         finally:
             if stream is not None and attached.leave(stream):
-                del self._stores[stream.node]
-                control.store_left(stream.node)
-                log.info("store left", node=stream.node)
+                del self._stores[stream.name]
+                control.store_left(stream.name)
+                log.info("store left", node=stream.name)
 
     def _held(self, name: str, report: scheduler_pb2.HeldSessions) -> None:
         told = [_held_from_wire(h) for h in report.sessions]

@@ -43,7 +43,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """number: which of the configured schedulers. Raises ConfigError when it, or the configured policy, does not exist."""
         self.config, self.tasks, self.clock = config, tasks, clock or RealClock()
         self.listen = config.scheduler_listen(number)
-        self._gathering = Gathering(self.clock.now(), config.nodes.count)
+        self._gathering = Gathering(self.clock.now(), config.devices)
         section = config.scheduler
         settings = Settings(policy_named(section.policy), tuple(registered(config)), section.hints_per_s, section.hint_burst)
         self.control = Control(settings)
@@ -112,7 +112,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.reports.carry_out(placed.commands)
         found = scheduler_pb2.Placement(
             node=placed.node,
-            worker_address=self.control.fleet.nodes[placed.node].worker_address,
+            worker_address=self.control.fleet.devices[placed.node].worker_address,
             source_nodes=placed.sources,
             kept_tokens=placed.kept,
             advised=placed.advised,
@@ -137,7 +137,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if promised is None:
             return scheduler_pb2.Placement()
         node, sources, kept = promised
-        address = self.control.fleet.nodes[node].worker_address
+        address = self.control.fleet.devices[node].worker_address
         return scheduler_pb2.Placement(node=node, worker_address=address, source_nodes=sources, kept_tokens=kept, advised=True)
 
     async def Invalidate(self, request: scheduler_pb2.InvalidateRequest, context: Any) -> scheduler_pb2.InvalidateReply:
@@ -159,8 +159,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def StoreReports(self, request_iterator: AsyncIterator[scheduler_pb2.StoreReport], context: Any) -> AsyncIterator[Any]:
         """See the proto."""
-        async for message in self.reports.of_store(request_iterator):
-            yield message
+        try:
+            async for message in self.reports.of_store(request_iterator):
+                yield message
+        except RequestError as e:
+            log.error("a store was refused", error=e.message)
+            await _refuse(context, e)
 
     # ---- views -------------------------------------------------------------------------------------------------
     async def Watch(self, request: scheduler_pb2.WatchRequest, context: Any) -> AsyncIterator[scheduler_pb2.Fleet]:

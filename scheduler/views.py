@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from contracts.convert import session_from_wire, session_to_wire
+from contracts.devices import node_of, number_of
 from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2
 from runtime import rpc, telemetry
@@ -17,8 +18,8 @@ from runtime.clock import Clock
 from runtime.config import Config
 from scheduler.convert import loads_to_wire, model_to_wire
 from scheduler.core.control import Control
+from scheduler.core.device import Device
 from scheduler.core.erasures import Erasure
-from scheduler.core.fleet import Node
 from scheduler.core.listing import Page
 from scheduler.reports import Reports
 
@@ -64,19 +65,19 @@ class Views:
         async with self._drawing:
             version = (self._control.fleet.version, self._gathering())
             if self._drawn is None or self._drawn[0] != version:
-                fleet = scheduler_pb2.Fleet(expected_nodes=self._config.nodes.count, gathering=version[1])
-                for n, node in enumerate(sorted(self._control.fleet.nodes.values(), key=lambda node: node.name), 1):
-                    fleet.nodes.append(self._node(node))
+                fleet = scheduler_pb2.Fleet(expected_nodes=self._config.devices, gathering=version[1])
+                for n, device in enumerate(sorted(self._control.fleet.devices.values(), key=_order), 1):
+                    fleet.nodes.append(self._device(device))
                     if not n % _DRAWN_AT_A_TIME:
                         await asyncio.sleep(0)
                 self._drawn = version, fleet
             return self._drawn[1]
 
-    def _node(self, n: Node) -> scheduler_pb2.FleetNode:
+    def _device(self, n: Device) -> scheduler_pb2.FleetNode:
         return scheduler_pb2.FleetNode(
             node=n.name,
             worker_address=n.worker_address,
-            store_address=n.store_address,
+            store_address=n.node.store_address,
             serving=n.serving,
             models=[model_to_wire(m, n.load.of(m).state) for m in n.models],
             running=n.load.running,
@@ -85,10 +86,11 @@ class Views:
             advised=self._control.advisories.on_node(n.name),
             hbm_pages_total=n.load.hbm_pages_total,
             hbm_pages_free=n.load.hbm_pages_free,
-            dram_bytes_total=n.dram_bytes_total,
-            dram_bytes_used=n.dram_bytes_used,
-            ssd_bytes_used=n.ssd_bytes_used,
-            sessions=self._control.directory.count(n.name),
+            hbm_pages_cached=n.load.hbm_pages_cached,
+            dram_bytes_total=n.node.dram_bytes_total,
+            dram_bytes_used=n.node.dram_bytes_used,
+            ssd_bytes_used=n.node.ssd_bytes_used,
+            sessions=self._control.directory.count(n.node.name),
             state=n.state(self._clock.now()),
             stalled=n.stalled(self._clock.now()),
             loads=loads_to_wire(n),
@@ -97,11 +99,11 @@ class Views:
         )
 
     def metrics(self) -> scheduler_pb2.FleetMetrics:
-        """The nodes' own samples, as last reported."""
+        """The devices' own samples, as last reported, each with those of its node's store."""
         nodes = {
-            n.name: scheduler_pb2.ProcessMetrics(samples=n.worker_metrics | n.store_metrics)
-            for n in self._control.fleet.nodes.values()
-            if n.worker_here or n.store_here
+            n.name: scheduler_pb2.ProcessMetrics(samples=n.worker_metrics | n.node.store_metrics)
+            for n in self._control.fleet.devices.values()
+            if n.worker_here or n.node.store_here
         }
         return scheduler_pb2.FleetMetrics(nodes=nodes)
 
@@ -133,7 +135,7 @@ class Views:
         names = [n.name for n in self._control.fleet.nodes.values() if n.store_here]
         if local:
             pending, held = self._control.advisories.get(key), self._control.directory.get(key)
-            concerned = {*(held.sources() if held else ()), *((pending.node,) if pending else ())}
+            concerned = {*(held.sources() if held else ()), *((node_of(pending.node),) if pending else ())}
             names = [name for name in names if name in concerned]
         replies = await asyncio.gather(*(self._residency(n, key, local=local) for n in names))
         heard = [(n, r) for n, r in zip(names, replies, strict=True) if r is not None and r.known]
@@ -178,6 +180,10 @@ class Views:
         if not erasure.taken:
             control.erasures.give_up(key)
         return _erased(known, told, expected, erasure)
+
+
+def _order(device: Device) -> tuple[str, int]:
+    return device.node.name, number_of(device.name)
 
 
 def _erased(known: bool, told: list[str], expected: set[str], erasure: Erasure) -> scheduler_pb2.EraseSessionReply:

@@ -16,13 +16,15 @@ from runtime import rpc, telemetry
 from runtime.collector import keep_what_is_here
 from runtime.config import Config, cluster_secret
 from runtime.directory_lock import DirectoryLock
+from runtime.gpus import show_only
 from runtime.registry import as_only, registered
 from runtime.service import Tasks, arguments, run, serve
-from worker.devices.platforms import choose_platform
+from storelink.link import StoreLink
+from worker.devices.device import choose_device
 from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
-from worker.link.store_link import StoreLink
 from worker.measure.profiles import compute_threads, measured_rates
+from worker.memory.device_memory import DeviceMemory
 from worker.service.hosted import Hosted
 from worker.service.metrics import WorkerMetrics
 from worker.service.reporter import Reported, Reporter
@@ -31,8 +33,6 @@ from worker.serving import ModelImage, Serving, serve_all
 from worker.text.tokenising import Tokenising
 
 log = telemetry.logger("worker")
-#: Counted from the worker's own port.
-METRICS_PORT = 2
 #: How long a thread may keep the interpreter's lock from others that want it, in seconds.
 _SWITCH_S = 2e-4
 
@@ -40,56 +40,62 @@ _SWITCH_S = 2e-4
 class WorkerProcess:
     """Everything one worker process holds: a device, and the models that its node serves."""
 
-    def __init__(self, config: Config, number: int, tasks: Tasks) -> None:
-        self.config, self.places, self.tasks = config, config.node(number), tasks
+    def __init__(self, config: Config, number: int, tasks: Tasks, device: int = 0) -> None:
+        """number: the node's; device: the device's on it. Raises ConfigError when the node has no such device."""
+        self.config, self.places, self.own, self.tasks = config, config.node(number), config.device(number, device), tasks
         self._models = as_only(config, number)
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
         """Load the models, serve, attach to the store, report to the scheduler."""
-        config, places = self.config, self.places
+        config, places, own = self.config, self.places, self.own
         await self._lock()
         threads = compute_threads(config)
         failpoints.arm(config.worker.failpoints)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         began = time.monotonic()
-        platform = choose_platform(config, threads, [each.model for each in self._models.values()])
+        if len(places.devices) > 1 and config.worker.device != "cpu":
+            show_only(own.number)
+        device = choose_device(config, threads, [each.model for each in self._models.values()])
         secret = cluster_secret(config.data)
         salts: dict[str, bytes] = {}
 
         def salt_of(tenant: str) -> bytes:
             return salts.setdefault(tenant, tenant_salt(secret, tenant))
 
-        images = [ModelImage.load(name, each, platform) for name, each in self._models.items()]
-        self.servings = serve_all(images, platform, threads, salt_of)
-        self.device_loop = DeviceLoop([serving.engine for serving in self.servings], platform.niceness)
+        images = [ModelImage.load(name, each, device) for name, each in self._models.items()]
+        self.servings = serve_all(images, device, threads, salt_of)
+        self.device_loop = DeviceLoop([serving.engine for serving in self.servings], device.niceness)
         self.device_loop.on_crash = self._engine_died
         for serving in self.servings:
             serving.loader.start()
         self.device_loop.start()
-        self._serve_metrics()
+        self._serve_metrics(device.memory)
         tokenising = Tokenising()
         hosted = [
             Hosted(s.engine, s.image.codec, s.max_tokens, s.image.model.config.vocab_size, config.worker, tokenising) for s in self.servings
         ]
         self.handler = WorkerServer(hosted, tokenising)
-        self.server, health = rpc.server(places.worker_listen, ["upbeat.v1.Worker"])
+        self.server, health = rpc.server(own.worker_listen, ["upbeat.v1.Worker"])
         worker_pb2_grpc.add_WorkerServicer_to_server(self.handler, self.server)  # type: ignore[no-untyped-call]
         await self.server.start()
         await rpc.set_serving(health, True)
         if config.kv.cache:
             ends = [serving.end for serving in self.servings]
-            link = StoreLink(places.store_address, places.name, ends, config.kv.hugepages)
+            log_of_link = telemetry.logger("storelink.link")
+            link = StoreLink(places.store_address, own.name, ends, log_of_link, config.kv.hugepages, own.number)
             for serving in self.servings:
-                serving.device.link = serving.loader.link = link
+                serving.executor.link = serving.loader.link = link
             self.tasks.start(link.run(), "store link")
-        memory, granule = platform.memory, config.worker.granule_bytes
+        memory, granule = device.memory, config.worker.granule_bytes
         self.reporter = Reporter(
             [self._reported(serving, each) for serving, each in zip(self.servings, hosted, strict=True)],
             schedulers=config.scheduler_addresses,
             node=places.name,
-            address=places.worker_address,
+            address=own.worker_address,
+            device=own.number,
+            devices=len(places.devices),
             rates=measured_rates(self.servings[0].profile),
             draining=lambda: self.handler.draining,
             device_bytes=memory.total * granule,
@@ -107,19 +113,21 @@ class WorkerProcess:
         )
 
     async def _lock(self) -> None:
-        """One worker for a node: two would report as one. Raises ConfigError when there is another."""
-        self._directory_lock = DirectoryLock(self.places.directory / "worker.lock", "worker")
+        """One worker for a device: two would report as one. Raises ConfigError when there is another."""
+        self._directory_lock = DirectoryLock(self.own.lock, "worker", "node or device number (--node, --device)")
         try:
             await asyncio.to_thread(self._directory_lock.take)
         except OSError as e:
-            log.warning("the node's directory cannot be locked: make sure that no other worker has this node's number", error=str(e))
+            log.warning(
+                "the node's directory cannot be locked: make sure that no other worker has this node's and device's number", error=str(e)
+            )
 
-    def _serve_metrics(self) -> None:
-        """Prometheus' text beside the worker's port; a worker without metrics still serves."""
-        telemetry.REGISTRY.register(WorkerMetrics([serving.engine for serving in self.servings]))
-        host, _, port = self.places.worker_listen.rpartition(":")
+    def _serve_metrics(self, memory: DeviceMemory) -> None:
+        """Prometheus' text at the device's own port; a worker without metrics still serves."""
+        telemetry.REGISTRY.register(WorkerMetrics([serving.engine for serving in self.servings], memory.usage))
+        host = self.own.worker_listen.rpartition(":")[0]
         try:
-            start_http_server(int(port) + METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
+            start_http_server(self.own.metrics_port, addr=host, registry=telemetry.REGISTRY)
         except OSError as e:
             log.warning("no metrics", error=str(e))
 
@@ -143,10 +151,10 @@ class WorkerProcess:
 
 
 async def _main() -> int:
-    config, number = arguments("worker", with_node=True)
+    config, number, device = arguments("worker", with_node=True, with_device=True)
     tasks = Tasks()
     try:
-        return await serve(WorkerProcess(config, number, tasks), tasks.failed, drain_s=20.0)
+        return await serve(WorkerProcess(config, number, tasks, device), tasks.failed, drain_s=20.0)
     except ConfigError as error:
         log.error("cannot start", error=str(error))
         return 2

@@ -17,24 +17,28 @@ from runtime import telemetry
 from runtime.clock import RealClock
 from runtime.config import GIB, Config
 from runtime.profiles import fitting
+from storelink.ends import End
+from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.devices.platforms import Platform
+from worker.devices.device import Device
 from worker.devices.runner import Steps
-from worker.engine.device import Device
-from worker.engine.engine import Engine
+from worker.engine.engine import NativeEngine
+from worker.engine.executor import Executor
+from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
-from worker.link.store_link import End
 from worker.measure.profiles import profile_of, seed, seed_loads, subject
 from worker.measure.steps import BRIEF, on_free_pages
-from worker.memory.granules import GranulePool
+from worker.memory.device_memory import DeviceMemory
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
 from worker.service.server import longest
 from worker.text.codec import TextCodec
 
 log = telemetry.logger("worker.serving")
+#: A model's KV holds so many chunks at least.
+_LEAST_CHUNKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,10 @@ class ModelImage:
     codec: TextCodec
 
     @classmethod
-    def load(cls, name: str, config: Config, platform: Platform) -> ModelImage:
-        """Takes granules of the platform's memory. Raises ConfigError."""
+    def load(cls, name: str, config: Config, device: Device) -> ModelImage:
+        """Takes granules of the device's memory. Raises ConfigError."""
         w, digests = config.worker, config.run_dir / "digests"
-        model = load_model(config.model, platform.memory, w.dtype, w.device, config.kv.chunk_tokens, digests, platform.pack)
+        model = load_model(config.model, device.memory, w.dtype, w.device, config.kv.chunk_tokens, digests, device.pack, name)
         return cls(name, config, model, TextCodec.load(config.model))
 
     @property
@@ -65,57 +69,55 @@ class Serving:
 
     image: ModelImage
     pool: PagePool
-    device: Device
-    engine: Engine
+    executor: Executor
+    engine: NativeEngine
     profile: Profile
     max_tokens: int
 
     @property
     def loader(self) -> KvLoader:
         """The threads that copy its KV."""
-        return self.device.loader
+        return self.executor.loader
 
     @property
     def end(self) -> End:
         """Where what the store says of it goes."""
-        return End(self.image.shape, self.engine.inbox.put, self.loader.from_store)
+        return end_of(self.image.shape, self.engine.inbox.put, self.loader.from_store)
 
 
-def serve_all(images: Sequence[ModelImage], platform: Platform, threads: int, salt_of: Callable[[str], bytes]) -> list[Serving]:
+def serve_all(images: Sequence[ModelImage], device: Device, threads: int, salt_of: Callable[[str], bytes]) -> list[Serving]:
     """One for each image, in order; nothing of them runs yet. Raises ConfigError where KV has no room."""
-    free = platform.memory.free
+    free = device.memory.free
     return [
-        _serve(image, free // len(images), itertools.count(1 + n, len(images)), platform, threads, salt_of)
-        for n, image in enumerate(images)
+        _serve(image, free // len(images), itertools.count(1 + n, len(images)), device, threads, salt_of) for n, image in enumerate(images)
     ]
 
 
 def _serve(
-    image: ModelImage, granules: int, ids: itertools.count[int], platform: Platform, threads: int, salt_of: Callable[[str], bytes]
+    image: ModelImage, granules: int, ids: itertools.count[int], device: Device, threads: int, salt_of: Callable[[str], bytes]
 ) -> Serving:
-    config, shape = image.config, image.shape
-    kv = PagedKv(platform.memory, shape, max(granules * config.worker.granule_bytes // shape.piece_bytes, 1))
-    slabs = granules // kv.slab_granules
-    if slabs * kv.pages_per_slab < 4 * shape.layers:
+    config, shape, memory = image.config, image.shape, device.memory
+    if granules * memory.granule_bytes < _LEAST_CHUNKS * shape.chunk_bytes:
         raise ConfigError(
-            f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {_used_gib(platform.memory, config):.2f} GiB, which leaves no room for KV of "
+            f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {_used_gib(memory, config):.2f} GiB, which leaves no room for KV of "
             f"{image.name}; raise it"
         )
-    pool = PagePool(slabs, kv.pages_per_slab, shape.layers)
-    runner, copier = platform.movers(image.model, kv)
-    profile = _profile(image, kv, runner, threads, platform.computes)
+    kv = PagedKv(memory.reserve(granules * memory.granule_bytes, Owner(Use.KV, image.name)), shape)
+    pool = PagePool(kv.slab_count, kv.pages_per_slab, shape.layers)
+    runner, copier = device.movers(image.model, kv)
+    profile = _profile(image, kv, runner, threads, device.computes)
     table = LoadTable()
     loader = KvLoader(kv, table, lambda event: engine.inbox.put(event), copier)
     cache = HbmCache(pool, config.kv.layer_priority, config.kv.hold_hinted)
-    device = Device(shape, kv, cache, table, loader, RealClock(), config.kv, salt_of)
-    engine = Engine(device, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids)
+    executor = Executor(shape, kv, cache, table, loader, RealClock(), config.kv, salt_of)
+    engine = NativeEngine(executor, runner, image.codec, image.model.eos_ids, image.name, config.worker, ids)
     seed(engine.core.pace, profile)
     seed_loads(engine.core.state.rates, profile, shape.piece_bytes)
     max_tokens = longest(image.model.max_tokens, pool.total, shape.layers, shape.chunk_tokens)
-    return Serving(image, pool, device, engine, profile, max_tokens)
+    return Serving(image, pool, executor, engine, profile, max_tokens)
 
 
-def _used_gib(memory: GranulePool, config: Config) -> float:
+def _used_gib(memory: DeviceMemory, config: Config) -> float:
     return (memory.total - memory.free) * config.worker.granule_bytes / GIB
 
 

@@ -17,8 +17,8 @@ from loadtest.prompts import block_words
 from loadtest.simulate.costs import NodeKind, Slowed
 from loadtest.simulate.fleet import VARIANTS
 from loadtest.simulate.presets import measured
+from loadtest.simulate.request import Request
 from loadtest.simulate.scenario import Run, simulate
-from loadtest.simulate.sequences import Request
 from loadtest.simulate.users import Script, Turn
 from loadtest.typist import typing_times
 

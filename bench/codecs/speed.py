@@ -19,7 +19,7 @@ SHAPES = (("demo", 2, 32, "float32"), ("8B", 8, 128, "bfloat16"), ("8B", 8, 128,
 
 def shape_of(kv_heads: int, head_dim: int, dtype: str) -> KvShape:
     """A piece's shape, of a model of 32 layers."""
-    return KvShape(b"c" * 32, 32, kv_heads, head_dim, 64, dtype)
+    return KvShape.of_heads(b"c" * 32, 32, kv_heads, head_dim, 64, dtype)
 
 
 def pieces_of(shape: KvShape, count: int) -> list[memoryview]:

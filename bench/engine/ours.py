@@ -27,18 +27,19 @@ from contracts.kv import chunk_keys, tenant_salt
 from contracts.request import GenerateRequest, Sampling
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
+from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache, Save
 from worker.core.pages import PagePool
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Slice, Steps
-from worker.engine.device import Device
 from worker.engine.device_loop import DeviceLoop
-from worker.engine.engine import Cancel, Engine, Submit
+from worker.engine.engine import Cancel, NativeEngine, Submit
+from worker.engine.executor import Executor
 from worker.kernels.build import AVX2_ONLY, library
 from worker.kernels.cpu_kernels import CpuKernels
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
-from worker.memory.granules import HostPool
+from worker.memory.device_memory import host_memory
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import load_model
 from worker.text.codec import Detokenizer, TextCodec
@@ -119,17 +120,18 @@ class Ours:
         torch.set_grad_enabled(False)
         settings, worker = KvSection(), WorkerSection(max_batch=max_batch)
         chunk = settings.chunk_tokens
-        memory = HostPool(int(hbm_gib * 2**30) // GRANULE_BYTES * GRANULE_BYTES, GRANULE_BYTES)
+        memory = host_memory(int(hbm_gib * 2**30) // GRANULE_BYTES * GRANULE_BYTES, GRANULE_BYTES)
         kernels = CpuKernels(library(more=AVX2_ONLY if avx2 else ()), threads)
         loaded = load_model(model, memory, "auto", "cpu", chunk, None, kernels.pack)
-        kv = PagedKv(memory, loaded.shape, max(memory.free * GRANULE_BYTES // loaded.shape.piece_bytes, 1))
+        pages = max(memory.free * GRANULE_BYTES // loaded.shape.piece_bytes, 1)
+        kv = PagedKv.reserve(memory, loaded.shape, pages, Owner(Use.KV, "bench"))
         pool = PagePool(memory.free // kv.slab_granules, kv.pages_per_slab, loaded.shape.layers)
         table = LoadTable()
         loader = KvLoader(kv, table, lambda event: self._engine.inbox.put(event))
         salt = tenant_salt(b"bench" * 8, "t")
-        self._device = device = Device(loaded.shape, kv, HbmCache(pool), table, loader, RealClock(), settings, lambda tenant: salt)
+        self._executor = device = Executor(loaded.shape, kv, HbmCache(pool), table, loader, RealClock(), settings, lambda tenant: salt)
         self._gate = Gated(NativeRunner(loaded, kv, kernels))
-        self._engine = Engine(device, self._gate, NoText.load(model), loaded.eos_ids, "bench", worker)
+        self._engine = NativeEngine(device, self._gate, NoText.load(model), loaded.eos_ids, "bench", worker)
         self._loop = DeviceLoop([self._engine])
         self._loop.on_crash = lambda error: os._exit(1)
         self._vocabulary = loaded.config.vocab_size
@@ -184,7 +186,7 @@ class Ours:
 
     def _make_up(self, number: int, context: int) -> None:
         """Put KV of request `number`'s prompt into HBM that nobody has computed. The engine is idle."""
-        device, session = self._device, SessionKey("t", f"s{number}")
+        device, session = self._executor, SessionKey("t", f"s{number}")
         usable = (context - 1) // device.shape.chunk_tokens * device.shape.chunk_tokens
         ids = prompt(number, context, self._vocabulary)[:usable]
         for index, key in enumerate(chunk_keys(device.salt_of("t"), device.shape, ids)):

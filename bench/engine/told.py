@@ -80,10 +80,10 @@ transcribed from an earlier state of this page (`stretches.json`).
 {cells(tiles, "one thread, AMX", OURS, VLLM, RATIO)}
 
 Before and after, AVX-512 BF16, two cores of an AMD EPYC of the fifth generation, {quoted(again["date"][:10])}: the engine beside itself before its blocks were made
-for each register file, in turns, the cells of `--quick`, {again["settings"]["pairs"]:.0f} pairs (`result-avx512-before-after.json`). It is from a
-scratch run, and its keys were renamed by hand; `bench/engine/run --before` measures the same. {again["geometric_mean"]:.2f} x by geometric mean. Single pairs reach from
+for each register file, in turns, the cells of `--quick`, {again["settings"]["pairs"]:.0f} pairs (`result-avx512-before-after.json`, by
+`bench/engine/run --quick --before {again["settings"]["before"][:7]}`). {again["geometric_mean"]:.2f} x by geometric mean. Single pairs reach from
 {stretch(pairs, ".2f")} x, so this shows no difference and cannot show one of a few percent. The lowest cell ({quoted(unsettled)})
-has {cell["ratio"]:.2f} x, and pairs of {stretch(cell["ratios"], ".2f")} x: whether it became slower is not settled.
+has {cell["ratio"]:.2f} x, and pairs of {stretch(cell["ratios"], ".2f")} x.
 
 {cells(again, "two threads", OURS, BEFORE, ("ours / before", RATIO[1]))}
 """

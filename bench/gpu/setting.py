@@ -11,13 +11,14 @@ import torch
 
 from contracts.kv import KvShape
 from runtime.model_config import ModelConfig, parse_config
+from worker.core.granules import Owner, Use
 from worker.devices.cuda.queue import CudaQueue, Queue
 from worker.memory.copier import Arena, Copier, Fence, HostCopier, HostFence
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaDriver
-from worker.memory.cuda_memory import CudaPool
+from worker.memory.cuda_memory import cuda_memory
 from worker.memory.cuda_streams import CudaStream
-from worker.memory.granules import GranulePool, HostPool
+from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
 from worker.models.llama import RopeTable
 from worker.models.load import Model
@@ -94,18 +95,19 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
         from tests.gpu.house import HostQueue
 
         queue: Queue = HostQueue()
-        pool: GranulePool = HostPool(16 << 20, 64 << 10)
+        memory: DeviceMemory = host_memory(16 << 20, 64 << 10)
     else:
         queue, driver = CudaQueue(), CudaDriver()
-        pool = CudaPool(driver, driver.free_bytes()[0] // 2 // GRANULE * GRANULE, GRANULE, queue.device)
+        memory = cuda_memory(driver, driver.free_bytes()[0] // 2 // GRANULE * GRANULE, GRANULE, queue.device)
+    weights = Owner(Use.WEIGHTS, "bench")
     checkpoint: Any = RandomCheckpoint(dtype, queue.device)
-    layers = SlotTable([WeightSpan(pool, layer_parts(checkpoint, config, n), dtype) for n in range(config.layers)])
-    top = WeightSpan(pool, top_parts(checkpoint, config), dtype)
+    layers = SlotTable([WeightSpan(memory, weights, layer_parts(checkpoint, config, n), dtype) for n in range(config.layers)])
+    top = WeightSpan(memory, weights, top_parts(checkpoint, config), dtype)
     views = top.load()
     for n in range(config.layers):
         layers.load_layer(n)
     checkpoint.tensors.clear()
-    shape = KvShape(bytes(32), config.layers, config.kv_heads, config.head_dim, chunk, str(dtype).removeprefix("torch."))
+    shape = KvShape.of_heads(bytes(32), config.layers, config.kv_heads, config.head_dim, chunk, str(dtype).removeprefix("torch."))
     model = Model(
         config=config,
         shape=shape,
@@ -117,8 +119,8 @@ def make(rehearse: bool, arena_gib: float) -> Setting:
         eos_ids=set(),
         weight_bytes=0,
     )
-    kv = PagedKv(pool, shape, pool.free * pool.granule_bytes // shape.piece_bytes - 1)
-    slabs = pool.free // kv.slab_granules
+    kv = PagedKv.reserve(memory, shape, memory.free * memory.granule_bytes // shape.piece_bytes - 1, Owner(Use.KV, "bench"))
+    slabs = memory.free // kv.slab_granules
     for slab in range(min(slabs, kv.slab_count)):
         kv.map_slab(slab)
         kv.view[slab].normal_()

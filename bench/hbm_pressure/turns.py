@@ -145,7 +145,7 @@ async def withdraw(http: aiohttp.ClientSession, endpoint: Endpoint, session_id: 
 def samples(stack: Stack) -> dict[str, float]:
     """The worker's metrics by name and labels."""
     places = load_config(stack.config_file, {"nodes": {"count": 1}}).node(0)
-    host, port = places.worker_address.rsplit(":", 1)
+    host, port = places.devices[0].worker_address.rsplit(":", 1)
     with urllib.request.urlopen(f"http://{host}:{int(port) + 2}/metrics", timeout=5) as reply:
         lines = reply.read().decode().splitlines()
     found = (re.fullmatch(r"(upbeat_worker_\S+) (\S+)", line) for line in lines)

@@ -16,9 +16,9 @@ from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 
 #: The 131 M parameter model of the other benchmarks: 12 layers, pieces of 64 KiB, chunks of 768 KiB.
-SHAPE = KvShape(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
+SHAPE = KvShape.of_heads(b"131m".ljust(32, b"."), 12, 4, 64, 64, "bfloat16")
 #: An 8 B parameter model of the Llama family: 32 layers, pieces of 256 KiB, chunks of 8 MiB.
-SHAPE_8B = KvShape(b"8b".ljust(32, b"."), 32, 8, 128, 64, "bfloat16")
+SHAPE_8B = KvShape.of_heads(b"8b".ljust(32, b"."), 32, 8, 128, 64, "bfloat16")
 GB = 1e9
 # Before any agent is made, ours or a bare one: without it the store would do without NIXL.
 nixl.set_environment("lo")

@@ -19,7 +19,7 @@ from kvstore.tiers.format import encode_header, object_bytes
 from kvstore.tiers.ssd import SsdTier
 
 #: Files of 12 KiB: two layers of 4 KiB pieces.
-SMALL = KvShape(b"small".ljust(32, b"."), 2, 1, 16, 32, "float32")
+SMALL = KvShape.of_heads(b"small".ljust(32, b"."), 2, 1, 16, 32, "float32")
 _DROP = Path("/proc/sys/vm/drop_caches")
 
 

@@ -22,8 +22,8 @@ from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from loadtest.stack import free_ports
 from runtime import rpc
-from runtime.arena_sharing import SharedArena, arenas_of, remove_dead
 from runtime.config import Config, dump_config, load_config
+from storelink.arena_sharing import SharedArena, arenas_of, remove_dead
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 60.0

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models" / "demo"))
-from conversations import ITEMS, LOCKS, REMARKS, SMALL_TALK, SUBJECTS, Conversation, Fact
+from conversations import Conversation
+from relations import ITEMS, LOCKED
+from small_talk import REMARKS, SMALL_TALK, SUBJECTS
+from teller import Fact
 
 FAMILY = 10
+LOCKS = LOCKED[:12]
 CODE_DIGITS = 5
 #: Two codes differ in at least this many places: an answer with one digit wrong names nobody else's.
 APART = 2

@@ -24,14 +24,16 @@ import wire  # noqa: E402
 from contracts.frames import StepFrame  # noqa: E402
 from contracts.kv import chunk_keys  # noqa: E402
 from contracts.request import GenerateRequest, Sampling  # noqa: E402
+from runtime import telemetry  # noqa: E402
 from runtime.service import Tasks  # noqa: E402
+from storelink.link import StoreLink  # noqa: E402
 from worker.__main__ import WorkerProcess  # noqa: E402
 from worker.core.instructions import Step  # noqa: E402
 from worker.core.progress import Progress  # noqa: E402
 from worker.engine.engine import Submit  # noqa: E402
 from worker.engine.stepping import Outcome, Stepping  # noqa: E402
+from worker.link.ends import end_of  # noqa: E402
 from worker.link.loads import StepProgress  # noqa: E402
-from worker.link.store_link import End, StoreLink  # noqa: E402
 
 #: Which store has what: the node that the engine lives on, the peer with a session in its DRAM, and a node that has nothing itself.
 HOME, PEER, EMPTY = 0, 1, 2
@@ -167,10 +169,11 @@ class Ours:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        device, config = self.engine.device, self.stores.config
-        to_engine, to_loader = self.engine.inbox.put, self.engine.device.loader.from_store
-        link = StoreLink(self.stores.address(node), config.node(HOME).name, [End(device.shape, to_engine, to_loader)], config.kv.hugepages)
-        device.link = device.loader.link = link
+        executor, config = self.engine.executor, self.stores.config
+        to_engine, to_loader = self.engine.inbox.put, self.engine.executor.loader.from_store
+        ends, log = [end_of(executor.shape, to_engine, to_loader)], telemetry.logger("storelink.link")
+        link = StoreLink(self.stores.address(node), config.node(HOME).name, ends, log, config.kv.hugepages)
+        executor.link = executor.loader.link = link
         self._tasks.start(link.run(), "store link")
 
     def attached(self) -> None:
@@ -179,7 +182,7 @@ class Ours:
 
     def settle(self) -> None:
         """Wait until everything is saved below HBM."""
-        self._until(lambda: self.engine.idle and not self.engine.device.table.open)
+        self._until(lambda: self.engine.idle and not self.engine.executor.table.open)
 
     def name_of(self, node: int) -> str:
         """What the node is called."""
@@ -187,7 +190,7 @@ class Ours:
 
     def restart_store(self, node: int) -> None:
         """Start the node's store afresh, which is the engine's, and wait until the engine is attached to it again."""
-        link = self.engine.device.link
+        link = self.engine.executor.link
         assert link is not None and node == self.home
         before = link.arena
         self.stores.again(node)
@@ -196,10 +199,10 @@ class Ours:
 
     def question_ms(self, times: int) -> float:
         """Milliseconds until the store has answered that it has nothing of a chunk: median."""
-        device = self.engine.device
+        executor = self.engine.executor
 
         async def ask() -> float:
-            async with wire.Worker(self.stores.address(self.home), device.shape, 1) as worker:
+            async with wire.Worker(self.stores.address(self.home), executor.shape, 1) as worker:
                 took = []
                 for _ in range(times):
                     began = time.perf_counter()
@@ -213,7 +216,7 @@ class Ours:
     def forget_hbm(self) -> None:
         """Purge every page of HBM."""
         self.settle()
-        cache = self.engine.device.cache
+        cache = self.engine.executor.cache
         if not cache.make_room(cache.pool.total, 1e12):
             raise RuntimeError("HBM could not be emptied")
 
@@ -238,11 +241,11 @@ class Ours:
 
     def bring_to_peer(self, prompt: list[int]) -> None:
         """Have the peer's store take this prompt's chunks into its DRAM."""
-        device = self.engine.device
-        keys = chunk_keys(device.salt_of(_TENANT), device.shape, prompt)
+        executor = self.engine.executor
+        keys = chunk_keys(executor.salt_of(_TENANT), executor.shape, prompt)
 
         async def take() -> None:
-            async with wire.Worker(self.stores.address(PEER), device.shape, 1) as worker:
+            async with wire.Worker(self.stores.address(PEER), executor.shape, 1) as worker:
                 await worker.load(keys, [self.stores.config.node(HOME).name], copy=False)
 
         self._do(take())
@@ -251,7 +254,7 @@ class Ours:
         """Wait until the node's store has written back."""
 
         async def write() -> None:
-            async with wire.Worker(self.stores.address(node), self.engine.device.shape, 1) as worker:
+            async with wire.Worker(self.stores.address(node), self.engine.executor.shape, 1) as worker:
                 await worker.flush()
 
         self._do(write())

@@ -18,16 +18,16 @@ CONTEXT_TOKENS, ANSWER_TOKENS, PREFILL_TOKENS = 256, 193, 1500
 
 def without_compute(ours: Ours, prompt: list[int]) -> dict[str, Any]:
     """Milliseconds: medians of a few."""
-    device, codec = ours.engine.device, ours.engine.codec
+    executor, codec = ours.engine.executor, ours.engine.codec
     text = codec.decode(prompt)
-    count = len(prompt) // device.shape.chunk_tokens * device.shape.layers
-    size = device.shape.piece_bytes
-    pages = np.arange(min(count, device.kv.pages_per_slab * len(device.kv.mapped_slabs)), dtype=np.int64)
+    count = len(prompt) // executor.shape.chunk_tokens * executor.shape.layers
+    size = executor.shape.piece_bytes
+    pages = np.arange(min(count, executor.kv.pages_per_slab * len(executor.kv.mapped_slabs)), dtype=np.int64)
     target = np.zeros((len(pages) + 1) * size, np.uint8)
     return {
         "tokenising the prompt's text": _ms(lambda: codec.encode(text)),
-        "chunk keys of the prompt": _ms(lambda: chunk_keys(b"s" * 32, device.shape, prompt)),
-        "copying as many pieces": _ms(lambda: device.loader.copier.save(target, pages * size, pages)),
+        "chunk keys of the prompt": _ms(lambda: chunk_keys(b"s" * 32, executor.shape, prompt)),
+        "copying as many pieces": _ms(lambda: executor.loader.copier.save(target, pages * size, pages)),
         "asking the store for a chunk nobody has": ours.question_ms(REPETITIONS),
     }
 

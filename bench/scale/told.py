@@ -11,7 +11,7 @@ CALLS = {"placements": "placements", "hints": "hints", "reports": "reports", "ti
 
 def result() -> str:
     found = read(Path(__file__).with_name("result.json"))
-    crowd, full, sums = found["crowd"], found["every_core"], found["every_core"]["aggregated"]
+    crowd, full = found["crowd"], found["every_core"]
     calls = [[text, f"{crowd['core_us_a_call'][name]:,.0f} us", f"{crowd['core_s'][name]:.1f} s"] for name, text in CALLS.items()]
     home, there, loaded = (crowd["caches"][name] / crowd["turns"] for name in ("at home", "prefetched", "loaded"))
     settings = found["settings"]
@@ -23,11 +23,11 @@ def result() -> str:
         f"{full['requests']:,.0f} counted requests",
     ]
     rows = [
-        ["mean TTFT, TPOT", *(f"{1000 * of['ttft_mean_s']:.0f} ms, {1000 * of['tpot_mean_s']:.1f} ms" for of in (full, sums))],
-        ["history found by returning turns", *(f"{100 * of['cached_share_returning']:.1f} %" for of in (full, sums))],
-        ["real time", *(f"{of['real_s']:.0f} s" for of in (full, sums))],
-        ["memory, at most", f"{full['memory_peak_bytes'] / 1e9:.2f} GB", ""],
-        ["events of stores", f"{full['store_events']:,.0f}", ""],
+        ["mean TTFT, TPOT", f"{1000 * full['ttft_mean_s']:.0f} ms, {1000 * full['tpot_mean_s']:.1f} ms"],
+        ["history found by returning turns", f"{100 * full['cached_share_returning']:.1f} %"],
+        ["real time", f"{full['real_s']:.0f} s"],
+        ["memory, at most", f"{full['memory_peak_bytes'] / 1e9:.2f} GB"],
+        ["events of stores", f"{full['store_events']:,.0f}"],
     ]
     return f"""
 `bench/scale/run`, 2026-11-23, two cores of an AMD EPYC, nothing else running (`result.json`).
@@ -39,5 +39,5 @@ bytes a session**, {crowd["memory_peak_bytes"] / 1e9:.2f} GB in all. Turns waite
 {1000 * crowd["wait_p99_s"]:.0f} ms in the 99th percentile; {100 * home:.0f} % were served where their cache was, {100 * there:.0f} % where a hint had
 brought it, and {loaded * crowd["turns"]:.0f} had to load it.
 
-{table((", ".join(head), "every core", "aggregated tiers"), rows)}
+{table((", ".join(head), "every core"), rows)}
 """

@@ -15,7 +15,7 @@ from scheduler.core.control import Ask, Control
 from scheduler.core.directory import Held
 from scheduler.core.fleet import Load, Model
 
-_MODEL = Model("bench", KvShape(b"f" * 32, 32, 8, 128, 64, "bfloat16"), 8192, 0)
+_MODEL = Model("bench", KvShape.of_heads(b"f" * 32, 32, 8, 128, 64, "bfloat16"), 8192, 0)
 
 
 def figures(nodes: int, sessions: int, rounds: int) -> dict[str, float]:

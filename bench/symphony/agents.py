@@ -19,7 +19,7 @@ from loadtest.agents import TeamLengths
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import Fleet, Variant
-from loadtest.simulate.sequences import Request
+from loadtest.simulate.request import Request
 
 #: Documents and code as MetaGPT writes them: longer notes and answers than what this machine can afford for real.
 LENGTHS = TeamLengths(note=(100, 400), answer=(400, 900))

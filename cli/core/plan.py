@@ -12,18 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One process: `name` is unique in the stack, `program` is its executable, `node` its node's number if it has one, `number` its own
-    among several of its kind."""
+    """One process: `name` is unique in the stack, `program` is its executable, `node` its node's number if it has one, `device` a worker's
+    on its node, `number` its own among several of its kind."""
 
     name: str
     program: str
     node: int | None = None
     number: int = 0
+    device: int = 0
 
     def arguments(self, config_file: str) -> list[str]:
         """The command line after the program."""
         node = [] if self.node is None else ["--node", str(self.node)]
-        return ["--config", config_file, *node, *(["--number", str(self.number)] if self.number else [])]
+        others = {"--number": self.number, "--device": self.device}
+        return ["--config", config_file, *node, *(part for flag, value in others.items() if value for part in (flag, str(value)))]
 
 
 #: (program, seconds after the stop began at which what is left of it is killed), in stopping order.
@@ -35,14 +37,15 @@ STOP_ORDER: tuple[tuple[str, float], ...] = (
 )
 
 
-def stack_plan(nodes: int, schedulers: int = 1, gateways: int = 1) -> list[Planned]:
-    """The processes of a stack of so many nodes, schedulers and processes of the gateway, in starting order."""
+def stack_plan(nodes: int, schedulers: int = 1, gateways: int = 1, devices: int = 1) -> list[Planned]:
+    """The processes of a stack of so many nodes, schedulers, processes of the gateway and devices of a node, in starting order."""
     plan = [Planned(f"scheduler-{n}" if n else "scheduler", "upbeat-scheduler", number=n) for n in range(schedulers)]
     plan += [Planned(f"kvstore-{n}", "upbeat-kvstore", n) for n in range(nodes)]
-    plan += [Planned(f"worker-{n}", "upbeat-worker", n) for n in range(nodes)]
+    for n in range(nodes):
+        plan += [Planned(f"worker-{n}-{d}" if devices > 1 else f"worker-{n}", "upbeat-worker", n, device=d) for d in range(devices)]
     return plan + [Planned(f"gateway-{n}" if n else "gateway", "upbeat-gateway", number=n) for n in range(gateways)]
 
 
-def compute_threads(configured: int, cores: int, nodes: int) -> int:
+def compute_threads(configured: int, cores: int, workers: int) -> int:
     """Threads for one worker's linear algebra: what is configured, else the cores shared evenly, at least one."""
-    return configured or max(1, cores // nodes)
+    return configured or max(1, cores // workers)

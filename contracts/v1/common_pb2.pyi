@@ -15,20 +15,22 @@ class Session(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class KvShape(_message.Message):
-    __slots__ = ("fingerprint", "layers", "kv_heads", "head_dim", "chunk_tokens", "dtype")
+    __slots__ = ("fingerprint", "layers", "kv_heads", "head_dim", "chunk_tokens", "dtype", "piece_bytes")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     layers: int
     kv_heads: int
     head_dim: int
     chunk_tokens: int
     dtype: str
-    def __init__(self, fingerprint: _Optional[bytes] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    piece_bytes: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., piece_bytes: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("session", "model", "fingerprint", "keys", "tokens", "last_use_s")

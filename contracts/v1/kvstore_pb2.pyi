@@ -36,12 +36,14 @@ class WorkerToStore(_message.Message):
     def __init__(self, hello: _Optional[_Union[AttachHello, _Mapping]] = ..., load: _Optional[_Union[LoadRequest, _Mapping]] = ..., taken: _Optional[_Union[LoadTaken, _Mapping]] = ..., cancel: _Optional[_Union[LoadCancel, _Mapping]] = ..., save: _Optional[_Union[SaveRequest, _Mapping]] = ..., saved: _Optional[_Union[SaveDone, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., hbm: _Optional[_Union[HbmResidency, _Mapping]] = ...) -> None: ...
 
 class AttachHello(_message.Message):
-    __slots__ = ("worker_id", "shapes")
+    __slots__ = ("worker_id", "shapes", "device")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SHAPES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     shapes: _containers.RepeatedCompositeFieldContainer[_common_pb2.KvShape]
-    def __init__(self, worker_id: _Optional[str] = ..., shapes: _Optional[_Iterable[_Union[_common_pb2.KvShape, _Mapping]]] = ...) -> None: ...
+    device: int
+    def __init__(self, worker_id: _Optional[str] = ..., shapes: _Optional[_Iterable[_Union[_common_pb2.KvShape, _Mapping]]] = ..., device: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("load_id", "load_class", "session", "fingerprint", "chunks", "source_nodes", "priority")

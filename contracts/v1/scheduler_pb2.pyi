@@ -141,7 +141,7 @@ class Fleet(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[FleetNode, _Mapping]]] = ..., expected_nodes: _Optional[int] = ..., gathering: _Optional[bool] = ...) -> None: ...
 
 class FleetNode(_message.Message):
-    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state", "stalled", "loads", "device_bytes", "device_bytes_free")
+    __slots__ = ("node", "worker_address", "store_address", "serving", "models", "running", "waiting", "outstanding_tokens", "advised", "hbm_pages_total", "hbm_pages_free", "dram_bytes_total", "dram_bytes_used", "ssd_bytes_used", "sessions", "state", "stalled", "loads", "device_bytes", "device_bytes_free", "hbm_pages_cached")
     NODE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class FleetNode(_message.Message):
     LOADS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FREE_FIELD_NUMBER: _ClassVar[int]
+    HBM_PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
     node: str
     worker_address: str
     store_address: str
@@ -182,7 +183,8 @@ class FleetNode(_message.Message):
     loads: _containers.RepeatedCompositeFieldContainer[ModelLoad]
     device_bytes: int
     device_bytes_free: int
-    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ..., stalled: _Optional[str] = ..., loads: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes: _Optional[int] = ..., device_bytes_free: _Optional[int] = ...) -> None: ...
+    hbm_pages_cached: int
+    def __init__(self, node: _Optional[str] = ..., worker_address: _Optional[str] = ..., store_address: _Optional[str] = ..., serving: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., advised: _Optional[int] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., dram_bytes_total: _Optional[int] = ..., dram_bytes_used: _Optional[int] = ..., ssd_bytes_used: _Optional[int] = ..., sessions: _Optional[int] = ..., state: _Optional[str] = ..., stalled: _Optional[str] = ..., loads: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes: _Optional[int] = ..., device_bytes_free: _Optional[int] = ..., hbm_pages_cached: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "shape", "max_tokens", "created_s", "longest_token_bytes", "message_token_bytes", "state", "weight_bytes", "ttft_slo_s", "tpot_slo_s", "engine", "wire")
@@ -213,7 +215,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Union[_common_pb2.KvShape, _Mapping]] = ..., max_tokens: _Optional[int] = ..., created_s: _Optional[int] = ..., longest_token_bytes: _Optional[int] = ..., message_token_bytes: _Optional[int] = ..., state: _Optional[_Union[ModelState, str]] = ..., weight_bytes: _Optional[int] = ..., ttft_slo_s: _Optional[float] = ..., tpot_slo_s: _Optional[float] = ..., engine: _Optional[str] = ..., wire: _Optional[_Union[ModelWire, str]] = ...) -> None: ...
 
 class ModelLoad(_message.Message):
-    __slots__ = ("model", "state", "running", "waiting", "outstanding_tokens", "outstanding_by_priority", "request_s", "prefill_token_s", "token_rate", "kv_bytes_used", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s")
+    __slots__ = ("model", "state", "running", "waiting", "outstanding_tokens", "outstanding_by_priority", "request_s", "prefill_token_s", "token_rate", "kv_bytes_used", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s", "kv_bytes_cached")
     class OutstandingByPriorityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +237,7 @@ class ModelLoad(_message.Message):
     LAYERS_LENT_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_S_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_CACHED_FIELD_NUMBER: _ClassVar[int]
     model: str
     state: ModelState
     running: int
@@ -249,7 +252,8 @@ class ModelLoad(_message.Message):
     layers_lent: int
     idle_s: float
     activation_s: float
-    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., token_rate: _Optional[float] = ..., kv_bytes_used: _Optional[int] = ..., kv_bytes_limit: _Optional[int] = ..., layers_lent: _Optional[int] = ..., idle_s: _Optional[float] = ..., activation_s: _Optional[float] = ...) -> None: ...
+    kv_bytes_cached: int
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., token_rate: _Optional[float] = ..., kv_bytes_used: _Optional[int] = ..., kv_bytes_limit: _Optional[int] = ..., layers_lent: _Optional[int] = ..., idle_s: _Optional[float] = ..., activation_s: _Optional[float] = ..., kv_bytes_cached: _Optional[int] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ()
@@ -292,7 +296,7 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s", "device_bytes")
+    __slots__ = ("node", "address", "models", "instance", "connection", "peer_bytes_per_s", "ssd_bytes_per_s", "blob_bytes_per_s", "device_bytes", "device", "devices")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +306,8 @@ class WorkerHello(_message.Message):
     SSD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BLOB_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
@@ -311,10 +317,12 @@ class WorkerHello(_message.Message):
     ssd_bytes_per_s: float
     blob_bytes_per_s: float
     device_bytes: int
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ..., device_bytes: _Optional[int] = ...) -> None: ...
+    device: int
+    devices: int
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., peer_bytes_per_s: _Optional[float] = ..., ssd_bytes_per_s: _Optional[float] = ..., blob_bytes_per_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., device: _Optional[int] = ..., devices: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining", "stalled_s", "models", "device_bytes_free")
+    __slots__ = ("running", "waiting", "outstanding_tokens", "hbm_pages_total", "hbm_pages_free", "in_flight", "finished", "outstanding_s", "request_s", "prefill_token_s", "outstanding_by_priority", "number", "draining", "stalled_s", "models", "device_bytes_free", "hbm_pages_cached")
     class OutstandingByPriorityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +346,7 @@ class WorkerLoad(_message.Message):
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FREE_FIELD_NUMBER: _ClassVar[int]
+    HBM_PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     outstanding_tokens: float
@@ -354,7 +363,8 @@ class WorkerLoad(_message.Message):
     stalled_s: float
     models: _containers.RepeatedCompositeFieldContainer[ModelLoad]
     device_bytes_free: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes_free: _Optional[int] = ...) -> None: ...
+    hbm_pages_cached: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[float] = ..., hbm_pages_total: _Optional[int] = ..., hbm_pages_free: _Optional[int] = ..., in_flight: _Optional[_Iterable[str]] = ..., finished: _Optional[_Iterable[str]] = ..., outstanding_s: _Optional[float] = ..., request_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., outstanding_by_priority: _Optional[_Mapping[int, float]] = ..., number: _Optional[int] = ..., draining: _Optional[bool] = ..., stalled_s: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., device_bytes_free: _Optional[int] = ..., hbm_pages_cached: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
     __slots__ = ("drain", "report_every_s", "activate", "evict")
@@ -399,16 +409,18 @@ class StoreReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., held: _Optional[_Union[HeldSessions, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ..., metrics: _Optional[_Union[ProcessMetrics, _Mapping]] = ..., erased: _Optional[_Union[Erased, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
-    __slots__ = ("node", "address", "instance", "connection")
+    __slots__ = ("node", "address", "instance", "connection", "devices")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     instance: str
     connection: int
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ...) -> None: ...
+    devices: int
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., devices: _Optional[int] = ...) -> None: ...
 
 class HeldSessions(_message.Message):
     __slots__ = ("full", "sessions", "number", "joining")
@@ -497,12 +509,14 @@ class EraseAgain(_message.Message):
     def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class PrefetchCommand(_message.Message):
-    __slots__ = ("advisory", "source_nodes")
+    __slots__ = ("advisory", "source_nodes", "device")
     ADVISORY_FIELD_NUMBER: _ClassVar[int]
     SOURCE_NODES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     advisory: _common_pb2.Advisory
     source_nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, advisory: _Optional[_Union[_common_pb2.Advisory, _Mapping]] = ..., source_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    device: int
+    def __init__(self, advisory: _Optional[_Union[_common_pb2.Advisory, _Mapping]] = ..., source_nodes: _Optional[_Iterable[str]] = ..., device: _Optional[int] = ...) -> None: ...
 
 class FleetPeers(_message.Message):
     __slots__ = ("addresses",)

@@ -142,7 +142,7 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WorkerReports(self, request_iterator, context):
-        """A node's two processes report here and are told what to do; each opens with a hello.
+        """A node's processes report here and are told what to do: its store, and a worker a device; each opens with a hello.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

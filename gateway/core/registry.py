@@ -54,5 +54,6 @@ def _on(node: Node, there: ModelThere) -> dict[str, Any]:
         "running": there.running,
         "waiting": there.waiting,
         "kv_bytes_used": there.kv_bytes_used,
+        "kv_bytes_cached": there.kv_bytes_cached,
         "kv_bytes_limit": there.kv_bytes_limit,
     }

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from contracts.devices import is_of, node_of
 from contracts.ids import SessionKey
 from contracts.models import ModelState
 
@@ -37,13 +38,16 @@ class ModelThere:
     state: ModelState = ModelState.ACTIVE
     running: int = 0
     waiting: int = 0
+    #: Of requests; and of nobody's, which may leave.
     kv_bytes_used: int = 0
+    kv_bytes_cached: int = 0
     kv_bytes_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the last known fleet. `serving`: both of its processes are there and its worker takes work. models: that are active."""
+    """One device of the last known fleet, by its name (contracts.devices): a node with one device, or one of several. `serving`: its worker
+    and its node's store are there and the worker takes work. models: that are active."""
 
     name: str
     worker_address: str
@@ -64,16 +68,20 @@ class Node:
         """It serves the model, or may, as nothing is known of its models."""
         return self.serving and (model in self.models or not (self.models or self.there))
 
+    def has(self, model: str) -> bool:
+        """It serves the model now, or has it and can wake it."""
+        return self.able(model) or (self.serving and any(there.model == model for there in self.there))
+
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The last known fleet. `expected`: how many nodes the configuration names."""
+    """The last known fleet. `expected`: how many devices the configuration names."""
 
     nodes: tuple[Node, ...] = ()
     expected: int = 0
 
     def node(self, name: str) -> Node | None:
-        """The node of this name, or None."""
+        """The device of this name, or None."""
         return next((n for n in self.nodes if n.name == name), None)
 
 
@@ -148,7 +156,8 @@ def direct_route(
     in_flight: this gateway's own requests per node; they count in full, what others run there as last reported.
     connected: nodes to which a stream stands; one without goes last, whatever its load, as one does that is stalled.
     """
-    able = [n for n in fleet.nodes if n.able(model) and (n.name == pin if pin else n.name not in avoid)]
+    able = [n for n in fleet.nodes if n.able(model) and (is_of(pin, n.name) if pin else n.name not in avoid)]
+    able = [n for n in able if n.name not in avoid] or able  # of a node that is pinned, another device
     if not able:
         return None
 
@@ -160,12 +169,12 @@ def direct_route(
     before = next((n for n in able if n.name == last), None)
     if before is not None and rank(before)[0] == rank(best)[0] and rank(before)[1] <= rank(best)[1] + BUSIER:
         best, why = before, f"it served the session last ({rank(before)[1]} outstanding, least is {rank(best)[1]})"
-    sources = (last,) if last and last != best.name and fleet.node(last) is not None else ()
+    sources = (node_of(last),) if last and node_of(last) != node_of(best.name) and fleet.node(last) is not None else ()
     return Route(best.name, best.worker_address, sources, f"no scheduler answered: {why}")
 
 
 def unserved(fleet: FleetView | None, models: Collection[str], connected: Collection[str], draining: bool) -> list[str]:
-    """Why this gateway cannot answer requests for some of `models`, one reason each; empty when each has a node that can take them.
+    """Why this gateway cannot answer requests for some of `models`, one reason each; empty when each has a node that serves or can wake it.
 
     A silent scheduler is no reason once the fleet is known: requests then go to its last known nodes (`direct_route`), and a node that has
     gone since has no stream.
@@ -174,27 +183,32 @@ def unserved(fleet: FleetView | None, models: Collection[str], connected: Collec
     if fleet is None:
         return [*reasons, _NO_SCHEDULER]
     for model in models:
-        able = [n for n in fleet.nodes if n.able(model)]
-        if not able:
+        having = [n for n in fleet.nodes if n.has(model)]
+        if not having:
             served = ", ".join(sorted({name for n in fleet.nodes if n.serving for name in n.models}))
             reasons.append(f"no node serves {model}{f' (served: {served})' if served else ''}")
-        elif not any(n.name in connected for n in able):
+        elif not any(n.name in connected for n in having):
             reasons.append(f"no node that serves {model} has a stream to this gateway")
     return reasons
 
 
 def missing(fleet: FleetView | None, live: bool, connected: Collection[str], draining: bool) -> list[str]:
-    """Why not every node serves, one reason each; empty when all do. `live`: the fleet is known as of now."""
+    """Why not every device serves, one reason each; empty when all do. `live`: the fleet is known as of now."""
     reasons = [_DRAINING] if draining else []
     if fleet is None or not live:
         return [*reasons, _NO_SCHEDULER]
     serving = [n for n in fleet.nodes if n.serving]
     expected = max(1, fleet.expected)
     if len(serving) < expected:
-        reasons.append(f"{len(serving)} of {expected} nodes serve")
+        reasons.append(f"{len(serving)} of {expected} {counted(fleet)} serve")
     reasons += [_why_not(n) for n in fleet.nodes if not n.serving]
     reasons += [f"{n.name} has no stream to this gateway" for n in serving if n.name not in connected]
     return reasons
+
+
+def counted(fleet: FleetView) -> str:
+    """What `fleet.nodes` are called where they are counted: devices where some node has several."""
+    return "devices" if any(n.name != node_of(n.name) for n in fleet.nodes) else "nodes"
 
 
 def _why_not(node: Node) -> str:

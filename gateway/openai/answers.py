@@ -89,7 +89,7 @@ _FLEET = _object(
     schedulers=_list(_object(address=_TEXT, state={"enum": ["serving", "gathering", "silent"]}, nodes=_COUNT, advised=_COUNT)),
     expected_nodes=_COUNT,
     active_requests=_COUNT,
-    nodes=_list(_object(node=_TEXT, serving=_TRUTH, state=_TEXT, running=_COUNT, waiting=_COUNT)),
+    nodes=_list(_object(node=_TEXT, on_node=_TEXT, device=_COUNT, serving=_TRUTH, state=_TEXT, running=_COUNT, waiting=_COUNT)),
 )
 _READY = _object(status={"enum": ["ready", "not ready"]}, missing=_list(_TEXT), nodes_serving=_COUNT, nodes_expected=_COUNT)
 

@@ -18,8 +18,9 @@ from gateway.core.implicit import History, of_messages, of_prompt, with_calls
 from gateway.core.spellings import Spelled, read
 from gateway.core.usage import estimated_tokens
 from gateway.openai.forms import Form
-from gateway.openai.parameters import validate
+from gateway.openai.parameters import REFUSED_OF_COMPLETIONS, validate
 from gateway.openai.requests import ChatRequest, CompletionRequest, Generation
+from gateway.openai.thinking import ReasoningGoes
 from gateway.openai.token_requests import TOKEN_KINDS, TokenKind, TokensAsked, ask_tokens, check_context
 
 TextKind = Literal["chat", "completion"]
@@ -84,8 +85,7 @@ class Asked:
     form: Form | None = None
     tool_use: ToolUse | None = None
     template_kwargs: str | None = None
-    #: What becomes of a thought at the beginning of the answer: it stays in the text, goes into a field of its own, or away.
-    reasoning: Literal["text", "field", "away"] = "text"
+    reasoning: ReasoningGoes = "text"
 
 
 @overload
@@ -126,7 +126,7 @@ def _chat(data: Any, told: Told) -> Asked:
     asked = _asked(wanted, data, told)
     asked.logprobs, asked.tool_use, asked.template_kwargs = bool(wanted.logprobs), wanted.tool_use, wanted.template_kwargs
     if asked.form is None:  # else the form leaves no room for a thought
-        asked.reasoning = "field" if wanted.shows_reasoning else "away"
+        asked.reasoning = wanted.reasoning_goes
     messages = [message.plain() for message in wanted.messages]
     calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
     if len(calls) > MAX_ALL_CALLS:
@@ -143,7 +143,7 @@ def _chat(data: Any, told: Told) -> Asked:
 
 
 def _completion(data: Any, told: Told) -> Asked:
-    wanted = validate(CompletionRequest, data)
+    wanted = validate(CompletionRequest, data, REFUSED_OF_COMPLETIONS)
     asked = _asked(wanted, data, told)
     asked.logprobs = wanted.logprobs is not None
     if len(wanted.prompt) * asked.n > MAX_ALL_CHOICES:

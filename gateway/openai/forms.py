@@ -1,4 +1,4 @@
-"""The form that an answer must have, in OpenAI's words (`response_format`) and in vLLM's (`guided_*`, `structured_outputs`).
+"""The form that an answer must have, as OpenAI (`response_format`), vLLM (`guided_*`, `structured_outputs`) and Ollama (`format`) say it.
 
 A form is a JSON schema or a regular expression. Which of them can be enforced is for the worker to say.
 """
@@ -38,6 +38,16 @@ def _schema(value: Any) -> Any:
         return schema_object(json.loads(value))
     except (ValueError, RecursionError):
         raise PydanticCustomError("schema_text", "expected a JSON schema: an object, or JSON text of one") from None
+
+
+def _ollama_format(value: Any) -> Any:
+    if value == "json":
+        return {"type": "object"}
+    if value in (None, ""):
+        return None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("format_type", "expected json, or a JSON schema: an object")
+    return schema_object(value)
 
 
 def _plain_text(value: str) -> str:
@@ -81,6 +91,7 @@ def _no_grammar(value: Any) -> None:
 
 
 _SCHEMA_FORM = {"anyOf": [{"type": "object"}, {"type": "string", "maxLength": MAX_SCHEMA_BYTES}, {"type": "null"}]}
+_OLLAMA_FORM = {"anyOf": [{"type": "object"}, {"enum": ["json", "", None]}]}
 _CHOICE_FORM = {
     "type": ["array", "null"],
     "minItems": 1,
@@ -91,6 +102,8 @@ _CHOICE_FORM = {
 SchemaField = Annotated[dict[str, Any] | None, BeforeValidator(_schema), WithJsonSchema(_SCHEMA_FORM)]
 RegexField = Annotated[Annotated[str, Field(min_length=1, max_length=MAX_REGEX_CHARS)] | None, BeforeValidator(_regex)]
 ChoiceField = Annotated[list[str] | None, BeforeValidator(_choice), WithJsonSchema(_CHOICE_FORM)]
+#: Ollama's `format`: `json`, or a JSON schema.
+OllamaFormat = Annotated[dict[str, Any] | None, BeforeValidator(_ollama_format), WithJsonSchema(_OLLAMA_FORM)]
 _Off = Annotated[None, BeforeValidator(_off)]
 _NoGrammar = Annotated[None, BeforeValidator(_no_grammar)]
 

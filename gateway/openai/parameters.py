@@ -3,8 +3,8 @@
 Four kinds, so that nothing is ignored silently: fields of the schema work; hints in other systems' words are read by
 `gateway.core.spellings`; fields of `HARMLESS` are accepted because leaving them out changes no text (labels, and what other stacks are
 told about their routing); fields of `REFUSED` are
-known to OpenAI's or vLLM's clients but not done here (or not on this route), and only their do-nothing values pass. Everything else is
-unknown and refused too.
+known to clients of OpenAI, vLLM and others but not done here (or not on this route), and only their do-nothing values pass. Everything
+else is unknown and refused too, unless it is null: that says nothing in any stack.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ HARMLESS = frozenset(
         "options",
         "return_token_ids",
         "guided_decoding_backend",
+        "keep_alive",
+        "transforms",
+        "stream_reasoning",
+        "mm_processor_kwargs",
     }
 )
 
@@ -71,9 +75,26 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "thinking": (False, {"type": "disabled"}),
     "reasoning": (False, {"enabled": False}, {"effort": "none"}),
+    "think": (False,),
+    "enable_thinking": (False,),
+    "separate_reasoning": (True, False),
+    "models": ([],),
+    "route": (),
+    "plugins": ([],),
+    "vllm_xargs": ({},),
+    "logits_processors": ([],),
+    "add_special_tokens": (False,),
 }
+#: A plain prompt's special tokens are put around it; a chat's template writes its own.
+REFUSED_OF_COMPLETIONS = {**REFUSED, "add_special_tokens": (True,)}
 #: What to do instead of leaving a refused field out.
-INSTEAD = {"guided_grammar": "use guided_json, guided_regex or guided_choice instead"}
+INSTEAD = {
+    "guided_grammar": "use guided_json, guided_regex or guided_choice instead",
+    "models": "name the one that is to answer in model; this server falls back to no other",
+    "route": "the one in model answers; this server falls back to no other",
+    "plugins": "it has none; leave them out",
+    "add_special_tokens": "leave it out; POST /tokenize counts with and without them, and prompt may be token ids",
+}
 _SHOWN = 80
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -95,7 +116,7 @@ def validate(
             known[name] = value
         elif name in refused:
             _refuse_unless_idle(name, value, refused[name])
-        elif name not in ignored:
+        elif name not in ignored and value is not None:
             shown = _shown(name)
             raise InvalidRequest(f"unrecognized request argument supplied: {shown}", param=shown, code="unknown_parameter")
     try:

@@ -14,9 +14,19 @@ from pydantic_core import PydanticCustomError
 from contracts import ranges
 from contracts.ranges import MAX_BIASES, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS, MOST_TOKENS
 from contracts.request import Sampling, ToolUse
-from gateway.openai.forms import ChoiceField, Form, RegexField, SchemaField, StructuredOutputs, form_of_format, forms_of, the_one
-from gateway.openai.thinking import Effort, ReasoningField, ThinkingField, template_kwargs
-from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, tool_use
+from gateway.openai.forms import (
+    ChoiceField,
+    Form,
+    OllamaFormat,
+    RegexField,
+    SchemaField,
+    StructuredOutputs,
+    form_of_format,
+    forms_of,
+    the_one,
+)
+from gateway.openai.thinking import Effort, Reasoning, ReasoningField, ReasoningGoes, ThinkField, ThinkingField, template_kwargs
+from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, json_text, tool_use
 
 MAX_MESSAGES = 16_384
 MAX_CHOICES = 8
@@ -32,6 +42,7 @@ def _within(bounds: tuple[float, float]) -> Any:
 
 Unit = Annotated[float, _within(ranges.UNIT)]
 Penalty = Annotated[float, _within(ranges.PENALTY)]
+RepetitionPenalty = Annotated[float, _within(ranges.REPETITION_PENALTY)]
 TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
@@ -165,6 +176,13 @@ class StreamOptions(BaseModel):
     include_obfuscation: Ignored = None
 
 
+class UsageOptions(BaseModel):
+    """OpenRouter's `usage`."""
+
+    model_config = STRICT
+    include: bool | None = None
+
+
 class Generation(BaseModel):
     """The fields that both routes share."""
 
@@ -180,7 +198,9 @@ class Generation(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, _within(ranges.REPETITION_PENALTY)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    #: Ollama's name for it.
+    repeat_penalty: RepetitionPenalty | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
@@ -190,6 +210,7 @@ class Generation(BaseModel):
     guided_json: SchemaField = None
     guided_regex: RegexField = None
     guided_choice: ChoiceField = None
+    format: OllamaFormat = None
     logit_bias: Annotated[
         dict[int, float] | None,
         BeforeValidator(lambda v: None if v is None else _biases(v)),
@@ -198,6 +219,7 @@ class Generation(BaseModel):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    usage: UsageOptions | None = None
     priority: Annotated[int, _within(ranges.PRIORITY)] | None = None
     # The session's own checks are in gateway.sessions, which names the field or header that it came from.
     session_id: Annotated[str, Field(max_length=4096)] | None = None
@@ -207,6 +229,8 @@ class Generation(BaseModel):
     def _ends_and_grammars(self) -> Self:
         if self.min_tokens and (self.max_tokens or self.min_tokens) < self.min_tokens:
             raise PydanticCustomError("min_tokens", "must not be more than max_tokens", {"at": "min_tokens"})
+        if len({self.repeat_penalty, self.repetition_penalty} - {None}) > 1:
+            raise PydanticCustomError("repeat_penalty", "contradicts repetition_penalty; leave one of both out", {"at": "repeat_penalty"})
         if (form := self.form) is not None and self.min_tokens:
             what = f"does not go with {form.field}, which says where to end"
             raise PydanticCustomError("min_tokens", "{what}", {"at": "min_tokens", "what": what})
@@ -215,17 +239,19 @@ class Generation(BaseModel):
     @property
     def include_usage(self) -> bool:
         """A stream ends with a chunk of usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return bool(self.stream_options and self.stream_options.include_usage) or bool(self.usage and self.usage.include)
 
     @property
     def form(self) -> Form | None:
         """What the answer must be. Raises PydanticCustomError when several fields say it."""
         outputs = self.structured_outputs.forms() if self.structured_outputs is not None else []
         guided = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice)
-        return the_one([*form_of_format(self.response_format), *outputs, *guided])
+        ollama = [] if self.format is None else [Form("format", json_text(self.format))]
+        return the_one([*form_of_format(self.response_format), *outputs, *guided, *ollama])
 
     def sampling(self) -> Sampling:
         """The worker's parameters, without seed and token limit defaults. OpenAI's defaults where nothing was said."""
+        repetition = self.repetition_penalty if self.repeat_penalty is None else self.repeat_penalty
         return Sampling(
             temperature=1.0 if self.temperature is None else float(self.temperature),
             # Nothing is left at 0; OpenAI takes it as "the likeliest token".
@@ -238,7 +264,7 @@ class Generation(BaseModel):
             ignore_eos=bool(self.ignore_eos),
             presence_penalty=float(self.presence_penalty or 0.0),
             frequency_penalty=float(self.frequency_penalty or 0.0),
-            repetition_penalty=1.0 if self.repetition_penalty is None else float(self.repetition_penalty),
+            repetition_penalty=1.0 if repetition is None else float(repetition),
             min_tokens=self.min_tokens or 0,
             stop_token_ids=self.stop_token_ids or [],
             include_stop=bool(self.include_stop_str_in_output),
@@ -261,7 +287,10 @@ class ChatRequest(Generation):
     reasoning_effort: Effort | None = None
     thinking: ThinkingField = None
     reasoning: ReasoningField = None
+    think: ThinkField = None
+    enable_thinking: bool | None = None
     include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
@@ -283,14 +312,28 @@ class ChatRequest(Generation):
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
-    def shows_reasoning(self) -> bool:
-        """What the model thinks is part of the answer."""
-        return self.include_reasoning is not False and not (self.reasoning is not None and self.reasoning.exclude)
+    def reasoning_goes(self) -> ReasoningGoes:
+        """What becomes of what the model thinks."""
+        if self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude):
+            return "away"
+        return "text" if self.separate_reasoning is False else "field"
 
     @property
     def template_kwargs(self) -> str | None:
         """JSON text of the variables that the chat template is given."""
-        return template_kwargs(self.chat_template_kwargs, self.reasoning_effort, self.thinking, self.reasoning)
+        reasoning, think = self.reasoning or Reasoning(), self.think
+        efforts: dict[str, Effort | None] = {
+            "reasoning_effort": self.reasoning_effort,
+            "reasoning.effort": reasoning.effort,
+            "think": think if isinstance(think, str) else None,
+        }
+        switches = {
+            "reasoning.enabled": reasoning.enabled,
+            "thinking": self.thinking.switch if self.thinking is not None else None,
+            "think": think if isinstance(think, bool) else None,
+            "enable_thinking": self.enable_thinking,
+        }
+        return template_kwargs(self.chat_template_kwargs, efforts, switches)
 
     def sampling(self) -> Sampling:
         """See `Generation.sampling`; `max_completion_tokens` is the newer name and goes first."""

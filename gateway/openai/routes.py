@@ -146,7 +146,7 @@ def routes(model: str) -> list[Route]:
         Route("get", "/v1/fleet", SERVER, "The nodes and their load; with `?metrics=true` also their samples.", errors=(400, 403)),
         Route("get", "/health", SERVER, "The process lives.", open=True),
         Route(
-            "get", "/ready", SERVER, "A node can answer requests for the configured model; with `?all=1`, every node serves.",
+            "get", "/ready", SERVER, "Each registered model has a node that serves it or can wake it; with `?all=1`, every node serves.",
             errors=(400,), open=True,
         ),
         Route("get", "/version", SERVER, "Which release this is.", open=True),

@@ -1,4 +1,4 @@
-"""Whether and how much a model is to think, in the words of OpenAI, OpenRouter, Anthropic and vLLM, as variables of its chat template.
+"""Whether and how much a model is to think, in the words of other stacks, as variables of its chat template.
 
 The template decides what a variable does; one that it does not know does nothing. What a caller puts into `chat_template_kwargs` goes
 before what follows from other fields.
@@ -6,7 +6,7 @@ before what follows from other fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -18,6 +18,8 @@ from gateway.openai.tools import STRICT
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 #: How templates call the switch: Qwen and GLM; DeepSeek and Granite.
 SWITCHES = ("enable_thinking", "thinking")
+#: What becomes of a thought at the beginning of an answer: it stays in the text, goes into a field of its own, or away.
+ReasoningGoes = Literal["text", "field", "away"]
 _Budget = Annotated[int, Field(ge=0, le=1 << 31)]
 
 
@@ -27,6 +29,11 @@ class Thinking(BaseModel):
     model_config = STRICT
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: _Budget | None = None
+
+    @property
+    def switch(self) -> bool | None:
+        """Whether the model is to think; None: as it likes."""
+        return {"enabled": True, "disabled": False}.get(self.type)
 
 
 class Reasoning(BaseModel):
@@ -49,30 +56,35 @@ def _reasoning(value: Any) -> Any:
     return {"enabled": value} if isinstance(value, bool) else value
 
 
+def _think(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool | str):
+        raise PydanticCustomError("think_type", "expected true, false, low, medium or high")
+    return value
+
+
 #: Each may also be true or false.
 ThinkingField = Annotated[Thinking | None, BeforeValidator(_thinking)]
 ReasoningField = Annotated[Reasoning | None, BeforeValidator(_reasoning)]
+#: Ollama's form.
+ThinkField = Annotated[Literal[True, False, "low", "medium", "high"] | None, BeforeValidator(_think)]
 
 
 def template_kwargs(
-    given: Mapping[str, Any] | None, effort: Effort | None, thinking: Thinking | None, reasoning: Reasoning | None
+    given: Mapping[str, Any] | None, efforts: Mapping[str, Effort | None], switches: Mapping[str, bool | None]
 ) -> str | None:
-    """JSON text of the template's variables; None: none. Raises PydanticCustomError for fields that contradict each other, and what
-    `encode_template_kwargs` raises."""
-    efforts = {"reasoning_effort": effort, "reasoning.effort": reasoning.effort if reasoning is not None else None}
-    asked = [(name, value) for name, value in efforts.items() if value]
-    if len({value for _, value in asked}) > 1:
-        raise PydanticCustomError("reasoning", "contradicts reasoning_effort; leave one of both out", {"at": "reasoning.effort"})
-    said = [(name, value != "none") for name, value in asked]
-    if reasoning is not None and reasoning.enabled is not None:
-        said.append(("reasoning.enabled", reasoning.enabled))
-    if thinking is not None and thinking.type in ("enabled", "disabled"):
-        said.append(("thinking", thinking.type == "enabled"))
-    first = said[0] if said else ("", None)
-    for name, on in said:
-        if on is not first[1]:
-            raise PydanticCustomError("thinking", "contradicts {other}; leave one of both out", {"at": name, "other": first[0]})
-    derived: dict[str, Any] = {} if first[1] is None else dict.fromkeys(SWITCHES, first[1])
-    if asked and first[1]:
+    """JSON text of the template's variables; None: none. efforts, switches: what each field says; None: nothing. Raises PydanticCustomError
+    for fields that contradict each other, and what `encode_template_kwargs` raises."""
+    asked = [(name, effort) for name, effort in efforts.items() if effort]
+    _agree(asked)
+    said = [(name, effort != "none") for name, effort in asked] + [(name, on) for name, on in switches.items() if on is not None]
+    _agree(said)
+    derived: dict[str, Any] = dict.fromkeys(SWITCHES, said[0][1]) if said else {}
+    if asked and said[0][1]:
         derived["reasoning_effort"] = asked[0][1]
     return encode_template_kwargs({**derived, **(given or {})})
+
+
+def _agree(said: Sequence[tuple[str, Any]]) -> None:
+    for name, value in said:
+        if value != said[0][1]:
+            raise PydanticCustomError("thinking", "contradicts {other}; leave one of both out", {"at": name, "other": said[0][0]})

@@ -40,14 +40,15 @@ function nodeRow(node) {
   const row = document.createElement("tr");
   const used = node.hbm_pages_total - node.hbm_pages_free;
   const state = node.state || (node.serving ? "serving" : "not serving");
-  const percent = node.hbm_pages_total ? Math.round((100 * used) / node.hbm_pages_total) : 0;
+  const percent = (pages) => `${node.hbm_pages_total ? Math.round((100 * pages) / node.hbm_pages_total) : 0} %`;
   row.append(
     text(node.node),
     text(state, node.serving ? "" : "away"),
     text(node.running),
     text(node.waiting),
     text(node.advised),
-    meter("hbm", used, node.hbm_pages_total, `${percent} %`),
+    meter("hbm", used, node.hbm_pages_total, percent(used)),
+    meter("hbm", node.hbm_pages_cached, node.hbm_pages_total, percent(node.hbm_pages_cached)),
     meter("dram", node.dram_bytes_used, node.dram_bytes_total, `${size(node.dram_bytes_used)} of ${size(node.dram_bytes_total)}`),
     text(size(node.ssd_bytes_used)),
     text(node.sessions),
@@ -81,7 +82,7 @@ export class FleetView {
       const [fleet, sessions] = await Promise.all([this.#api.json("/v1/fleet"), this.#api.json("/v1/sessions?limit=15")]);
       const serving = fleet.nodes.filter((node) => node.serving).length;
       const hints = fleet.nodes.reduce((total, node) => total + node.advised, 0);
-      const said = `${serving} of ${fleet.expected_nodes} nodes serve; ${fleet.active_requests} requests run, ${hints} hints wait for theirs` + (fleet.missing.length ? `; ${fleet.missing.join("; ")}` : "");
+      const said = `${serving} of ${fleet.expected_nodes} ${fleet.nodes.some((n) => n.node !== n.on_node) ? "devices" : "nodes"} serve; ${fleet.active_requests} requests run, ${hints} hints wait for theirs` + (fleet.missing.length ? `; ${fleet.missing.join("; ")}` : "");
       if (state.textContent !== said) state.textContent = said;
       this.#fill("#nodes", fleet.nodes.map(nodeRow));
       this.#fill("#sessions", sessions.data.map(sessionRow));

@@ -5,11 +5,14 @@ const TIERS = { hbm: "HBM", dram: "DRAM", ssd: "SSD" };
 const most = (tiers) => Math.max(0, ...tiers.flatMap((tier) => tier.layer_chunks));
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
-/** Share of the session's cache, 0 to 1, that `tier` of `node` has; null where nothing is known of the session. */
+/** The node of a device, `node-0` of `node-0/1`: turns go to devices, caches are told by node. */
+const nodeOf = (name) => name?.split("/")[0];
+
+/** Share of the session's cache, 0 to 1, that `tier` of a device's node has; null where nothing is known of the session. */
 export function share(residency, node, tier) {
   const whole = size(residency);
   if (!whole) return null;
-  const found = residency.nodes.find((n) => n.node === node)?.tiers.find((t) => t.tier === tier);
+  const found = residency.nodes.find((n) => n.node === nodeOf(node))?.tiers.find((t) => t.tier === tier);
   return found ? sum(found.layer_chunks) / whole : 0;
 }
 
@@ -26,8 +29,9 @@ function size(residency) {
 
 const everything = (residency) => [...residency.nodes.flatMap((node) => node.tiers), ...(residency.blob ? [residency.blob] : [])];
 
-/** The rows to draw: the tiers of the node that is to answer, the blob tier, and each other node, whatever tier it has it in. */
-function rows(residency, main) {
+/** The rows to draw: the tiers of the node whose device is to answer, the blob tier, and each other node, whatever tier it has it in. */
+function rows(residency, device) {
+  const main = nodeOf(device);
   const of = (name) => residency.nodes.find((n) => n.node === name)?.tiers ?? [];
   const drawn = Object.keys(TIERS).map((tier) => {
     const held = of(main).find((t) => t.tier === tier);
@@ -53,7 +57,7 @@ export class Picture {
     this.#place = place;
   }
 
-  /** nodes: all of the fleet, so that those without any of it have a row too. main: the node that is to answer. */
+  /** nodes: all of the fleet, so that those without any of it have a row too. main: the device that is to answer. */
   show(residency, main, nodes, layers) {
     const known = new Set(residency.nodes.map((n) => n.node));
     this.#peers = nodes.filter((name) => !known.has(name)).map((node) => ({ node, tiers: [] }));

@@ -34,7 +34,7 @@ async function start() {
   const server = by("server");
   try {
     const [models, fleet] = await Promise.all([api.json("/v1/models"), api.json("/v1/fleet")]);
-    const nodes = fleet.nodes.map((node) => node.node);
+    const nodes = [...new Set(fleet.nodes.map((device) => device.on_node))];
     const id = models.data[0]?.id;
     if (!id || !nodes.length) throw new Error("no model is served yet");
     const served = fleet.nodes.flatMap((node) => node.models).find((model) => model.name === id);

@@ -2,7 +2,6 @@
 
 const NAMES = "Ada Boris Clara Daniel Elena Felix Grace Hugo Iris Jonas Kate Leo Maya Nora Oscar Petra Rosa Simon Tara Victor".split(" ");
 const PLACES = "Athens Berlin Dublin Geneva Helsinki Kyoto Lisbon Madrid Nairobi Oslo Prague Quito Rome Seoul Tokyo Vienna".split(" ");
-const LOCKS = "garage gate office locker safe cellar attic studio library vault".split(" ");
 const SUBJECTS = "rivers mountains trains bread coffee ships birds trees clouds stars maps bridges islands castles forests storms caves whales".split(" ");
 const REMARKS = [
   "They are older than most people think.",
@@ -11,6 +10,8 @@ const REMARKS = [
   "Some are small and some are very large.",
   "They are best enjoyed with time and good company.",
 ];
+/** What a story asks at its end. */
+export const QUESTION = "What is the code of the garage?";
 /** Words of the text that tells how many tokens this model makes of a word. */
 const SAMPLE_WORDS = 300;
 
@@ -21,22 +22,18 @@ function drawing(seed) {
 }
 
 /** At most `words` words where these are some fifty, different for every seed from the first words on, ending with a fact, some talk, and a question about the fact: how far back small
- * models remember is not what this page shows. `number`: which story of its conversation it is, so that each tells of another lock. */
-export function story(seed, words, number = 0) {
+ * models remember is not what this page shows. */
+export function story(seed, words) {
   const next = drawing(seed * 7919 + 17);
   const pick = (list) => list[Math.floor(next() * list.length)];
   const code = () => String(1000 + Math.floor(next() * 9000));
-  const lock = LOCKS[number % LOCKS.length];
   const told = [`${pick(NAMES)} from ${pick(PLACES)} and ${pick(NAMES)} from ${pick(PLACES)} like ${pick(SUBJECTS)} and ${pick(SUBJECTS)}.`];
   const talk = () => `Let us talk about ${pick(SUBJECTS)} in ${pick(PLACES)}. ${pick(REMARKS)} ${pick(REMARKS)}`;
   const length = (text) => text.split(" ").length;
-  const end = [`The code of the ${lock} is ${code()}.`, talk(), question(number)].join(" ");
+  const end = [`The code of the garage is ${code()}.`, talk(), QUESTION].join(" ");
   for (let count = length(told[0]) + length(end), sentence; (count += length((sentence = talk()))) <= words; ) told.push(sentence);
   return [...told, end].join(" ");
 }
-
-/** What story `number` of a conversation asks at its end. */
-export const question = (number) => `What is the code of the ${LOCKS[number % LOCKS.length]}?`;
 
 /** Tokens that the server's model makes of a word of a story, as the server counts them. Throws what it refuses. */
 export async function wordTokens(api, model) {

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from contracts.devices import node_of, number_of
 from contracts.errors import InvalidRequest
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.intake import server_caller_of
@@ -24,7 +25,7 @@ async def health(_request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 when a node can answer requests for the configured model; with `?all=1`, when every expected node is known to serve."""
+    """200 when each registered model has a node that serves or can wake it; with `?all=1`, when every expected node is known to serve."""
     parts = request.app[PARTS]
     reasons = parts.missing() if _wants_all(request) else parts.not_ready()
     view = parts.fleet.view
@@ -32,7 +33,7 @@ async def ready(request: web.Request) -> web.Response:
         "status": "not ready" if reasons else "ready",
         "missing": reasons,
         "nodes_serving": sum(n.serving for n in view.nodes) if view else 0,
-        "nodes_expected": view.expected if view else parts.config.nodes.count,
+        "nodes_expected": view.expected if view else parts.config.devices,
     }
     return web.json_response(body, status=503 if reasons else 200)
 
@@ -78,11 +79,13 @@ async def fleet(request: web.Request) -> web.Response:
             "missing": parts.missing(),
             "scheduler_live": parts.fleet.live,
             "schedulers": [_scheduler(address, one) for address, one in seen],
-            "expected_nodes": view.expected if view else parts.config.nodes.count,
+            "expected_nodes": view.expected if view else parts.config.devices,
             "active_requests": parts.active,
             "nodes": [
                 {
                     "node": n.name,
+                    "on_node": node_of(n.name),
+                    "device": number_of(n.name),
                     "worker_address": n.worker_address,
                     "serving": n.serving,
                     "state": n.state,

@@ -310,7 +310,7 @@ class ManifestFetched:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """A prefetch command. `arrival_s` and `lifetime_s` are seconds from now."""
+    """A prefetch command. `arrival_s` and `lifetime_s` are seconds from now. device: of this node, that is to answer."""
 
     session: SessionKey
     priority: int
@@ -318,6 +318,7 @@ class Advised:
     lifetime_s: float
     sources: Sequence[str]
     now: float
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)

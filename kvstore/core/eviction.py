@@ -30,6 +30,9 @@ VictimKey = tuple[int, int, int, float, float, float]
 Below = tuple[int, float]
 _Entry = tuple[VictimKey, int, Chunk, int]
 
+#: Looked up once: a search for room asks for the place of many pieces.
+_READY, _PRESENT, _WAITING = PieceState.READY, CopyState.PRESENT, CopyState.WAITING
+
 #: First part of the key.
 _UNSAVED, _SAVED = 0, 1
 #: Heaps are cleared of entries that no longer agree when there are so many times more than chunks.
@@ -38,13 +41,13 @@ _SLACK = 8
 
 def unsaved(chunk: Chunk) -> bool:
     """Saved by a worker here, but no slower tier has it or will: dropped first, whole, and recomputed when wanted."""
-    durable = (CopyState.PRESENT, CopyState.WAITING)
-    return chunk.saved_here and chunk.ssd not in durable and chunk.blob not in durable
+    ssd, blob = chunk.ssd, chunk.blob
+    return chunk.saved_here and not (ssd is _PRESENT or ssd is _WAITING or blob is _PRESENT or blob is _WAITING)
 
 
 def evictable(chunk: Chunk) -> bool:
     """Whether its READY, unpinned pieces may go: not while a slower tier still waits for bytes from the arena."""
-    return chunk.ssd is not CopyState.WAITING and not chunk.leaving
+    return chunk.ssd is not _WAITING and not chunk.leaving
 
 
 def victim_key(chunk: Chunk, layer: int, standing: Standing, layer_priority: bool) -> VictimKey:
@@ -125,7 +128,7 @@ class Victims:
     def key(self, chunk: Chunk, layer: int) -> VictimKey | None:
         """The piece's place now; None: it may not be evicted at all. Pins are the caller's to check."""
         states = chunk.states
-        if not states or states[layer] is not PieceState.READY or not evictable(chunk):
+        if not states or states[layer] is not _READY or chunk.ssd is _WAITING or chunk.leaving:
             return None
         standing = self._standings.get(chunk.key)
         if standing is None:

@@ -181,7 +181,7 @@ class FetchManifest:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Tell the attached worker that an advised session is coming up. Times are seconds from now."""
+    """Tell the worker of a device that an advised session is coming up. Times are seconds from now."""
 
     session: SessionKey
     fingerprint: bytes
@@ -189,6 +189,7 @@ class Offer:
     priority: int
     arrival_s: float
     expires_s: float
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,12 +297,12 @@ class Loads:
             self.offer(load, load.progress)
 
     def offer(self, load: Load, now: float) -> None:
-        """Tell the worker of an advised session whose first layer is in the arena."""
+        """Tell the worker that is to answer of an advised session whose first layer is in the arena."""
         advice = self._sessions.live(load.session, now) if load.session else None
         if advice is not None and load.session is not None:
             keys = tuple(key for key, _ in load.wants[: load.found])
-            arrival = max(0.0, advice.arrival - now)
-            self._out.append(Offer(load.session, load.shape.fingerprint, keys, advice.priority, arrival, advice.expires - now))
+            arrival, left_s = max(0.0, advice.arrival - now), advice.expires - now
+            self._out.append(Offer(load.session, load.shape.fingerprint, keys, advice.priority, arrival, left_s, advice.device))
 
     def _check_end(self, load: Load) -> None:
         if load.state is LoadState.FLOWING and not load.missing:

@@ -41,11 +41,12 @@ NOBODY = Standing(Rank.DROPPED, -(1 << 20), float("-inf"))
 
 @dataclass(slots=True)
 class Advice:
-    """One session's advisory: absolute monotonic times."""
+    """One session's advisory: absolute monotonic times. device: that is to answer."""
 
     priority: int
     arrival: float
     expires: float
+    device: int = 0
     invalidated: bool = False
 
 

@@ -294,7 +294,7 @@ class Store:
     def _advise(self, event: ev.Advised) -> None:
         """A hint: the session rises at once; its manifest is fetched anew when the session was elsewhere."""
         arrival = event.now + event.arrival_s
-        self.sessions.advise(event.session, Advice(event.priority, arrival, event.now + event.lifetime_s))
+        self.sessions.advise(event.session, Advice(event.priority, arrival, event.now + event.lifetime_s, event.device))
         self._hints[event.session] = event
         if event.session in self._fetching:
             return

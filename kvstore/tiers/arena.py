@@ -1,7 +1,7 @@
 """The node's DRAM tier: one file on a tmpfs, mapped shared by this process and by the node's workers.
 
 Nothing in it outlives the process: it is made anew at start, under a new name, and unlinked at stop. What a killed store left is removed
-at the next start; what a living one has, of whatever configuration, is left alone (runtime/arena_sharing.py).
+at the next start; what a living one has, of whatever configuration, is left alone (storelink/arena_sharing.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import xxhash
 
 from kvstore.tiers import checksums
-from runtime import arena_sharing
-from runtime.arena_file import HugePages, choose, free_bytes, map_file
-from runtime.arena_sharing import MARK_BYTES, NONCE_BYTES, OWNER
+from storelink import arena_sharing
+from storelink.arena_file import HugePages, choose, free_bytes, map_file
+from storelink.arena_sharing import MARK_BYTES, NONCE_BYTES, OWNER
 
 
 class Arena:

@@ -46,9 +46,10 @@ def views(arena: Arena, shape: KvShape, offsets: Sequence[int]) -> list[memoryvi
 
 
 def encode_chunk(key: bytes, shape: KvShape, pieces: Sequence[memoryview], checksums: tuple[int, ...], codec: Codec | None) -> StoredChunk:
-    """The chunk by `codec`; raw without one, and where the codec cannot hold it in at most as many bytes. `checksums`: of `pieces`."""
+    """The chunk by `codec`; raw without one, where a piece is not K and V of heads, and where the codec cannot hold it in at most as
+    many bytes. `checksums`: of `pieces`."""
     if codec is not None:
-        stored = _encode(shape, pieces, checksums, codec)
+        stored = _encode(shape, pieces, checksums, codec) if shape.is_of_heads else None
         if stored is not None:
             layout = Layout(codec.name, [len(s) for s in stored])
             return StoredChunk(Header(key, shape, layout, tuple(map(xxhash.xxh3_64_intdigest, stored))), stored)

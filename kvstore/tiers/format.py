@@ -4,7 +4,8 @@ The header is 4 KiB, or the next multiple that holds 12 bytes a layer: magic, fo
 model fingerprint, shape, the codec's name, a checksum and a length a piece, padding, and in its last 8 bytes the xxh3-64 of
 all of itself before them. A piece's checksum is the xxh3-64 of its bytes as they are stored, so that nothing unchecked reaches
 a decoder; its length says where it ends, and the padding after it is never served. So "the first m layers" is one range, and
-recovery reads headers only. With the codec "raw" a piece's bytes are those of the arena. Little-endian throughout.
+recovery reads headers only. With the codec "raw" a piece's bytes are those of the arena, and their length is the shape's `piece_bytes`;
+other codecs take only K and V of heads, whose size follows from heads and dtype. Little-endian throughout.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from itertools import accumulate
 
 import xxhash
 
-from contracts.errors import PieceLost
-from contracts.kv import DTYPE_BYTES, KvShape
+from contracts.errors import InvalidRequest, PieceLost
+from contracts.kv import DTYPE_BYTES, MAX_LAYERS, KvShape, check_shape
 
 MAGIC = b"UPBEATKV"
 VERSION = 2
@@ -29,8 +30,6 @@ _FIXED = struct.Struct("<8sII32s32sIIII16s16s")
 _SUM = struct.Struct("<Q")
 #: Of each layer: checksum and stored length.
 _PIECE = struct.Struct("<QI")
-#: Above these a header is nonsense, whatever its checksum says.
-_MAX_LAYERS, _MAX_PIECE_BYTES = 1 << 14, 1 << 30
 _CODEC_NAME = re.compile(r"[a-z0-9-]{1,16}")
 
 
@@ -113,7 +112,7 @@ def header_length(start: bytes | memoryview) -> int:
     if len(start) < BLOCK or bytes(start[: len(MAGIC)]) != MAGIC:
         raise PieceLost("not a chunk")
     _, version, length, _, _, layers, *_ = _FIXED.unpack_from(start)
-    if version != VERSION or not 1 <= layers <= _MAX_LAYERS or length != header_bytes(layers):
+    if version != VERSION or not 1 <= layers <= MAX_LAYERS or length != header_bytes(layers):
         raise PieceLost("unknown format version or impossible length")
     return int(length)
 
@@ -131,13 +130,15 @@ def decode_header(header: bytes | memoryview) -> Header:
         raise PieceLost("header checksum")
     _, _, _, key, fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype, codec = _FIXED.unpack_from(body)
     name, codec = (field.rstrip(b"\0").decode("ascii", "replace") for field in (dtype, codec))
-    if name not in DTYPE_BYTES or not min(kv_heads, head_dim, chunk_tokens) or not _CODEC_NAME.fullmatch(codec):
-        raise PieceLost("impossible shape or codec")
-    shape = KvShape(fingerprint, layers, kv_heads, head_dim, chunk_tokens, name)
-    if shape.piece_bytes > _MAX_PIECE_BYTES:
-        raise PieceLost("impossible shape")
     end = _FIXED.size + layers * _PIECE.size
     checksums, lengths = zip(*_PIECE.iter_unpack(body[_FIXED.size : end]), strict=True)
+    geometry = fingerprint, layers, kv_heads, head_dim, chunk_tokens, name
+    if not _CODEC_NAME.fullmatch(codec) or (codec != RAW and name not in DTYPE_BYTES):
+        raise PieceLost("impossible codec")
+    try:
+        shape = check_shape(KvShape(*geometry, lengths[0]) if codec == RAW else KvShape.of_heads(*geometry))
+    except InvalidRequest as e:
+        raise PieceLost(f"impossible shape: {e}") from e
     layout = raw_layout(shape)
     if codec != RAW:
         layout = _shared_layout(codec, lengths)

@@ -14,7 +14,8 @@ _LOOPBACK_TLS = "tcp,self,cma"
 
 
 def set_environment(interface: str) -> None:
-    """Tell UCX its network interface, and both to be quiet. Call before `load`; an operator's own UCX_TLS is kept."""
+    """Tell UCX its network interface, and both to be quiet. Call before `load` and before any thread starts,
+    which may read the environment while it is written; an operator's own UCX_TLS is kept."""
     os.environ["UCX_NET_DEVICES"] = interface
     if interface == "lo":
         os.environ.setdefault("UCX_TLS", _LOOPBACK_TLS)

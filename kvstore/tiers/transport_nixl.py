@@ -69,9 +69,13 @@ class NixlTransport:
         loop = asyncio.get_running_loop()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._ready = loop.create_future()
-        threading.Thread(target=self._run, args=(loop, self._ready), name="nixl", daemon=True).start()
-        async with asyncio.timeout(_START_S):
-            await self._ready
+        threading.Thread(target=self._run, args=(loop, self._ready), name=f"nixl {self._agent_name}", daemon=True).start()
+        try:
+            async with asyncio.timeout(_START_S):
+                await self._ready
+        except BaseException:
+            await self.stop()  # the thread ends as soon as NIXL lets it
+            raise
 
     def fill(self, card: Card) -> Card:
         return card._replace(nixl_metadata=self._metadata)
@@ -117,6 +121,8 @@ class NixlTransport:
 
     def _open(self) -> None:
         api = nixl.load()
+        if self._stopped:
+            raise RuntimeError("it took too long to load")
         agent = api.nixl_agent(self._agent_name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         if "UCX" not in agent.backends:
             raise RuntimeError("NIXL has no UCX backend here")

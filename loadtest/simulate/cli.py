@@ -18,6 +18,7 @@ from loadtest.report import provenance, write_json
 from loadtest.simulate.fleet import VARIANTS, Variant
 from loadtest.simulate.presets import PRESETS, node_kind
 from loadtest.simulate.scenario import Run, scripts, simulate, trace_sessions
+from loadtest.simulate.turns import coarsened, most_tokens
 from loadtest.tables import PolicyTables
 from loadtest.traces import TraceError
 
@@ -64,9 +65,6 @@ def run(
     early: Annotated[float, typer.Option(help="share of hints that come 30 s before typing begins", min=0.0, max=1.0)] = 0.0,
     dram_gib: Annotated[float | None, typer.Option(help="DRAM of a node for KV, GiB")] = None,
     hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
-    every_core: Annotated[
-        bool, typer.Option("--every-core", help="run the production cores of store and engine too; some ten times slower")
-    ] = False,
     seed: Annotated[int, typer.Option(help="equal seeds give equal runs")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     out: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
@@ -81,7 +79,7 @@ def run(
             dram_bytes=kind.dram_bytes if dram_gib is None else dram_gib * (1 << 30),
         )
         variants = parse_variants(policy)
-        fits = int(min(kind.max_tokens, kind.hbm_bytes // kind.shape.token_bytes))
+        fits = min(kind.max_tokens, most_tokens(coarsened(kind)))
         said = scripts(
             trace_sessions(trace, sessions=sessions, seed=seed),
             seed=seed,
@@ -92,9 +90,7 @@ def run(
         )
         habits = {DEFAULT_TENANT: Habits(missed=missed, spurious=spurious, late=late, early=early, expected=False)}
         limit_s = minutes * 60 if users else float("inf")
-        base = Run(
-            kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits, every_core=every_core
-        )
+        base = Run(kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits)
         found: dict[str, dict[str, Any]] = {}
         for variant in variants:
             with console.status(f"{variant.name} ..."):
@@ -116,7 +112,6 @@ def run(
             "conversations": len(said),
             "urgent": urgent,
             "hints": {"missed": missed, "spurious": spurious, "late": late, "early": early},
-            "every_core": every_core,
             "seed": seed,
         },
         "policies": found,

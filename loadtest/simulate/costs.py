@@ -12,6 +12,7 @@ from typing import Protocol
 
 from contracts.kv import KvShape
 from contracts.profile import Profile
+from worker.core.pace import Pace
 
 #: Decoding is stepped over as if its cost grew evenly with the context over so many tokens a sequence.
 _SLOPE_TOKENS = 64.0
@@ -70,7 +71,8 @@ class ModelShape:
 
     def kv_shape(self, chunk_tokens: int = 64) -> KvShape:
         """As the services call it."""
-        return KvShape(self.name.encode().ljust(32, b"\0")[:32], self.layers, self.kv_heads, self.head_dim, chunk_tokens, "bfloat16")
+        fingerprint = self.name.encode().ljust(32, b"\0")[:32]
+        return KvShape.of_heads(fingerprint, self.layers, self.kv_heads, self.head_dim, chunk_tokens, "bfloat16")
 
 
 class Roofline:
@@ -125,6 +127,14 @@ class Measured:
         return self._profile.prefill_s(tokens, context_tokens)
 
 
+def seed(pace: Pace, costs: Costs) -> None:
+    """Tell a worker how fast it is before anything ran, as `upbeat profile` does: with requests of 256 and 128 tokens."""
+    pace.prefill_token_s = costs.prefill_s(512, 0) / 512
+    pace.expect_decodes({batch: costs.decode(batch, 1024.0 * batch)[0] for batch in (1, 8)})
+    pace.request_s = costs.prefill_s(256, 0) + 128 * pace.marginal_token_s
+    pace.output_tokens = 128.0
+
+
 class Slowed:
     """Another's steps as a whole stack makes them: each takes `step_s` longer and `token_s` for every sequence that has a token from it,
     as what carries tokens to people has the same cores; and prompts take `prefill_times` as long."""
@@ -172,5 +182,5 @@ class NodeKind:
     max_batch: int = 64
     max_tokens: int = 131_072
     request_s: float = 0.0
-    #: Of the model, where `shape` has fewer (`core_node.coarse`); 0: as many as the shape.
+    #: Of the model, where `shape` has fewer (`turns.coarse`); 0: as many as the shape.
     layers_modelled: int = 0

@@ -1,226 +1,174 @@
-"""A node's device: continuous batching with chunked prefill, step by step, and stretches of steps that only decode in one go.
+"""A worker's engine in virtual time: the production core (`worker.core.engine_core`), whose steps take what a node's costs say.
 
-Who computes how much in a step is decided by the worker's own core (`worker.core.batching`), what is outstanding by `worker.core.pace`. A
-stretch of decode steps costs a quadratic of its length, as every step reads a token more of each sequence; what arrives meanwhile cuts the
-stretch at the end of the step under way.
+A stretch of steps in which the core decides nothing is one event; whatever comes meanwhile cuts it at the end of the step under way.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
 
-from loadtest.simulate.costs import NodeKind
+from loadtest.simulate.costs import NodeKind, seed
 from loadtest.simulate.events import Events
-from loadtest.simulate.sequences import Running, Steps
-from worker.core.batching import Budget, choose, mixed_tokens
-from worker.core.pace import Pace
-
-#: Steps in one go at most.
-_STRETCH = 256
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """Steps that only decode: how many are planned, what the first takes, and by how much each takes longer than the one before."""
-
-    start_s: float
-    count: int
-    first_s: float
-    growth_s: float
-
-    def seconds(self, count: int) -> float:
-        return count * self.first_s + self.growth_s * count * (count - 1) / 2
-
-    def over(self, seconds: float) -> int:
-        """How many of the planned steps are over after so long."""
-        a, b = self.growth_s / 2, self.first_s - self.growth_s / 2
-        found = (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a) if a > 1e-15 else seconds / b
-        return min(int(found + 1e-9), self.count)
+from loadtest.simulate.stretch import LONGEST, Stretch
+from worker.core import events as ev
+from worker.core import instructions as do
+from worker.core.engine_core import EngineCore
+from worker.core.sequence import Sequence
 
 
 class Engine:
-    """See the module. `ready` ones join the next step; `ended` is told when an answer is complete, `spoke` at its first token."""
+    """See the module. execute: does what the core asks for. spoke, ended: told of each first token, and of each complete answer. is_here:
+    whether what a step waits for has come; None: it never will."""
 
-    def __init__(self, events: Events, kind: NodeKind, spoke: Callable[[Running], None], ended: Callable[[Running], None]) -> None:
-        self._events, self._kind, self._spoke, self._ended = events, kind, spoke, ended
-        self.steps, self.pace = Steps(), Pace()
-        self.prefilling: list[Running] = []
-        #: Those that decode, by the step that is their last.
-        self.decoding: list[tuple[int, int, Running]] = []
-        self._context_tokens = 0.0
-        self._stretch: _Stretch | None = None
-        self._mixed: list[tuple[Running, int]] | None = None
-        self._version = self._chosen = 0
+    def __init__(
+        self,
+        events: Events,
+        kind: NodeKind,
+        core: EngineCore,
+        *,
+        execute: Callable[[do.Instruction], None],
+        spoke: Callable[[Sequence], None],
+        ended: Callable[[Sequence], None],
+        is_here: Callable[[do.Coming], bool | None],
+    ) -> None:
+        self._events, self._kind, self.core = events, kind, core
+        self._execute, self._spoke, self._ended, self._is_here = execute, spoke, ended, is_here
         self.busy_s = 0.0
-        #: Seconds that the device owes to something else (a codec): the next step is so much longer.
+        self.steps = 0
+        #: The step under way, and how many follow it unasked that the core does not know of.
+        self._step: do.Step | None = None
+        self._stretch = Stretch(0.0, 0, 0.0)
+        #: It is over but for KV that it waits for.
+        self._held = False
+        self._version = 0
+        self._turn_s = math.inf
+        #: What follows the step under way.
+        self.after_step: list[Callable[[], None]] = []
+        #: Seconds that the device owes to something else (a codec): its next step is so much longer.
         self._owed_s = 0.0
-        self._between = False
-        self._leaving: list[tuple[Running, Callable[[bool], None]]] = []
-        self._joining: list[tuple[Running, int]] = []
-        self._seed_pace()
+        seed(core.pace, kind.costs)
 
-    def _seed_pace(self) -> None:
-        costs, pace = self._kind.costs, self.pace
-        pace.prefill_token_s = costs.prefill_s(512, 0) / 512
-        pace.expect_decodes({batch: costs.decode(batch, 1024.0 * batch)[0] for batch in (1, 8)})
-        pace.request_s = costs.prefill_s(256, 0) + 128 * pace.marginal_token_s
-        pace.output_tokens = 128.0
+    @property
+    def stepping(self) -> bool:
+        """A step is under way."""
+        return self._step is not None
 
-    def join(self, sequence: Running) -> None:
-        """Its cache is in reach: it computes from the next step on."""
-        self.prefilling.append(sequence)
-        self._wake()
+    def tell(self, event: ev.Event) -> None:
+        """Something came."""
+        self.core.handle(event, self._events.now)
+        self._act()
+        if self._step is None:
+            self._turn_at(self._events.now)
+        elif self._held:
+            self._over(self._version)
+        elif self._stretch.count > 1 and self.core.interrupted() and self._stretch.cut(self._events.now):
+            self._schedule()
 
     def disturb(self, seconds: float) -> None:
         """Something else has the device for so long: its next step takes longer by that."""
         self._owed_s += seconds
 
-    def leave(self, sequence: Running, gone: Callable[[bool], None]) -> None:
-        """Take one that decodes out at the end of the step under way; `gone` is told whether it had not ended by then."""
-        self._leaving.append((sequence, gone))
-        if self._stretch is not None:
-            self._cut()
-
-    def take(self, sequence: Running) -> None:
-        """Go on with one that decoded elsewhere, from the next step on."""
-        self._joining.append((sequence, sequence.generated))
-        self._wake()
-
-    def _wake(self) -> None:
-        """Somebody is new: the stretch under way ends with its step; an idle device begins at once."""
-        if self._stretch is not None:
-            self._cut()
-        elif self._mixed is None and not self._between:
-            self._next()
-
     def catch_up(self) -> None:
-        """Count the steps of a stretch that are over by now."""
-        stretch = self._stretch
-        if stretch is None:
+        """Tell the core of the steps that are over by now, so that it knows how far everybody is."""
+        if self._step is not None and self._stretch.count > 1 and (over := self._stretch.over(self._events.now)) < self._stretch.count:
+            self._stepped(self._step, over, frozenset())
+
+    def _act(self) -> None:
+        while asked := self.core.take():
+            for instruction in asked:
+                self._execute(instruction)
+
+    def _turn_at(self, time_s: float) -> None:
+        if time_s < self._turn_s:
+            self._turn_s = time_s
+            self._events.at(time_s, lambda: self._turn(time_s))
+
+    def _turn(self, time_s: float) -> None:
+        if time_s != self._turn_s:
             return
-        over = stretch.over(self._events.now - stretch.start_s)
-        if over:
-            seconds = stretch.seconds(over)
-            self._made(over, seconds)
-            stretch.start_s += seconds
-            stretch.first_s += stretch.growth_s * over
-            stretch.count -= over
+        self._turn_s = math.inf
+        if self._step is not None:
+            return
+        step = self.core.turn(self._events.now)
+        self._act()
+        if step is not None:
+            self._begin(step)
+        elif self.core.going_on:
+            self._turn_at(self._events.now)
+        elif math.isfinite(due_s := self.core.due_in_s(self._events.now)):
+            self._turn_at(self._events.now + max(due_s, 1e-6))
 
-    def _cut(self) -> None:
-        self.catch_up()
-        stretch = self._stretch
-        assert stretch is not None
-        if stretch.count > 1:
-            stretch.count = 1
-            self._schedule(stretch.start_s + stretch.first_s)
+    def _begin(self, step: do.Step) -> None:
+        costs, now = self._kind.costs, self._events.now
+        prompts = [(count, s.computed) for s, count in step.batch if count > 1]
+        decodes = len(step.batch) - len(prompts)
+        context = float(sum(len(s.tokens) for s, count in step.batch if count == 1))
+        self._step = step
+        if prompts:
+            self._stretch = Stretch(now, 1, costs.mixed_s(decodes, context, prompts))
+        else:
+            first_s, slope_s = costs.decode(decodes, context)
+            self._stretch = Stretch(now, self._most(step), first_s, slope_s * decodes)
+            if self._stretch.seconds(self._stretch.count) > (quiet_s := self.core.quiet_s):
+                self._stretch.cut(now + quiet_s)
+        if self._owed_s:
+            self._stretch.count, self._stretch.first_s, self._owed_s = 1, self._stretch.first_s + self._owed_s, 0.0
+        self._schedule()
 
-    def _schedule(self, time_s: float) -> None:
+    def _most(self, step: do.Step) -> int:
+        """Steps in one go at most: a first token is told when it is there."""
+        return 1 if any(not s.generated for s, _ in step.batch) else min(self.core.quiet_steps(step), LONGEST)
+
+    def _schedule(self) -> None:
         self._version += 1
         version = self._version
-        self._events.at(time_s, lambda: self._over(version))
-
-    def _made(self, count: int, seconds: float) -> None:
-        batch = len(self.decoding)
-        self.steps.made += count
-        self._context_tokens += count * batch
-        self.busy_s += seconds
-        # A running mean over `count` equal steps, as the worker would make it one by one.
-        if self._mixed is None:
-            for _ in range(min(count, 32)):
-                self.pace.stepped(seconds / count, 0, batch)
+        self._events.at(self._stretch.end_s, lambda: self._over(version))
 
     def _over(self, version: int) -> None:
-        if version != self._version:
+        step = self._step
+        if version != self._version or step is None:
             return
-        if self._stretch is not None:
-            if self._stretch.count:
-                self._made(self._stretch.count, self._stretch.seconds(self._stretch.count))
-            self._stretch = None
-        else:
-            self._mixed_over()
-        self._next()
+        void, self._held = set[str](), False
+        for request_id, coming in step.coming.items():
+            here = [self._is_here(each) for each in coming]
+            if None in here:
+                void.add(request_id)
+            elif not all(here):
+                self._held = True
+        if self._held:
+            return
+        self.busy_s += self._events.now - self._stretch.end_s
+        self._step = None
+        self._stepped(step, self._stretch.count, void)
+        after, self.after_step = self.after_step, []
+        for follow in after:
+            follow()
+        self._turn_at(self._events.now)
 
-    def _next(self) -> None:
-        """Between two steps. Whoever is told of it may bring new work, which waits for the end of this."""
-        self._between = True
-        self._change()
-        self._finish()
-        self._between = False
-        self._begin()
-
-    def _mixed_over(self) -> None:
-        chosen, self._mixed = self._mixed, None
-        assert chosen is not None
-        self.steps.made += 1
-        self._context_tokens += len(self.decoding)
-        for sequence, count in chosen:
-            sequence.prefilled += count
-            if sequence.prefilled >= sequence.request.prompt_tokens:
-                self.prefilling.remove(sequence)
-                sequence.decoding_from = self.steps.made
-                self._context_tokens += sequence.context_tokens
-                last = self.steps.made + sequence.request.answer_tokens - 1
-                heapq.heappush(self.decoding, (last, sequence.arrival, sequence))
-                self._spoke(sequence)
-
-    def _change(self) -> None:
-        """Between two steps: who was to leave leaves, unless it has ended; who comes from elsewhere joins."""
-        leaving, self._leaving = self._leaving, []
-        for sequence, gone in leaving:
-            stays = [d for d in self.decoding if d[2] is not sequence or d[0] <= self.steps.made]
-            there = len(stays) < len(self.decoding)
-            if there:
-                self.decoding = stays
-                heapq.heapify(self.decoding)
-                self._context_tokens -= sequence.context_tokens
-            gone(there)
-        joining, self._joining = self._joining, []
-        for sequence, generated in joining:
-            sequence.steps, sequence.decoding_from = self.steps, self.steps.made + 1 - generated
-            last = self.steps.made + sequence.request.answer_tokens - generated
-            heapq.heappush(self.decoding, (last, sequence.arrival, sequence))
-            self._context_tokens += sequence.context_tokens
-
-    def _finish(self) -> None:
-        while self.decoding and self.decoding[0][0] <= self.steps.made:
-            _, _, sequence = heapq.heappop(self.decoding)
-            self._context_tokens -= sequence.context_tokens
-            self.pace.ended(sequence.request.prompt_tokens - sequence.request.cached_tokens, sequence.generated)
-            self._ended(sequence)
-
-    def _begin(self) -> None:
-        if self.prefilling:
-            self._begin_mixed()
-        elif self.decoding:
-            count = min(self.decoding[0][0] - self.steps.made, _STRETCH)
-            batch = len(self.decoding)
-            first_s, slope_s = self._kind.costs.decode(batch, self._context_tokens)
-            if self._owed_s:
-                first_s, count, self._owed_s = first_s + self._owed_s, 1, 0.0
-            self._stretch = _Stretch(self._events.now, count, first_s, slope_s * batch)
-            self._schedule(self._events.now + self._stretch.seconds(count))
-
-    def _begin_mixed(self) -> None:
-        kind, batch, pace = self._kind, len(self.decoding), self.pace
-        mixed = mixed_tokens(kind.mixed_step_s, pace.decode_s(batch), pace.prefill_token_s)
-        # One stands for all that decode: each has its token in every step.
-        step_tokens = max(kind.step_tokens - max(batch - 1, 0), 16)
-        budget = Budget(step_tokens, step_tokens if mixed is None else mixed, pace.prefill_token_s)
-        one = [min((s for _, _, s in self.decoding), key=lambda s: s.request.priority)] if batch else []
-        chosen = [(s, count) for s, count in choose([*self.prefilling, *one], budget) if s.decoding_from < 0]
-        if not chosen:
-            chosen = [(self.prefilling[0], min(self.prefilling[0].pending, 16))]
-        self._mixed = chosen
-        seconds = kind.costs.mixed_s(batch, self._context_tokens, [(count, s.prefilled) for s, count in chosen])
-        pace.stepped(seconds, sum(count for _, count in chosen), batch)
-        seconds, self._owed_s = seconds + self._owed_s, 0.0
+    def _stepped(self, step: do.Step, steps: int, void: Set[str]) -> None:
+        """So many of the stretch are over."""
+        if not steps:
+            return
+        seconds = self._stretch.seconds(steps)
+        self._stretch.pass_over(steps)
         self.busy_s += seconds
-        self._schedule(self._events.now + seconds)
-
-    def validate(self) -> None:
-        """Raise AssertionError when its sums are not those of its sequences."""
-        context = sum(s.context_tokens for _, _, s in self.decoding)
-        assert abs(context - self._context_tokens) < 1e-3 * max(context, 1), (context, self._context_tokens)
+        self.steps += steps
+        spoke, ended = [], []
+        tokens: dict[str, int] = {}
+        for s, count in step.batch:
+            request_id = s.request.request_id
+            if request_id in void or s.computed + count < len(s.tokens):
+                continue
+            tokens[request_id] = 0
+            if not s.generated:
+                spoke.append(s)
+            if s.generated + steps >= s.max_tokens:
+                ended.append(s)
+        over = {s.request.request_id for s in ended}
+        self.core.handle(ev.Stepped(step.batch, seconds / steps, tokens, ended=over, void=frozenset(void), steps=steps), self._events.now)
+        self._act()
+        for s in spoke:
+            self._spoke(s)
+        for s in ended:
+            self._ended(s)

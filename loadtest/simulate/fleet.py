@@ -6,19 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from contracts.ids import SessionKey
-from loadtest.simulate.core_node import CoreNode
-from loadtest.simulate.core_store import Blob, CoreStore
-from loadtest.simulate.core_turns import coarse
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import ALL, BLOB, DRAM, HBM, NONE, PEER, Mechanisms
 from loadtest.simulate.node import Node
-from loadtest.simulate.sequences import Request, Running
+from loadtest.simulate.request import Request
+from loadtest.simulate.store import Blob, NodeStore
 from loadtest.simulate.systems.conductor import Conductor
 from loadtest.simulate.systems.contract import System
 from loadtest.simulate.systems.infercept import InferCept, LlumnixInferCept, MigratingInferCept
 from loadtest.simulate.systems.llumnix import Llumnix
+from loadtest.simulate.systems.node import OtherNode
 from loadtest.simulate.systems.parrot import Parrot
+from loadtest.simulate.systems.running import Running
+from loadtest.simulate.turns import coarsened
 from scheduler.core.advisories import Hint
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.fleet import Model, Rates
@@ -33,13 +34,14 @@ _VALIDATE_EVERY = 2_000
 @dataclass(frozen=True, slots=True)
 class Variant:
     """What is compared: a placement policy of the scheduler or another system in its place, what nodes can do with KV, whether clients
-    send hints."""
+    send hints. ours: nodes run our engine and our store; off, another system's (`loadtest.simulate.systems.node`)."""
 
     name: str
     placement: str = "balanced"
     hints: bool = False
     has: Mechanisms = ALL
     system: Callable[[], System] | None = None
+    ours: bool = True
 
 
 #: What InferCept's nodes do: host memory, and no request begins before all of its KV is there.
@@ -58,12 +60,12 @@ VARIANTS: dict[str, Variant] = {
         Variant("cache-aware", "cache-aware"),
         Variant("random", "random"),
         Variant("round-robin", "round-robin"),
-        Variant("llumnix", has=NONE, system=Llumnix),
-        Variant("infercept", has=_HOST, system=InferCept),
-        Variant("llumnix-infercept", has=_HOST, system=LlumnixInferCept),
-        Variant("infercept-migration", has=replace(_HOST, tiers=_HOST.tiers | {PEER}), system=MigratingInferCept),
-        Variant("parrot", has=Mechanisms(frozenset((HBM,)), layer_priority=False), system=Parrot),
-        Variant("lmcache", has=_LMCACHE),
+        Variant("llumnix", has=NONE, system=Llumnix, ours=False),
+        Variant("infercept", has=_HOST, system=InferCept, ours=False),
+        Variant("llumnix-infercept", has=_HOST, system=LlumnixInferCept, ours=False),
+        Variant("infercept-migration", has=replace(_HOST, tiers=_HOST.tiers | {PEER}), system=MigratingInferCept, ours=False),
+        Variant("parrot", has=Mechanisms(frozenset((HBM,)), layer_priority=False), system=Parrot, ours=False),
+        Variant("lmcache", has=_LMCACHE, ours=False),
         # One mechanism less each (figure 17).
         Variant("no-cooperative", hints=True, has=Mechanisms(cooperative=False)),
         Variant("no-layer-priority", hints=True, has=Mechanisms(layer_priority=False)),
@@ -73,23 +75,17 @@ VARIANTS: dict[str, Variant] = {
 
 
 class Fleet:
-    """See the module. Requests and hints go in at virtual now; `Request.done` is called at a request's end. every_core: nodes run the
-    production cores of store and engine (`core_node`), not the aggregated tiers."""
+    """See the module. Requests and hints go in at virtual now; `Request.done` is called at a request's end."""
 
-    def __init__(
-        self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None, every_core: bool = False
-    ) -> None:
-        if every_core:
-            if variant.system is not None or variant.has.codec != 1.0:
-                raise ValueError(f"{variant.name} has no cores of ours to run in full; take one of our own policies")
-            kind = replace(kind, shape=coarse(kind.shape), layers_modelled=kind.shape.layers)
+    def __init__(self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None) -> None:
+        kind = coarsened(kind) if variant.ours else kind
         self._events, self.kind, self.variant = events, kind, variant
         base = settings or Settings()
         self.control = Control(
             Settings(POLICIES[variant.placement], models=(kind.model,), hints_per_s=base.hints_per_s, hint_burst=base.hint_burst)
         )
-        self.nodes: dict[str, Node | CoreNode] = {}
-        sums: dict[str, Node] = {}
+        self.nodes: dict[str, Node | OtherNode] = {}
+        others: dict[str, OtherNode] = {}
         self.loads: list[list[float]] = []  #: by sample: requests on each node, a mean over the time since the last
         #: Tokens of each session that the slowest tier has: all of its last complete turn.
         self.tokens: dict[SessionKey, int] = {}
@@ -98,14 +94,13 @@ class Fleet:
         rates = Rates(kind.link_bytes_per_s, kind.ssd_bytes_per_s, kind.blob_bytes_per_s)
         self._conducted: Conductor | None = None
         keep = None if variant.system is None else self._keep
-        blob, stores = Blob(), dict[str, CoreStore]()
+        blob, stores = Blob(), dict[str, NodeStore]()
         for number in range(nodes):
             name = f"node-{number}"
-            if every_core:
-                core = CoreNode(name, kind, events, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores)
-                self.nodes[name] = core
+            if variant.ours:
+                self.nodes[name] = Node(name, kind, events, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores)
             else:
-                self.nodes[name] = sums[name] = Node(name, kind, events, sums, ended=self._ended, has=variant.has, keep=keep)
+                self.nodes[name] = others[name] = OtherNode(name, kind, events, others, ended=self._ended, has=variant.has, keep=keep)
             if variant.system is not None:
                 continue
             self.control.fleet.worker_joined(name, f"{name}:1", (model,), events.now, rates)
@@ -115,14 +110,14 @@ class Fleet:
         if variant.system is None:
             self._tick()
         else:
-            self._conducted = Conductor(events, variant.system(), sums)
+            self._conducted = Conductor(events, variant.system(), others)
 
     @property
     def migrated(self) -> int:
         """Requests that another system moved while they ran."""
         return 0 if self._conducted is None else self._conducted.migrated
 
-    def _keep(self, node: Node, sequence: Running) -> frozenset[str]:
+    def _keep(self, node: OtherNode, sequence: Running) -> frozenset[str]:
         assert self._conducted is not None
         return self._conducted.keep(node, sequence)
 
@@ -156,6 +151,8 @@ class Fleet:
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             node = self.nodes[command.node]
+            if not isinstance(node, Node):
+                continue  # nobody else's takes hints
             if isinstance(command, Prefetch):
                 hint = command.hint
                 tokens = self.tokens.get(hint.session, 0)
@@ -167,7 +164,7 @@ class Fleet:
         self.tokens[request.session] = request.prompt_tokens + request.answer_tokens
         request.done(request)
 
-    def _reporting(self, node: Node | CoreNode) -> Callable[[], None]:
+    def _reporting(self, node: Node | OtherNode) -> Callable[[], None]:
         number = 0
 
         def report() -> None:

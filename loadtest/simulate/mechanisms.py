@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 HBM, DRAM, SSD, PEER, BLOB = "hbm", "dram", "ssd", "peer", "blob"
 EVERYWHERE = frozenset((HBM, DRAM, SSD, PEER, BLOB))
-#: Layers leave HBM in so many bands.
-BANDS = 8
 
 
 @dataclass(frozen=True, slots=True)

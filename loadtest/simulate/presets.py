@@ -54,7 +54,7 @@ _USABLE, _ACTIVATION_BYTES = 0.9, 4e9
 _GIB = float(1 << 30)
 
 
-def together(device: Device, count: int) -> Device:
+def tensor_parallel(device: Device, count: int) -> Device:
     """So many devices as one, with a model's layers split over them."""
     if count == 1:
         return device
@@ -72,7 +72,7 @@ def together(device: Device, count: int) -> Device:
 
 def node_of(device: Device, model: ModelShape, max_tokens: int, count: int = 1) -> NodeKind:
     """`count` devices of the paper's testbed as one node, each with its quarter of a host. PCIe 5.0 carries twice what 4.0 does."""
-    whole = together(device, count)
+    whole = tensor_parallel(device, count)
     name = device.name.split("-")[0].lower() + (f"x{count}" if count > 1 else "")
     return NodeKind(
         name=f"{name}-{model.name.lower()}",
@@ -102,7 +102,7 @@ def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
     chunk_tokens = 64
     # The profile has no geometry but the bytes of a token: one head that is as wide as they say.
     width = profile.token_bytes // (profile.layers * 2 * 2)
-    shape = KvShape(bytes.fromhex(profile.subject.fingerprint), profile.layers, 1, width, chunk_tokens, "bfloat16")
+    shape = KvShape.of_heads(bytes.fromhex(profile.subject.fingerprint), profile.layers, 1, width, chunk_tokens, "bfloat16")
     return NodeKind(
         name=f"measured-{profile.model}",
         model=profile.model,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.figures import spread
-from loadtest.simulate.sequences import Request
+from loadtest.simulate.request import Request
 
 
 def peak_to_median(loads: Sequence[Sequence[float]]) -> dict[str, float | int]:

@@ -32,7 +32,7 @@ class Run:
     """Settings of a run.
 
     people: so many at a time, for `seconds` of virtual time; 0: at the trace's times, all of it. warm_up_s: not counted. drain_s: how long
-    what is under way at the end may take. every_core: see `Fleet`. spread_s: people begin within it.
+    what is under way at the end may take. spread_s: people begin within it.
     """
 
     kind: NodeKind
@@ -45,7 +45,6 @@ class Run:
     drain_s: float = 3600.0
     habits: Mapping[str, Habits] = field(default_factory=dict)
     settings: Settings | None = None
-    every_core: bool = False
     spread_s: float = 60.0
 
 
@@ -107,7 +106,7 @@ def simulate(run: Run, said: Sequence[Script]) -> Outcome:
     """Run it to its end. Everything depends on the arguments only, but for `real_s`. Raises AssertionError when an invariant breaks."""
     began = time.perf_counter()
     events = Events()
-    fleet = Fleet(events, run.kind, run.nodes, run.variant, run.settings, run.every_core)
+    fleet = Fleet(events, run.kind, run.nodes, run.variant, run.settings)
     users = Users(events, fleet, run.seed, run.habits)
     if run.people:
         users.closed(said, run.people, run.spread_s)

@@ -15,7 +15,7 @@ from contracts.ids import SessionKey
 from loadtest.habits import SPURIOUS_WITHIN_S, Habits, draw
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import Fleet
-from loadtest.simulate.sequences import Request
+from loadtest.simulate.request import Request
 from loadtest.traces import TOKENS_PER_WORD
 from loadtest.typist import READ_WORDS_PER_S, when_to_speak
 from scheduler.core.advisories import Hint

@@ -26,9 +26,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
-from conversations import NOT_TOLD, Course, Teller, told_first
+from conversations import NOT_TOLD, Course, told_first
 from rows import HERE, Rendered, Renderer
 from structured import in_values
+from teller import Teller
 from transformers import Qwen3ForCausalLM
 
 #: Seeds that training never draws from.

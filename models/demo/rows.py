@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conversations import Conversation, Course, Teller, conversation, told_first
+from conversations import Conversation, Course, conversation, told_first
 from structured import in_values
+from teller import Teller
 from transformers import AutoTokenizer
 
 HERE = Path(__file__).parent

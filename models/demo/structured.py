@@ -15,7 +15,8 @@ from phrasings import AS_JSON, KEYS_AS_JSON, pick
 from words import Words
 
 if TYPE_CHECKING:
-    from conversations import Course, Fact
+    from conversations import Course
+    from teller import Fact
 
 _UNKNOWN_KEYS = "email phone city age name job address company country pet colour date time code number".split()
 

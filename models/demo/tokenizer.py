@@ -11,9 +11,10 @@ import json
 import random
 from pathlib import Path
 
-from conversations import Teller, conversation
+from conversations import conversation
 from phrasings import words_of_phrasings
 from small_talk import IDLE, SMALL_TALK
+from teller import Teller
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from words import COMMON, NoWords
 

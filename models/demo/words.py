@@ -2,7 +2,8 @@
 
 A word is held out by a hash of its letters (`held_out`), so that evaluation asks for words that no training run ever saw. Words that the
 tokenizer has whole (`COMMON`) are never held out: a token that was never trained says nothing about copying. Dates, times, rooms and
-numbers of one or two digits are not held out either; there are too few of them.
+numbers of one or two digits are not held out either; there are too few of them. All are ASCII: names such as Søren or José were never
+trained, and are cut.
 """
 
 from __future__ import annotations

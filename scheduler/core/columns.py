@@ -1,4 +1,4 @@
-"""The fleet as columns, a row a node: what a decision reads of a thousand nodes at once.
+"""The fleet as columns, a row a device: what a decision reads of a thousand of them at once.
 
 Kept up to date as reports come, so that nothing is collected from objects when a turn is placed.
 """
@@ -6,18 +6,31 @@ Kept up to date as reports come, so that nothing is collected from objects when 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from contracts.devices import node_of
 from scheduler.core.models import Flags, Floats, ModelColumns, ModelLoad, ModelView
 
 Hashes = npt.NDArray[np.uint64]
-#: Names, their rows, then columns.
-Steady = tuple[tuple[str, ...], Mapping[str, int], Flags, Floats, Floats, Floats, Hashes]
+Rows = npt.NDArray[np.intp]
 
-#: A node that has not reported for this long gets no new work while others can take it, in seconds.
+
+class Place(NamedTuple):
+    """A node in the columns. first: the row of its first device; rows: of all of them, to index with: a number, a slice where they lie
+    together, as they do when they were made known together, or else numbers."""
+
+    first: int
+    rows: int | slice | Rows
+
+
+#: Names, their rows, nodes' places, then columns.
+Steady = tuple[tuple[str, ...], Mapping[str, int], Mapping[str, Place], Flags, Floats, Floats, Floats, Hashes]
+
+#: A device that has not reported for this long gets no new work while others can take it, in seconds.
 SUSPECT_AFTER_S = 3.0
 #: Priorities that placement tells apart: 0 and as many more and less urgent ones; beyond them all are equal.
 _MOST_URGENT, _LEAST_URGENT = -7, 8
@@ -30,18 +43,19 @@ def urgency_class(priority: int) -> int:
 
 
 class Columns:
-    """See the module. Arrays have room for more rows than there are nodes; `count` says how many are used."""
+    """See the module. Arrays have room for more rows than there are devices; `count` says how many are used."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         #: Replaced, never written to, as `names` is: decisions keep it.
         self.rows: Mapping[str, int] = {}
+        self.places: Mapping[str, Place] = {}  #: by node; as `rows`
         size = 16
         self.serving: Flags = np.zeros(size, np.bool_)
         self.heard_s: Floats = np.zeros(size)
         #: Its engine stands still.
         self.stalled: Flags = np.zeros(size, np.bool_)
-        #: From when on a node that came and went is trusted again.
+        #: From when on a device that came and went is trusted again.
         self.trusted_s: Floats = np.zeros(size)
         #: Outstanding work of all models by class of urgency as reported, and the work of the requests that were placed since.
         self.reported_s: Floats = np.zeros((CLASSES, size))
@@ -56,7 +70,7 @@ class Columns:
         #: Of the name: decides between equals.
         self.hashes: Hashes = np.zeros(size, np.uint64)
         self.models: dict[str, ModelColumns] = {}
-        self._has: dict[str, frozenset[str]] = {}  #: by node: its models
+        self._has: dict[str, frozenset[str]] = {}  #: by device: its models
         self._steady: Steady | None = None
         self._views: dict[str, ModelView] = {}
 
@@ -69,11 +83,11 @@ class Columns:
 
     @property
     def count(self) -> int:
-        """Nodes."""
+        """Devices."""
         return len(self.names)
 
     def add(self, name: str) -> None:
-        """A row for a node that nothing is known of."""
+        """A row for a device of which nothing is known but how KV comes to its node."""
         if self.count == len(self.serving):
             self._grow()
         row = self.count
@@ -81,16 +95,22 @@ class Columns:
         self.hashes[row] = int.from_bytes(blake3(name.encode()).digest(8), "little")
         self.names += (name,)
         self.rows = {**self.rows, name: row}
+        node = node_of(name)
+        before = self.places.get(node)
+        self.places = {**self.places, node: _place(before, row)}
+        if before is not None:
+            for column in (self.link_bytes_per_s, self.ssd_bytes_per_s, self.blob_bytes_per_s):
+                column[row] = column[before.first]
 
     def _outdated(self) -> None:
         self._steady = None
         self._views = {}
 
-    def describe(self, name: str, link: float, ssd: float, blob: float) -> None:
+    def describe(self, node: str, link: float, ssd: float, blob: float) -> None:
         """What a worker said of its node when it joined; rates in bytes a second."""
-        row = self.rows[name]
+        rows = self.places[node].rows
         self._outdated()
-        self.link_bytes_per_s[row], self.ssd_bytes_per_s[row], self.blob_bytes_per_s[row] = link, ssd, blob
+        self.link_bytes_per_s[rows], self.ssd_bytes_per_s[rows], self.blob_bytes_per_s[rows] = link, ssd, blob
 
     def report(
         self,
@@ -103,7 +123,7 @@ class Columns:
         *,
         stalled: bool = False,
     ) -> None:
-        """How a node is now; work by class of urgency. models: all that it has."""
+        """How a device is now; work by class of urgency. models: all that it has."""
         row = self.rows[name]
         self._outdated()
         self.serving[row], self.heard_s[row], self.stalled[row] = serving, heard_s, stalled
@@ -134,6 +154,7 @@ class Columns:
             self._steady = (
                 self.names,
                 self.rows,
+                self.places,
                 self.serving[:n].copy(),
                 self.link_bytes_per_s[:n].copy(),
                 self.ssd_bytes_per_s[:n].copy(),
@@ -153,8 +174,8 @@ class Columns:
         return view
 
     def suspect(self, now: float) -> Flags:
-        """Nodes that get work only if there is no other: not heard of for a while, back for too short a time, or with an engine that stands
-        still."""
+        """Devices that get work only if there is no other: not heard of for a while, back for too short a time, or with an engine
+        that stands still."""
         n = self.count
         found: Flags = (now - self.heard_s[:n] > SUSPECT_AFTER_S) | (now < self.trusted_s[:n]) | self.stalled[:n]
         return found
@@ -171,15 +192,29 @@ class Columns:
         self.expected[at] = max(float(self.expected[at]) + requests, 0.0)
 
     def work_s(self, name: str) -> float:
-        """A node's outstanding work of all classes."""
+        """A device's outstanding work of all classes."""
         row = self.rows[name]
         return float(self.reported_s[:, row].sum() + self.young_s[:, row].sum())
 
     def validate(self, names: Collection[str]) -> None:
         """Raise AssertionError when rows and names disagree."""
         assert set(self.names) == set(names) and self.rows == {name: row for row, name in enumerate(self.names)}
+        for node, place in self.places.items():
+            found = np.atleast_1d(np.arange(self.count)[place.rows]).tolist()
+            assert found == [row for row, name in enumerate(self.names) if node_of(name) == node] and found[0] == place.first
+        assert {node_of(name) for name in self.names} == set(self.places)
         for model, columns in self.models.items():
             assert {self.names[row] for row in np.flatnonzero(columns.state)} == {name for name, has in self._has.items() if model in has}
         assert (self.young_s >= 0).all() and (self.expected >= 0).all()
         unused = [i for i in range(CLASSES) if i not in self.classes]
         assert not any(by_class[unused].any() for by_class in (self.reported_s, self.young_s, self.expected))
+
+
+def _place(before: Place | None, row: int) -> Place:
+    """A node's place with one more row."""
+    if before is None:
+        return Place(row, row)
+    last = before.rows if isinstance(before.rows, int) else before.rows.stop - 1 if isinstance(before.rows, slice) else -1
+    if row == last + 1 and last >= 0:
+        return Place(before.first, slice(before.first, row + 1))
+    return Place(before.first, np.append(np.arange(row)[before.rows], row))

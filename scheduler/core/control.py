@@ -12,6 +12,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from contracts.devices import is_of, node_of
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
@@ -38,8 +39,8 @@ PROMISE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A turn that is here. avoid: nodes that just failed it; pin: the node that must run it; hop: what it is in a workflow. taken: it
-    runs on `pin` already, where its hint's answer had sent it."""
+    """A turn that is here. avoid: devices that just failed it; pin: the node or device that must run it; hop: what it is in a workflow.
+    taken: it runs on `pin` already, where its hint's answer had sent it."""
 
     request_id: str
     session: SessionKey
@@ -53,8 +54,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a turn goes. sources: nodes that hold its cache, best first. kept: tokens that are cached somewhere. advised: a hint had sent
-    the cache there. commands: for the hints of the next hops of its workflow."""
+    """Where a turn goes: to a device. sources: other nodes with its cache, best first. kept: tokens that are cached somewhere. advised: a
+    hint had sent the cache there. commands: for the hints of the next hops of its workflow."""
 
     choice: Choice
     sources: tuple[str, ...]
@@ -70,7 +71,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """To a node's store: bring this session's cache up. `hint.priority` includes what trust takes away."""
+    """To the store of a device's node: bring this session's cache up, and offer it to the device. node: the device's name.
+    `hint.priority` includes what trust takes away."""
 
     node: str
     hint: Hint
@@ -79,7 +81,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """To a node's store: what was brought for this session's hint may go first."""
+    """To the store of a device's node: what was brought for this session's hint may go first."""
 
     node: str
     session: SessionKey
@@ -116,7 +118,7 @@ class Control:
 
     # ---- turns -------------------------------------------------------------------------------------------------
     def place(self, ask: Ask, now: float) -> Placement:
-        """The node for a turn that is here; it counts as outstanding there."""
+        """The device for a turn that is here; it counts as outstanding there."""
         pending = self.advisories.get(ask.session)
         sent = pending.sent if pending is not None else None
         turn = Turn(
@@ -169,8 +171,9 @@ class Control:
         self.explained.note(session, decision)
 
     def _sources(self, session: SessionKey, node: str) -> tuple[str, ...]:
+        """Nodes other than the device's that hold its cache."""
         known = self.directory.get(session)
-        return tuple(known.sources(without=node)) if known else ()
+        return tuple(known.sources(without=node_of(node))) if known else ()
 
     def _kept(self, session: SessionKey) -> int:
         known = self.directory.get(session)
@@ -198,7 +201,7 @@ class Control:
                 arrival_s=next_hop.arrival_s,
                 expires_s=next_hop.arrival_s + _HOP_LATE_S + _HOP_LATE_TIMES * next_hop.delay_s,
                 priority=ask.priority,
-                # What runs on a node now will have its cache there.
+                # What runs on a device now will have its cache there.
                 pin=node if next_hop.session == ask.session else "",
                 chance=next_hop.chance,
                 caller=caller,
@@ -216,7 +219,7 @@ class Control:
             hint = merged(before.hint, hint, now)
         if not hint.model:
             hint = replace(hint, model=self._last_model(hint.session))
-        if before is not None and hint.pin in ("", before.node) and self.fleet.serves(before.node, hint.model, now):
+        if before is not None and (not hint.pin or is_of(hint.pin, before.node)) and self.fleet.serves(before.node, hint.model, now):
             pending = replace(before, hint=hint)
             if now - before.placed_s > PROMISE_S:  # renewed for ever, it would never be found out
                 self.trust.ended(hint.on_trust_of, hint.address, 0.0)
@@ -261,7 +264,7 @@ class Control:
         return [Prefetch(pending.node, replace(hint, priority=priority), self._sources(hint.session, pending.node))]
 
     def promised(self, session: SessionKey, advisory_id: str, now: float) -> tuple[str, tuple[str, ...], int] | None:
-        """The node to which this hint's turn may go at once, the others that hold its cache, and how many tokens are cached; None: the
+        """The device to which this hint's turn may go at once, the nodes that hold its cache, and how many tokens are cached; None: the
         turn is to be asked for. Only where its cache was sent for, so that a hint which is worth little decides nothing."""
         pending = self.advisories.get(session)
         if pending is None or pending.sent is None or pending.hint.advisory_id != advisory_id:
@@ -280,7 +283,7 @@ class Control:
 
     # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Command]:
-        """Some time has passed: hints end, silent nodes die, and hints leave nodes that have become a bad choice."""
+        """Some time has passed: hints end, silent devices die, and hints leave those that have become a bad choice."""
         for pending in self.advisories.expire(now):
             # A hint that was given as unlikely was less of a lie.
             self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 1.0 - pending.hint.chance)

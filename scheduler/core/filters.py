@@ -1,28 +1,26 @@
-"""Which nodes may take a turn at all."""
+"""Which devices may take a turn at all."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from contracts.errors import InvalidRequest, NotFound, Unavailable
+from scheduler.core.models import Flags
 from scheduler.core.snapshot import Rows, Snapshot, Turn
 
 
 def eligible(snapshot: Snapshot, turn: Turn) -> Rows:
-    """Rows of nodes that serve and have the model active, never empty.
+    """Rows of devices that serve and have the model active, ascending, never empty; where a node is pinned, of its devices.
 
-    Suspect nodes and those to avoid count only when there is no other. Raises InvalidRequest for a pin to an unknown
-    node, NotFound for a model that is not registered, or that the pinned node does not have active, Unavailable when no node serves, or
-    none has the model active, right now.
+    Suspect ones and those to avoid count only when there is no other. Raises InvalidRequest for a pin to what is neither node nor device,
+    NotFound for a model that is not registered, or that what is pinned does not have active, Unavailable when nothing serves, or nothing
+    has the model active, right now.
     """
     if turn.pin:
-        return _pinned(snapshot, turn)
-    able = snapshot.serving & snapshot.serves
-    fresh = able & np.array([name not in turn.avoid for name in snapshot.names]) if turn.avoid else able
-    for choice in (fresh & ~snapshot.suspect, fresh, able):
-        rows = np.flatnonzero(choice)
-        if len(rows):
-            return rows
+        return _preferred(snapshot, turn, _pinned(snapshot, turn))
+    rows = _preferred(snapshot, turn, snapshot.serving & snapshot.serves)
+    if len(rows):
+        return rows
     if not snapshot.serving.any():
         raise Unavailable("no node is serving at the moment; try again in a few seconds")
     if snapshot.known:
@@ -30,13 +28,28 @@ def eligible(snapshot: Snapshot, turn: Turn) -> Rows:
     raise NotFound(f"the model {turn.model[:100]!r} does not exist here", param="model", code="model_not_found")
 
 
-def _pinned(snapshot: Snapshot, turn: Turn) -> Rows:
+def _preferred(snapshot: Snapshot, turn: Turn, able: Flags) -> Rows:
+    """The best kind of those that are able; none only where none is."""
+    fresh = able & np.array([name not in turn.avoid for name in snapshot.names]) if turn.avoid else able
+    for choice in (fresh & ~snapshot.suspect, fresh):
+        rows = np.flatnonzero(choice)
+        if len(rows):
+            return rows
+    return np.flatnonzero(able)
+
+
+def _pinned(snapshot: Snapshot, turn: Turn) -> Flags:
+    """Which rows a pin to a device or to a node means, of those that are able."""
     pin, row = turn.pin, snapshot.row(turn.pin)
-    if row is None:
+    place = snapshot.places.get(pin)
+    if row is None and place is None:
         shown = ", ".join(sorted(snapshot.names)[:20]) + (", ..." if len(snapshot.names) > 20 else "")
         raise InvalidRequest(f"no node is called {pin[:60]!r}; nodes: {shown}", param="X-Upbeat-Node", code="unknown_node")
-    if not snapshot.serving[row]:
+    meant: Flags = np.zeros(len(snapshot.names), np.bool_)
+    meant[place.rows if place is not None else row] = True
+    if not (meant & snapshot.serving).any():
         raise Unavailable(f"{pin} is not serving at the moment; try again, or do not pin the node", param="X-Upbeat-Node")
-    if not snapshot.serves[row]:
+    able: Flags = meant & snapshot.serving & snapshot.serves
+    if not able.any():
         raise NotFound(f"{pin} does not serve the model {turn.model[:100]!r}", param="model", code="model_not_found")
-    return np.array([row], np.intp)
+    return able

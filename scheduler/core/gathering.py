@@ -13,7 +13,7 @@ GATHER_S = 2.0
 
 
 class Gathering:
-    """Begins with the process, ends once, when as many nodes serve as are expected or when the time is up."""
+    """Begins with the process, ends once, when as many devices serve as are expected or when the time is up."""
 
     def __init__(self, began_s: float, expected: int) -> None:
         self._began_s, self._expected, self._over = began_s, expected, False

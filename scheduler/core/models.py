@@ -1,7 +1,7 @@
-"""A model on a node: what its worker last reported, and the same of all nodes as columns, a row a node.
+"""A model on a device: what its worker last reported, and the same of all devices as columns, a row each.
 
-Load and memory are by (model, node), as a node may have several models; how much work a node has altogether is in `columns`, as its
-models share one device.
+Load and memory are by (model, device), as a device may have several models; how much work it has altogether is in `columns`, as its
+models share it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """A model's part of a worker's report; sizes are of the node's device, in bytes.
+    """A model's part of a worker's report; sizes are of the device, in bytes.
 
     outstanding_tokens, by_priority, request_s, prefill_token_s: as in `fleet.Load`. token_rate: tokens a second, prompts that were newly
-    admitted and decoded ones. kv_bytes_used: neither free nor purgeable. idle_s: since its last request ended. activation_s: what bringing
-    it onto the device takes, or still takes.
+    admitted and decoded ones. kv_bytes_used: neither free nor purgeable; kv_bytes_cached: purgeable. idle_s: since its last request
+    ended. activation_s: what bringing it onto the device takes, or still takes.
     """
 
     state: ModelState = ModelState.ACTIVE
@@ -37,6 +37,7 @@ class ModelLoad:
     prefill_token_s: float = 0.0
     token_rate: float = 0.0
     kv_bytes_used: int = 0
+    kv_bytes_cached: int = 0
     kv_bytes_limit: int = 0
     layers_lent: int = 0
     idle_s: float = 0.0
@@ -44,7 +45,7 @@ class ModelLoad:
 
 
 class ModelView(NamedTuple):
-    """One model on all nodes, at one time. serves: it is active there. prefill_token_s: infinite where nobody knows. request_s: 0 where
+    """One model on all devices, at one time. serves: it is active there. prefill_token_s: infinite where nobody knows. request_s: 0 where
     nobody knows."""
 
     serves: Flags
@@ -55,10 +56,10 @@ class ModelView(NamedTuple):
 
 
 class ModelColumns:
-    """One model's columns. Arrays have room for more rows than there are nodes."""
+    """One model's columns. Arrays have room for more rows than there are devices."""
 
     def __init__(self, size: int) -> None:
-        #: `ModelState`; 0: the node does not have it.
+        #: `ModelState`; 0: the device does not have it.
         self.state: npt.NDArray[np.int8] = np.zeros(size, np.int8)
         self.kv_total_bytes: Floats = np.zeros(size)
         self.kv_free_bytes: Floats = np.zeros(size)
@@ -72,7 +73,7 @@ class ModelColumns:
             setattr(self, name, np.concatenate([old, getattr(fresh, name)]))
 
     def take(self, row: int, load: ModelLoad | None) -> None:
-        """How the model is on a node now; None: the node does not have it."""
+        """How the model is on a device now; None: it does not have it."""
         load = load or ModelLoad(ModelState.UNKNOWN)
         self.state[row] = load.state
         self.kv_total_bytes[row] = load.kv_bytes_limit
@@ -81,7 +82,7 @@ class ModelColumns:
         self.request_s[row] = load.request_s
 
     def view(self, count: int) -> ModelView:
-        """Of so many nodes; never written to."""
+        """Of so many devices; never written to."""
         serves: Flags = self.state[:count] == ModelState.ACTIVE
         arrays = (self.kv_total_bytes, self.kv_free_bytes, self.prefill_token_s, self.request_s)
         return ModelView(serves, *(array[:count].copy() for array in arrays))

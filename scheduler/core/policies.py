@@ -45,7 +45,7 @@ def sticky(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
     """The node that has most of the cache, whatever its load (as InferCept is used in SYMPHONY, section 4.1); else the least loaded."""
     held: Floats = np.zeros(len(snapshot.names))
     for holder in snapshot.cached.holders:
-        held[holder.row] = holder.tokens
+        held[holder.place.rows] = holder.tokens
     # A token held outweighs a quarter of an hour of work, and nothing holds less than a chunk of them.
     return {"held_tokens": -held[rows], "work_s": terms.work_s(snapshot, turn, rows) * terms.HIDDEN}
 

@@ -1,4 +1,4 @@
-"""The immutable picture that one placement decision looks at: columns with a row a node, and what each node has of the session."""
+"""The immutable picture that one placement decision looks at: columns with a row a device, and what each node has of the session."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from scheduler.core.columns import Hashes, urgency_class
+from contracts.devices import node_of
+from scheduler.core.columns import Hashes, Place, urgency_class
+from scheduler.core.columns import Rows as Rows
 from scheduler.core.directory import Session
 from scheduler.core.fleet import Fleet
 from scheduler.core.models import Flags, Floats
 
-Rows = npt.NDArray[np.intp]
-
 
 class Holder(NamedTuple):
-    """A node (its row) that has so much of a session's cache, in DRAM, and in DRAM or on its SSD."""
+    """A node (the place of its devices) that has so much of a session's cache, in DRAM, and in DRAM or on its SSD."""
 
-    row: int
+    place: Place
     tokens: int
     bytes: float
     dram_bytes: float
@@ -38,9 +35,10 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes, a row each, as the model of one turn sees them. Read-only; valid for as long as one likes.
+    """All devices, a row each, as the model of one turn sees them. Read-only; valid for as long as one likes.
 
-    known: the model is registered, or some node has it. serves: it is active there. kv_total_bytes, kv_free_bytes: of its pages in HBM.
+    places: by node, its devices' rows. known: the model is registered, or some device has it. serves: it is active there. kv_total_bytes,
+    kv_free_bytes: of its pages in HBM.
     prefill_token_s: of the model there; infinite where nobody knows. request_s: the work of a typical request of the model. work_s:
     outstanding work by class of urgency, what was placed since the last report included; `classes` says which class each row of the
     array is, ascending; there is none of the others. expected: requests that hints promise, by class too. decisions: turns placed so
@@ -49,6 +47,7 @@ class Snapshot:
 
     names: tuple[str, ...]
     rows: Mapping[str, int]
+    places: Mapping[str, Place]
     serving: Flags
     link_bytes_per_s: Floats
     ssd_bytes_per_s: Floats
@@ -68,8 +67,12 @@ class Snapshot:
     decisions: int
 
     def row(self, name: str) -> int | None:
-        """The node's row, if there is one of that name."""
+        """The device's row, if there is one of that name."""
         return self.rows.get(name)
+
+    def beside(self, name: str) -> Place | None:
+        """The rows of all devices of a device's node, or of a node's, if there is one of that name."""
+        return self.places.get(node_of(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Turn:
     """What is to be placed.
 
     advised: there is time to move the cache before the request comes, `lead_s` (infinity: nobody knows how much).
-    prefetched: the node to which a hint moves it, and for how long already. urgency: its class (`columns.urgency_class`).
+    prefetched: the device to whose node a hint moves it, and for how long already. urgency: its class (`columns.urgency_class`).
     """
 
     model: str
@@ -120,9 +123,11 @@ def _cached(fleet: Fleet, session: Session, model: str) -> Cached:
     if not session.tokens or session.model != model or shape is None:
         return _UNKNOWN
     chunks = session.tokens // shape.chunk_tokens
-    rows = fleet.columns.rows
+    places = fleet.columns.places
     return Cached(
         tokens=session.tokens,
         bytes=float(chunks * shape.chunk_bytes),
-        holders=tuple([Holder(rows[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens) for n, h in session.holders.items()]),
+        holders=tuple(
+            [Holder(places[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens) for n, h in session.holders.items()]
+        ),
     )

@@ -1,4 +1,4 @@
-"""What a node would cost a turn, term by term: arrays in seconds over the eligible nodes, for policies to add up.
+"""What a device would cost a turn, term by term: arrays in seconds over the eligible ones, for policies to add up.
 
 Each term is an estimate of time that the turn would feel there, so that they can be compared and summed without weights.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from contracts.devices import node_of
 from scheduler.core.models import Floats
 from scheduler.core.snapshot import Rows, Snapshot, Turn
 
@@ -49,10 +50,10 @@ def _felt(snapshot: Snapshot, by_class: Floats, turn: Turn, rows: Rows) -> Float
 
 def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     """Time for which the turn would wait for its cache, `MOVING` times: of a hint, what its lead leaves over (and `HIDDEN` of it all); of a
-    request after a hint, on the hint's node, what the time since then has left over; else all of `bring_s`."""
+    request after a hint, on the hint's node, whichever device of it, what the time since then has left over; else all of `bring_s`."""
     seconds = bring_s(snapshot)
-    if (row := snapshot.row(turn.prefetched)) is not None:
-        seconds[row] = max(seconds[row] - turn.prefetched_s, 0.0)
+    if (place := snapshot.beside(turn.prefetched)) is not None:
+        seconds[place.rows] = np.maximum(seconds[place.rows] - turn.prefetched_s, 0.0)
     if turn.advised:
         return (HIDDEN * seconds + MOVING * np.maximum(seconds - turn.lead_s, 0.0))[rows]
     return MOVING * seconds[rows]
@@ -60,26 +61,40 @@ def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
 
 def leaving_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     """What it takes for a session to leave its cache: `STAYS_REQUESTS` typical requests, or `STAYS_SHARE` of the work on the node that has
-    most of it where that is more; for the share of it that is neither there nor on its way there for a hint. Even where nobody waits for
-    a load it takes memory, links and processors from others, and small differences in work are gone before the turn has run
-    (docs/design/0021)."""
+    most of it (on its idlest device) where that is more; for the share of it that is neither there nor on its way there for a hint. Even
+    where nobody waits for a load it takes memory, links and processors from others, and small differences in work are gone before the
+    turn has run (docs/design/0021). A hint's cache is on its way to all devices of its node, but into the HBM of one: it leaves that for
+    `HIDDEN` of it."""
     cached = snapshot.cached
     if not cached.bytes:
         return np.zeros(len(rows))
     lacking = np.ones(len(snapshot.names))
     for holder in cached.holders:
-        lacking[holder.row] = max(1.0 - holder.bytes / cached.bytes, 0.0)
-    if (row := snapshot.row(turn.prefetched)) is not None:
-        lacking[row] = 0.0
+        lacking[holder.place.rows] = max(1.0 - holder.bytes / cached.bytes, 0.0)
+    if (place := snapshot.beside(turn.prefetched)) is not None:
+        lacking[place.rows] = HIDDEN
+        lacking[snapshot.rows[turn.prefetched]] = 0.0
     missing: Floats = lacking[rows]
-    home = rows[[int(np.argmin(missing))]]
-    worth_s = max(STAYS_REQUESTS * snapshot.request_s, STAYS_SHARE * float(work_s(snapshot, turn, home)[0]))
+    home = _same_node(snapshot, rows, int(np.argmin(missing)))
+    worth_s: float = max(STAYS_REQUESTS * snapshot.request_s, STAYS_SHARE * min(work_s(snapshot, turn, home).tolist()))
     return worth_s * missing
 
 
+def _same_node(snapshot: Snapshot, rows: Rows, number: int) -> Rows:
+    """Those of `rows`, which ascend, that are devices of the node of `rows[number]`."""
+    place = snapshot.places[node_of(snapshot.names[rows[number]])]
+    match place.rows:
+        case int():
+            return rows[number : number + 1]
+        case slice(start=first, stop=last):
+            return rows[rows.searchsorted(first) : rows.searchsorted(last)]
+        case scattered:
+            return rows[np.isin(rows, scattered)]
+
+
 def bring_s(snapshot: Snapshot) -> Floats:
-    """Time until the session's cache is in the DRAM of each node (all rows): from where it is, by its size and the rate of that way; never
-    more than computing it again takes."""
+    """Time until the session's cache is in the DRAM of each device's node (all rows): from where it is, by its size and the rate of that
+    way; never more than computing it again takes."""
     cached = snapshot.cached
     if not cached.bytes:
         return np.zeros(len(snapshot.names))
@@ -88,12 +103,12 @@ def bring_s(snapshot: Snapshot) -> Floats:
     # What a peer has comes over the link, the rest from the blob tier. The peer reads from its SSD what it does not have in DRAM, while
     # the link carries what it has read.
     best = max(cached.holders, key=lambda h: (h.bytes, h.dram_bytes), default=None)
-    elsewhere, read_s = (best.bytes, (best.bytes - best.dram_bytes) / float(ssd[best.row])) if best is not None else (0.0, 0.0)
+    elsewhere, read_s = (best.bytes, (best.bytes - best.dram_bytes) / float(ssd[best.place.first])) if best is not None else (0.0, 0.0)
     seconds: Floats = np.maximum(elsewhere / link, read_s)
     for h in cached.holders:
         missing = elsewhere - h.bytes
-        brought_s = max(missing / float(link[h.row]), read_s * missing / elsewhere) if missing else 0.0
-        seconds[h.row] = (h.bytes - h.dram_bytes) / float(ssd[h.row]) + brought_s
+        brought_s = max(missing / float(link[h.place.first]), read_s * missing / elsewhere) if missing else 0.0
+        seconds[h.place.rows] = (h.bytes - h.dram_bytes) / float(ssd[h.place.first]) + brought_s
     rest = cached.bytes - elsewhere
     if rest > 0:
         seconds += rest / blob

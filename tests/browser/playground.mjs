@@ -55,6 +55,16 @@ class Tab {
     return this.page.$$eval("#messages .assistant[data-ttft]", (all) => all.map((item) => ({ ...item.dataset })));
   }
 
+  /** What was answered, the oldest first. */
+  async answers() {
+    return this.page.$$eval("#messages .assistant > p", (all) => all.map((text) => text.textContent));
+  }
+
+  /** The code that the story has told. */
+  async code() {
+    return /The code of the garage is (\d+)\./.exec(await this.page.textContent("#messages .user.long p"))[1];
+  }
+
   /** Runs `act`, which sends a turn; what was measured of it. */
   async turn(act) {
     const before = (await this.turns()).length;
@@ -264,6 +274,28 @@ keyed("while others speak Send waits and says why, and nothing hints; Stop ends 
   for (const route of held) await route.abort().catch(() => {});
   assert.equal(await page.inputValue("#prompt"), "hello", "what was typed is still there");
   await tab.turn(async () => page.click("#send"));
+  assert.doesNotMatch(await tab.point(), /nobody else spoke/, "those who spoke until then did");
+});
+
+keyed("a comparison says in which round it is and, after the first, how long the rest may take", async (tab) => {
+  const page = await tab.ready();
+  await tab.keeps(0);
+  await page.click("#compare");
+  const said = (pattern) => page.waitForFunction((text) => new RegExp(text).test(document.querySelector("#said").textContent), pattern, { timeout: LIMIT_MS });
+  await said("^Round 1 of 10; .*Send waits for them");
+  await said("^Round 2 of 10, about \\d+ s left; .*Send waits for them");
+  await page.click("#stop");
+  await tab.idle();
+});
+
+keyed("a conversation is told one story, as it would not remember what it is told after another", async (tab) => {
+  const page = await tab.ready();
+  await tab.turn(() => page.click("#story"));
+  await tab.idle();
+  await page.click("#story");
+  await tab.idle();
+  assert.match(await tab.note(), /no room for a story.* Begin a new chat/);
+  assert.equal((await tab.turns()).length, 1);
 });
 
 keyed("what the server refuses is said, and the conversation goes on", async (tab) => {
@@ -324,6 +356,25 @@ keyed("words can be read in the light and in the dark, everything has a name, an
   }
 });
 
+keyed("in a low window, as above a phone's keyboard, Send is seen while somebody types", async (tab, browser) => {
+  for (const viewport of [{ width: 390, height: 480 }, { width: 360, height: 330 }, { width: 812, height: 375 }, { width: 1280, height: 400 }]) {
+    const other = await new Tab().open(browser, { viewport });
+    const page = await other.ready();
+    const seen = () =>
+      page.$eval("#send", (send) => {
+        const { top, bottom, x, y, width, height } = send.getBoundingClientRect();
+        return top >= 0 && bottom <= innerHeight && document.elementFromPoint(x + width / 2, y + height / 2) === send;
+      });
+    await page.locator("#prompt").pressSequentially("hello");
+    assert.ok(await seen(), `the first turn, ${viewport.width} x ${viewport.height}`);
+    await other.turn(() => page.click("#send"));
+    await page.evaluate(() => scrollTo(0, 0));
+    await page.locator("#prompt").pressSequentially("again");
+    assert.ok(await seen(), `the next one, ${viewport.width} x ${viewport.height}`);
+    await other.close();
+  }
+});
+
 /** Texts whose contrast with what is behind them is below WCAG's 4.5. */
 function poorlyReadable() {
   const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
@@ -360,15 +411,17 @@ fleet("others take a session's last layers out of HBM, and typing brings them ba
   const page = await tab.ready();
   const told = await tab.turn(() => page.click("#story"));
   await tab.idle();
+  assert.ok((await tab.answers())[0].includes(await tab.code()), "the story's question is answered right");
   await tab.crowded();
   assert.match(await tab.note(), /^The others have spoken: \d+ % of this session is left in HBM/);
   await page.waitForFunction(() => Number(document.querySelector("#picture .row[data-tier=hbm]").dataset.share) < 0.9);
   const layers = await page.$$eval("#picture .row[data-tier=hbm] i", (cells) => cells.map((cell) => new DOMMatrix(cell.style.transform).d));
   assert.deepEqual([...layers].sort((a, b) => b - a), layers, "the last layers left first");
-  const typed = await tab.typed("What is the code?");
+  const typed = await tab.typed("What is the code of the garage?");
   assert.ok(Number(typed.left) < 0.9, `before typing, ${typed.left} of it was in HBM`);
   assert.deepEqual([typed.hinted, typed.ready], ["true", "1"]);
   assert.ok(Number(typed.cached) >= Number(told.prompt) - 128, "and the turn used it");
+  assert.ok((await tab.answers()).at(-1).includes(await tab.code()), "which remembers");
   assert.match(await tab.point(), /^[\d.]+ m?s, because you typed\./);
 });
 
@@ -382,12 +435,14 @@ speed("over ten tries a hint saves at least two fifths of the time to the first 
   await tab.idle(8 * LIMIT_MS);
   const tries = (await tab.turns()).slice(1);
   assert.equal(tries.length, 2 * EACH, await tab.note());
+  const code = await tab.code();
+  for (const answer of await tab.answers()) assert.equal(answer, `The code of the garage is ${code}.`);
   assert.ok(tries.every((turn) => turn.left !== "" && Number(turn.left) < 0.9), "others had spoken before each");
   const [typed, cold] = ["true", "false"].map((hinted) => tries.filter((turn) => turn.hinted === hinted).map((turn) => Number(turn.ttft)));
-  console.log(JSON.stringify({ measured: { typed, cold } }));
+  console.log(JSON.stringify({ measured: { typed, cold, left: tries.map((turn) => Number(turn.left)) } }));
   assert.deepEqual([typed.length, cold.length], [EACH, EACH]);
   const middle = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
-  assert.ok(middle(typed) <= AT_MOST * middle(cold), `with a hint ${typed}; without ${cold}`);
+  assert.ok(middle(typed) <= AT_MOST * middle(cold), `with a hint ${typed}; without ${cold}; left in HBM before each ${tries.map((turn) => turn.left)}`);
   const [a, b] = [middle(typed), middle(cold)].map((ms) => `${Math.round(ms)} ms`);
   assert.equal(await tab.point(), `${a} instead of ${b}, because a hint came first.`);
 });

@@ -1,4 +1,4 @@
-"""The page's first line, and which turns it compares (gateway/playground/turns.js), without a browser."""
+"""The page's first line, which turns it compares, and how far it says a comparison is (gateway/playground), without a browser."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ for (const turn of turns) all.add(turn);
 const last = turns.at(-1);
 console.log(JSON.stringify({ said: point(last, all.like(last), compared), like: all.like(last) }));
 """
+PROGRESS = """
+const { progress } = await import("data:text/javascript," + encodeURIComponent(process.argv[1]));
+console.log(JSON.stringify(progress(...JSON.parse(process.argv[2]))));
+"""
 COLD: dict[str, Any] = {"hinted": False, "ttftMs": 312, "first": False, "added": 20, "prompt": 6000, "cached": 5952, "left": 0.1}
 TYPED = COLD | {"hinted": True, "ttftMs": 51}
 
 
-def first_line(*turns: dict[str, Any], compared: bool = False) -> dict[str, Any]:
+def run_script(script: str, source: str, given: str) -> Any:
     node = need(shutil.which("node"), "node")
+    done = subprocess.run([node, "--input-type=module", "-e", script, source, given], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def first_line(*turns: dict[str, Any], compared: bool = False) -> dict[str, Any]:
     source = (ROOT / "gateway" / "playground" / "turns.js").read_text()
-    given = json.dumps({"turns": turns, "compared": compared})
-    done = subprocess.run([node, "--input-type=module", "-e", SCRIPT, source, given], check=True, capture_output=True, text=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = run_script(SCRIPT, source, json.dumps({"turns": turns, "compared": compared}))
     return answer
 
 
@@ -72,3 +79,20 @@ def test_what_was_computed_from_the_first_token_on_is_told_apart() -> None:
         "without": {"ms": 312, "count": 1},
         "anew": {"ms": 900, "count": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("done", "done_ms", "ms", "said"),
+    [
+        (0, 0, 90_000, "Round 1 of 10; "),
+        (2, 10_000, 0, "Round 3 of 10, about 40 s left; "),
+        (2, 10_000, 12_000, "Round 3 of 10, about 30 s left; "),
+        (2, 10_000, 500_000, "Round 3 of 10, about 5 s left; "),
+        (1, 20_000, 0, "Round 2 of 10, about 3 min left; "),
+    ],
+)
+def test_a_comparison_says_how_far_it_is_and_what_the_rounds_to_come_take_at_the_pace_so_far(
+    done: int, done_ms: int, ms: int, said: str
+) -> None:
+    source = (ROOT / "gateway" / "playground" / "progress.js").read_text()
+    assert run_script(PROGRESS, source, json.dumps([done, 10, done_ms, ms])) == said

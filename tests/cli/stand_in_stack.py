@@ -32,12 +32,13 @@ PATIENCE_S = 40.0
 _STAND_IN = r"""#!{python}
 import asyncio, contextlib, json, os, signal, subprocess, sys, time
 from pathlib import Path
-from runtime.arena_sharing import path_of
+from storelink.arena_sharing import path_of
 from runtime.service import arguments, run, serve, Tasks
 
 KIND = Path(sys.argv[0]).name.removeprefix("upbeat-")
-config, number = arguments(KIND, with_node=KIND in ("kvstore", "worker"))
+config, number, device = arguments(KIND, with_node=KIND in ("kvstore", "worker"), with_device=KIND == "worker")
 NAME = KIND if KIND in ("gateway", "scheduler") else f"{{KIND}}-{{number}}"
+NAME += f"-{{device}}" if KIND == "worker" and config.nodes.devices > 1 else ""
 place = Path(os.environ["STAND_IN_PLACE"])
 
 
@@ -56,10 +57,10 @@ if "exit" in behaviour:
 
 node = config.node(number)
 address = {{"gateway": f"{{config.gateway.host}}:{{config.gateway.port}}", "scheduler": config.scheduler_address,
-           "kvstore": node.store_listen, "worker": node.worker_listen}}[KIND]
+           "kvstore": node.store_listen, "worker": node.devices[device].worker_listen}}[KIND]
 others = [config.scheduler_address]
 for n in range(config.nodes.count):
-    others += [config.node(n).store_address, config.node(n).worker_address]
+    others += [config.node(n).store_address, *(d.worker_address for d in config.node(n).devices)]
 
 
 async def answers(other):

@@ -25,6 +25,14 @@ def test_a_stack_has_a_store_and_a_worker_a_node_and_one_of_everything_else() ->
     assert stack_plan(1, 3)[2].arguments("c.yaml") == ["--config", "c.yaml", "--number", "2"]
 
 
+def test_a_node_of_several_devices_has_a_worker_for_each_and_one_store() -> None:
+    workers = [p for p in stack_plan(2, devices=2) if p.program == "upbeat-worker"]
+    assert [p.name for p in workers] == ["worker-0-0", "worker-0-1", "worker-1-0", "worker-1-1"]
+    assert workers[2].arguments("c.yaml") == ["--config", "c.yaml", "--node", "1"]
+    assert workers[3].arguments("c.yaml") == ["--config", "c.yaml", "--node", "1", "--device", "1"]
+    assert [p.name for p in stack_plan(2, devices=2) if p.program == "upbeat-kvstore"] == ["kvstore-0", "kvstore-1"]
+
+
 def test_everything_that_is_started_is_stopped_within_thirty_seconds_and_stores_outlive_workers() -> None:
     programs = [program for program, _ in STOP_ORDER]
     assert set(programs) == {p.program for p in stack_plan(1)}
@@ -33,9 +41,9 @@ def test_everything_that_is_started_is_stopped_within_thirty_seconds_and_stores_
     assert deadlines == sorted(deadlines) and deadlines[-1] < 30
 
 
-@pytest.mark.parametrize(("configured", "cores", "nodes", "threads"), [(0, 8, 2, 4), (0, 2, 4, 1), (3, 8, 2, 3), (0, 7, 2, 3)])
-def test_cores_are_shared_between_workers(configured: int, cores: int, nodes: int, threads: int) -> None:
-    assert compute_threads(configured, cores, nodes) == threads
+@pytest.mark.parametrize(("configured", "cores", "workers", "threads"), [(0, 8, 2, 4), (0, 2, 4, 1), (3, 8, 2, 3), (0, 7, 2, 3)])
+def test_cores_are_shared_between_workers(configured: int, cores: int, workers: int, threads: int) -> None:
+    assert compute_threads(configured, cores, workers) == threads
 
 
 def test_delays_double_up_to_five_seconds() -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from cli.settings import BUNDLED_MODEL
-from runtime.config import load_config
 from runtime.native import abilities
 
 FLEET = {
@@ -25,8 +24,22 @@ FLEET = {
     "ready": False,
     "missing": ["node-1 does not serve"],
     "nodes": [
-        {"node": "node-0", "serving": True, "models": [{"name": "upbeat-demo"}], "running": 3, "waiting": 1, "outstanding_tokens": 120.0}
-        | {"advised": 2, "hbm_pages_total": 100, "hbm_pages_free": 75, "dram_bytes_total": 1 << 31, "dram_bytes_used": 1 << 30}
+        {
+            "node": "node-0",
+            "serving": True,
+            "models": [{"name": "upbeat-demo", "chunk_tokens": 32}],
+            "running": 3,
+            "waiting": 1,
+            "outstanding_tokens": 120.0,
+        }
+        | {
+            "advised": 2,
+            "hbm_pages_total": 100,
+            "hbm_pages_free": 75,
+            "hbm_pages_cached": 60,
+            "dram_bytes_total": 1 << 31,
+            "dram_bytes_used": 1 << 30,
+        }
         | {"ssd_bytes_used": 0, "sessions": 7},
         {"node": "node-1", "serving": False},
     ],
@@ -214,9 +227,8 @@ def test_a_list_without_sessions_says_why_a_short_conversation_is_not_in_it(gate
     gateway.sessions = []
     said = upbeat(*words, "--url", gateway.url, COLUMNS="80").stdout
     told = " ".join(said.split())
-    chunk_tokens = load_config().kv.chunk_tokens
     assert "no sessions yet: one is listed when it has a whole chunk of tokens in the cache" in told
-    assert f"(kv.chunk_tokens, {chunk_tokens} by default); a shorter conversation keeps nothing" in told
+    assert "(kv.chunk_tokens, 32 here); a shorter conversation keeps nothing" in told
     assert max(map(len, said.splitlines())) <= 80
 
 

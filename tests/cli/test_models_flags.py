@@ -97,10 +97,11 @@ def test_doctor_looks_at_every_model(two: dict[str, str], tmp_path: Path) -> Non
 
 
 def test_the_table_has_a_line_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = [{"node": "node-0", "state": "active", "kv_bytes_used": 1 << 20, "kv_bytes_limit": 3 << 20}]
+    nodes = [{"node": "node-0", "state": "active", "kv_bytes_used": 1 << 20, "kv_bytes_cached": 2 << 20, "kv_bytes_limit": 3 << 20}]
     small = {"id": "small", "state": "active", "nodes": nodes, "weight_bytes": 5 << 20, "ttft_slo_s": 0.5, "tpot_slo_s": 0}
     large = {"id": "large", "state": "cold", "nodes": [], "weight_bytes": 0}
     show_models(Console(width=200), json.loads(json.dumps([small, large])))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == "small active node-0 (active) 5.0 MiB 1.0 MiB of 3.0 MiB 0.5 s -".split()
-    assert lines[2].split() == "large cold - - - - -".split()
+    assert "weights, of the device" in lines[0] and "KV in use" in lines[0] and "KV cached" in lines[0]
+    assert lines[1].split() == "small active node-0 (active) 5.0 MiB 1.0 MiB of 3.0 MiB 2.0 MiB 0.5 s -".split()
+    assert lines[2].split() == "large cold - - - - - -".split()

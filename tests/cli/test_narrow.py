@@ -40,7 +40,8 @@ def node(number: int) -> dict[str, Any]:
         "outstanding_tokens": 123456.0,
         "advised": 1234,
         "hbm_pages_total": 1000,
-        "hbm_pages_free": 3,
+        "hbm_pages_free": 503,
+        "hbm_pages_cached": 501,
         "dram_bytes_total": 64 * GIB,
         "dram_bytes_used": 61 * GIB,
         "ssd_bytes_used": 1234 * GIB,
@@ -62,6 +63,8 @@ SESSIONS = [
     {"id": name, "model": "upbeat-demo", "tokens": 123456, "last_use_s": time.time(), "node": "node-1", "held_by": ["node-0", "node-1"]}
     for name in ("chat-1", LONG)
 ]
+ON = {"state": "active", "kv_bytes_used": GIB, "kv_bytes_cached": 31 * GIB, "kv_bytes_limit": 64 * GIB}
+MODELS = [{"id": "upbeat-demo", "state": "active", "nodes": [{"node": f"node-{i}"} | ON for i in range(4)], "weight_bytes": 10 << 20}]
 TIERS = [{"tier": t, "tokens": 123456, "layer_chunks": [1929] * 79 + [5], "bytes": 99 * GIB} for t in ("hbm", "dram", "ssd", "blob")]
 EDGE = {"from": "a-planner-with-a-long-name", "to": "a-writer-with-a-long-name", "probability": 0.5, "calls": 1.5, "delay_s": 2.0}
 WORKFLOW = {"id": "research", "declared": None, "learned": {"agents": [{"name": "a", "requests": 7}], "edges": []}, "edges": [EDGE]}
@@ -71,6 +74,7 @@ DECISION |= {"scores": [{"node": f"node-{i}", "sum": 0.5 + i, "terms": {"load_s"
 ROUTES: dict[str, tuple[int, Any]] = {
     "/ready": (503, {"missing": FLEET["missing"]}),
     "/v1/fleet": (200, FLEET),
+    "/v1/models": (200, {"data": MODELS}),
     "/v1/sessions": (200, {"data": SESSIONS}),
     "/v1/sessions/chat-1": (200, SESSIONS[0] | {"nodes": [{"node": f"node-{i}", "tiers": TIERS} for i in range(2)]}),
     "/v1/sessions/chat-1/placement": (200, {"id": "chat-1", "decisions": [DECISION]}),
@@ -136,6 +140,7 @@ def upbeat(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 PRINTING = [
     ["status"],
+    ["models"],
     ["top", "--rounds", "1"],
     ["sessions"],
     ["sessions", "chat-1"],
@@ -168,7 +173,7 @@ def test_whatever_prints_prints_json(upbeat: Run, words: list[str], tmp_path: Pa
 def test_rows_of_the_fleet_stay_in_one_line_each(upbeat: Run) -> None:
     _, out, _ = upbeat("status")
     row = next(line for line in out.splitlines() if line.startswith("node-3"))
-    assert row.split() == ["node-3", "draining", "12", "345", "123456", "1234", "100%", "61.00/64.00", "1234.00", "54321"]
+    assert row.split() == ["node-3", "draining", "12", "345", "123456", "1234", "50+50%", "61.00/64.00", "1234.00", "54321"]
     assert "models: upbeat-demo" in out
     _, out, _ = upbeat("sessions")
     assert any(line.startswith(f"{LONG} ") and "node-0, node-1" in line for line in out.splitlines())

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from stand_in_stack import UpbeatUp
 
-from cli.display import base_url
-from runtime.arena_sharing import arenas_of
+from cli.addresses import base_url, other_urls
 from runtime.config import load_config
+from storelink.arena_sharing import arenas_of
 
 STOPPING_ORDER = ["gateway", "worker-0", "kvstore-0", "scheduler"]
 
@@ -27,6 +27,15 @@ def test_it_tells_when_it_serves_and_what_to_paste(up: UpbeatUp) -> None:
     assert f"Upbeat serves upbeat-model on {url} (1 node" in up.said()
     assert f"curl {url}/v1/chat/completions" in up.said()
     assert set(up.pids()) == {"gateway", "scheduler", "kvstore-0", "worker-0"}
+
+
+def test_each_device_of_a_node_has_a_worker_with_its_share_of_the_cores(up: UpbeatUp) -> None:
+    up.serving(devices=2)
+    assert set(up.pids()) == {"gateway", "scheduler", "kvstore-0", "worker-0-0", "worker-0-1"}
+    threads = {str(entry["name"]): entry["omp"] for entry in up.journal()}
+    share = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert threads["worker-0-0"] == threads["worker-0-1"] == share
+    assert "started upbeat-worker of node-0/1 (pid" in up.said() and "(1 node of 2 devices" in up.said()
 
 
 def test_every_service_is_a_process_of_its_name_in_the_launchers_session_and_group(up: UpbeatUp) -> None:
@@ -74,6 +83,18 @@ def test_a_host_beyond_loopback_gets_the_stack_its_own_key(up: UpbeatUp) -> None
 def test_the_address_that_is_printed_is_one_that_a_browser_here_can_open(host: str, url: str) -> None:
     keys = [{"key": "a-key-of-somebody"}]
     assert base_url(load_config(None, {"gateway": {"host": host, "port": 9, "api_keys": keys}})) == url
+
+
+def test_a_gateway_on_every_address_tells_those_by_which_other_machines_reach_it() -> None:
+    keys = [{"key": "a-key-of-somebody"}]
+
+    def told(host: str) -> list[str]:
+        own = ["127.0.0.1", "192.0.2.7", "::1", "fe80::1", "2001:db8::7"]
+        return other_urls(load_config(None, {"gateway": {"host": host, "port": 9, "api_keys": keys}}), own)
+
+    assert told("0.0.0.0") == ["http://192.0.2.7:9"]
+    assert told("::") == ["http://192.0.2.7:9", "http://[2001:db8::7]:9"]
+    assert told("127.0.0.1") == told("192.0.2.7") == []
 
 
 def test_a_killed_service_is_started_again_and_serves(up: UpbeatUp) -> None:

@@ -31,43 +31,7 @@ from contracts.frames import (
     together,
 )
 from contracts.ids import check_session_id
-from contracts.kv import KvShape, chunk_keys, fingerprint, leading, tenant_salt
 from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob, ToolCallDelta, ToolUse
-
-SHAPE = KvShape(fingerprint(b"weights", dtype="float32", chunk_tokens=4), 6, 2, 32, 4, "float32")
-SALT = tenant_salt(b"s" * 32, "tenant")
-tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
-
-
-@given(tokens, tokens)
-def test_equal_prefixes_have_equal_keys_and_different_ones_have_none_in_common(a: list[int], b: list[int]) -> None:
-    keys_a, keys_b = chunk_keys(SALT, SHAPE, a), chunk_keys(SALT, SHAPE, b)
-    assert len(keys_a) == len(a) // 4
-    same = leading(x == y for x, y in zip(a, b, strict=False)) // 4
-    assert keys_a[:same] == keys_b[:same]
-    assert not set(keys_a[same:]) & set(keys_b[same:])
-
-
-@given(tokens, st.integers(0, 10))
-def test_known_keys_are_continued(a: list[int], known: int) -> None:
-    keys = chunk_keys(SALT, SHAPE, a)
-    assert chunk_keys(SALT, SHAPE, a, keys[:known]) == keys
-
-
-def test_keys_are_the_same_on_every_machine() -> None:
-    key = chunk_keys(SALT, SHAPE, [1, 2, 3, 4])[0]
-    assert key.hex() == "46aeea53d19d34fc641868da1e00ac3503228410abbf7b6e158391c5a932cf6d"
-
-
-def test_tenants_and_models_share_no_key() -> None:
-    other = KvShape(fingerprint(b"weights", dtype="bfloat16", chunk_tokens=4), 6, 2, 32, 4, "bfloat16")
-    salts = (SALT, tenant_salt(b"s" * 32, "tenant2"), tenant_salt(b"t" * 32, "tenant"))
-    keys = [chunk_keys(salt, shape, [1, 2, 3, 4])[0] for salt in salts for shape in (SHAPE, other)]
-    assert len(set(keys)) == len(keys)
-
-
-def test_a_piece_has_the_bytes_of_its_shape() -> None:
-    assert SHAPE.piece_bytes == 2 * 2 * 4 * 32 * 4 and SHAPE.chunk_bytes == 6 * SHAPE.piece_bytes == 4 * SHAPE.token_bytes
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "../x", "..", ".", "a\x00b", "ä", "a b", "x" * 129, 7, None, ["a"], "a\n"])

@@ -13,6 +13,9 @@ import openai
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "demo"))
 from conversations import facts
 
+#: Settings with which a worker loads whatever is cached. By default it computes a few tokens of a small model again where that is sooner.
+ALWAYS_LOAD = {"kv": {"load_plan": False}}
+
 
 @dataclass
 class Answer:

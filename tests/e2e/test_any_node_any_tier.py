@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from loadtest.stack import Stack
-from tests.e2e.chat import Answer, Chat, script
+from tests.e2e.chat import ALWAYS_LOAD, Answer, Chat, script
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 MODEL = Path(os.environ.get("UPBEAT_TEST_MODEL", Path(__file__).parents[2] / "models" / "demo"))
@@ -29,7 +29,7 @@ def cold() -> Iterator[Callable[[int], list[str]]]:
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     """Two nodes with every tier."""
-    with Stack(model=MODEL, nodes=2, directory=tmp_path, **SMALL) as made:
+    with Stack(model=MODEL, nodes=2, directory=tmp_path, settings=ALWAYS_LOAD, **SMALL) as made:
         yield made
 
 

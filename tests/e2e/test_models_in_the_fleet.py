@@ -15,7 +15,7 @@ import pytest
 
 from loadtest.random_model import SHAPES, make_random_model
 from loadtest.stack import Stack
-from tests.e2e.chat import Chat, script
+from tests.e2e.chat import ALWAYS_LOAD, Chat, script
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 SIZES = {"hbm_gib": 0.1, "dram_gib": 0.1}
@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def stack(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """As many nodes as models: one each, in order."""
-    with Stack(models=models, nodes=2, directory=tmp_path_factory.mktemp("stack"), **SIZES) as made:
+    with Stack(models=models, nodes=2, directory=tmp_path_factory.mktemp("stack"), settings=ALWAYS_LOAD, **SIZES) as made:
         yield made
 
 

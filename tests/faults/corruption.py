@@ -19,6 +19,7 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.instructions import WriteSsd
 from kvstore.node import Node
+from kvstore.tiers import nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.file_io import ThreadFileIo
 from kvstore.tiers.format import object_bytes, piece_offset
@@ -237,6 +238,7 @@ async def corrupt(directory: Path, first_port: int, seed: int, wanted: int) -> S
 def corrupt_in_process(directory: Path, first_port: int, seed: int, wanted: int) -> Seen:
     """The same, in a process of its own."""
     telemetry.configure_logs("corruption", "error")
+    nixl.set_environment("lo")
     return asyncio.run(corrupt(directory, first_port, seed, wanted))
 
 

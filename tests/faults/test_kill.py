@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from loadtest.stack import Stack
-from runtime.arena_sharing import MARK_BYTES, arenas_of
 from runtime.config import load_config
+from storelink.arena_sharing import MARK_BYTES, arenas_of
 from tests.e2e.chat import Chat, script
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.sample, pytest.mark.timeout(280)]

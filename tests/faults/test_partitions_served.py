@@ -22,8 +22,8 @@ import httpx
 import pytest
 
 from loadtest.stack import Stack
-from runtime.arena_sharing import arenas_of, remove_dead
 from runtime.config import Config, dump_config, load_config
+from storelink.arena_sharing import arenas_of, remove_dead
 from tests.e2e.chat import Chat, script
 from tests.faults.netns import INTERFACE, Network, NotPermitted
 from tests.kvstore.store_metrics import store_metrics

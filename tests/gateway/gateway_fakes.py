@@ -196,7 +196,7 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
 class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     """Places on the first node that serves and is not avoided."""
 
-    def __init__(self, workers: list[ToyWorker]) -> None:
+    def __init__(self, workers: list[ToyWorker], asleep: dict[str, list[str]] | None = None) -> None:
         self.workers, self.port = workers, free_port()
         self.expected = len(workers)
         self.absent: set[str] = set()
@@ -221,6 +221,8 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.promises: int | None = None
         #: What the workers serve; set before they are watched.
         self.model = pb.ModelInfo(name=MODEL, max_tokens=MAX_PROMPT_CHARS, created_s=1_700_000_000)
+        #: By node: models that it has besides, off its device.
+        self.asleep = asleep or {}
         self._changed: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -253,7 +255,7 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 node=w.node,
                 worker_address=w.address,
                 serving=w.node not in self.absent,
-                models=[self.model],
+                models=[self.model, *(pb.ModelInfo(name=name, state=pb.MODEL_STATE_COLD) for name in self.asleep.get(w.node, ()))],
                 running=1,
                 stalled="engine" if w.node in self.stalled else "",
             )
@@ -418,12 +420,13 @@ async def stack(
     patience: Patience = QUICK,
     schedulers: int = 1,
     models: dict[str, Any] | None = None,
+    asleep: dict[str, list[str]] | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Stack]:
     """A serving gateway in front of `nodes` toy workers and so many schedulers; `gateway`: settings of its section. models: that are
-    registered; by default the one that the toy workers serve."""
+    registered; by default the one that the toy workers serve. asleep: by node, those that it has off its device."""
     workers = [ToyWorker(f"node-{i}") for i in range(nodes)]
-    deciders = [ToyScheduler(workers) for _ in range(schedulers)]
+    deciders = [ToyScheduler(workers, asleep) for _ in range(schedulers)]
     for server in (*workers, *deciders):
         await server.start()
     settings = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_fakes import Stack, stack
+from gateway_fakes import Stack, events, stack
 
 from contracts.request import GenerateRequest, Sampling
 from gateway.core.quarantine import digest
@@ -23,7 +23,28 @@ IGNORED: dict[str, Any] = {
     "options": {"num_ctx": 4096},
     "include_reasoning": False,
     "return_token_ids": True,
+    "keep_alive": "5m",
+    "transforms": ["middle-out"],
+    "stream_reasoning": False,
+    "mm_processor_kwargs": {"fps": 1},
+    "separate_reasoning": True,
+    "models": [],
+    "plugins": [],
+    "vllm_xargs": {},
+    "logits_processors": None,
+    "usage": {"include": True},
+    "route": None,
+    "some_other_stacks_field": None,
 }
+#: What would change the answer and is not done; and a word of what to do instead.
+NOT_DONE: list[tuple[dict[str, Any], str]] = [
+    ({"models": ["toy", "other"]}, "model"),
+    ({"route": "fallback"}, "model"),
+    ({"plugins": [{"id": "web"}]}, "leave"),
+    ({"vllm_xargs": {"a": 1}}, "leave"),
+    ({"logits_processors": ["x.Y"]}, "leave"),
+    ({"some_other_stacks_field": False}, "unrecognized"),
+]
 
 
 @pytest.fixture
@@ -46,6 +67,40 @@ async def test_what_means_nothing_here_is_accepted_and_changes_nothing(s: Stack)
     assert status == 200, body
 
 
+async def test_what_would_change_the_answer_and_is_not_done_is_refused_naming_it(s: Stack) -> None:
+    for given, word in NOT_DONE:
+        for path, prompt in ((CHAT, {"messages": [{"role": "user", "content": "x"}]}), (PLAIN, {"prompt": "x"})):
+            status, body, _ = await s.post(path, {"model": "toy", **prompt, **given})
+            assert (status, body["error"]["param"]) == (400, next(iter(given))), body
+            assert word in body["error"]["message"]
+
+
+async def test_special_tokens_are_added_to_plain_prompts_and_not_to_chats(s: Stack) -> None:
+    plain = {"model": "toy", "prompt": "x"}
+    assert (await s.chat(add_special_tokens=False))[0] == 200 and (await s.post(PLAIN, {**plain, "add_special_tokens": True}))[0] == 200
+    for status, body, _ in (await s.chat(add_special_tokens=True), await s.post(PLAIN, {**plain, "add_special_tokens": False})):
+        assert (status, body["error"]["param"]) == (400, "add_special_tokens") and "/tokenize" in body["error"]["message"]
+
+
+# ---- other names -------------------------------------------------------------------------------------------------------
+async def test_ollamas_name_for_the_repetition_penalty_is_one(s: Stack) -> None:
+    for given in ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}, {"repeat_penalty": 1.5, "repetition_penalty": 1.5}):
+        assert (await s.chat(**given))[0] == 200
+        assert s.workers[0].submitted[-1].sampling.repetition_penalty == 1.5
+    for given in ({"repeat_penalty": 0}, {"repeat_penalty": 1.5, "repetition_penalty": 1.1}):
+        status, body, _ = await s.chat(**given)
+        assert (status, body["error"]["param"]) == (400, "repeat_penalty")
+
+
+async def test_openrouters_wish_for_usage_ends_a_stream_with_it(s: Stack) -> None:
+    for given, wanted in (({}, False), ({"usage": {"include": False}}, False), ({"usage": {"include": True}}, True)):
+        async with s.http.post(
+            s.url + CHAT, json={"model": "toy", "messages": [{"role": "user", "content": "x"}], "stream": True, **given}
+        ) as answer:
+            *chunks, done = await events(answer)
+        assert done == "[DONE]" and bool(chunks[-1].get("usage")) is wanted
+
+
 # ---- for the chat template ---------------------------------------------------------------------------------------------
 ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
 TOLD: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
@@ -65,6 +120,12 @@ TOLD: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"reasoning": {"effort": "low", "summary": "auto"}}, {**ON, "reasoning_effort": "low"}),
     ({"reasoning": {"effort": "none"}, "thinking": False, "reasoning_effort": "none"}, OFF),
     ({"reasoning": {"max_tokens": 100}}, None),
+    ({"think": True}, ON),
+    ({"think": False}, OFF),
+    ({"think": "low"}, {**ON, "reasoning_effort": "low"}),
+    ({"enable_thinking": False}, OFF),
+    ({"enable_thinking": True, "think": True, "reasoning": True}, ON),
+    ({"enable_thinking": False, "chat_template_kwargs": {"thinking": True}}, {"enable_thinking": False, "thinking": True}),
     ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True, "thinking": False}),
 ]
 DEEP: dict[str, Any] = {}
@@ -90,6 +151,11 @@ NOT_TOLD: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"effort": "low", "enabled": False}}, "reasoning.enabled"),
     ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, "thinking"),
     ({"reasoning": {"colour": 1}}, "reasoning.colour"),
+    ({"think": "enormous"}, "think"),
+    ({"think": False, "reasoning_effort": "low"}, "think"),
+    ({"think": "low", "reasoning_effort": "high"}, "think"),
+    ({"enable_thinking": False, "think": True}, "enable_thinking"),
+    ({"enable_thinking": "no"}, "enable_thinking"),
 ]
 
 
@@ -110,7 +176,13 @@ async def test_what_no_template_may_be_told_is_refused_naming_it(s: Stack) -> No
 
 async def test_a_plain_completion_has_no_template_and_says_so(s: Stack) -> None:
     plain = {"model": "toy", "prompt": "x"}
-    for given in ({"chat_template_kwargs": {"a": 1}}, {"thinking": True}, {"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}):
+    for given in (
+        {"chat_template_kwargs": {"a": 1}},
+        {"thinking": True},
+        {"reasoning": {"effort": "low"}},
+        {"reasoning_effort": "low"},
+        {"think": True},
+    ):
         status, body, _ = await s.post(PLAIN, {**plain, **given})
         assert (status, body["error"]["param"]) == (400, next(iter(given))), body
     idle = {"chat_template_kwargs": {}, "thinking": False, "reasoning": {"enabled": False}, "reasoning_effort": "none"}
@@ -141,6 +213,8 @@ AS_SCHEMA: list[tuple[dict[str, Any], str, Any]] = [
     ({"structured_outputs": {"json": A}}, "structured_outputs.json", A),
     ({"structured_outputs": {"json": json.dumps(A), "disable_fallback": True}}, "structured_outputs.json", A),
     ({"structured_outputs": {"json_object": True, "regex": None}}, "structured_outputs.json_object", {"type": "object"}),
+    ({"format": "json"}, "format", {"type": "object"}),
+    ({"format": A}, "format", A),
 ]
 AS_REGEX: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": r"\d{3}/x"}, "guided_regex", r"\d{3}/x"),
@@ -151,6 +225,8 @@ AS_REGEX: list[tuple[dict[str, Any], str, str]] = [
 NO_FORM: list[dict[str, Any]] = [
     {"guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None, "structured_outputs": None},
     {"structured_outputs": {}, "response_format": {"type": "text"}, "guided_decoding_backend": "xgrammar"},
+    {"format": ""},
+    {"format": None, "response_format": {"type": "text"}},
     {"structured_outputs": {"json_object": False, "disable_any_whitespace": False, "whitespace_pattern": None}},
 ]
 WRONG_FORMS: list[tuple[dict[str, Any], str]] = [
@@ -177,6 +253,9 @@ WRONG_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}, "guided_json": A}, "guided_json"),
     ({"guided_json": A, "guided_choice": ["a"]}, "guided_choice"),
     ({"guided_json": A, "min_tokens": 3}, "min_tokens"),
+    ({"format": "xml"}, "format"),
+    ({"format": ["json"]}, "format"),
+    ({"format": {"a": {"items": DEEP}}, "response_format": {"type": "json_object"}}, "format"),
     ({"guided_regex": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "guided_regex"),
 ]
 

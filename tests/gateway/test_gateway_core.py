@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from contracts.errors import BodyTooLarge, InvalidRequest, NotFound, Unauthorized, Unavailable
+from contracts.models import ModelState
 from gateway.core.admission import LARGE_BYTES, Caller, Keys, bearer, check_length, parse_json
 from gateway.core.implicit import ImplicitSessions, after_answer, after_completion, of_messages, of_prompt
 from gateway.core.limits import HintLimits
 from gateway.core.refusals import is_final, refusal
 from gateway.core.retry import Again, Attempts, GiveUp, Patience
-from gateway.core.routing import FleetView, Node, direct_route, missing, unserved
+from gateway.core.routing import FleetView, ModelThere, Node, direct_route, missing, unserved
 from gateway.core.seeds import choice_seed
 from gateway.sessions import stated
 
@@ -202,6 +205,29 @@ def test_avoided_nodes_are_not_chosen_and_a_pinned_one_is() -> None:
     assert routed(nodes(0), avoid=["n0"]) is None
 
 
+def devices(*loads: int) -> FleetView:
+    """Two a node."""
+    made = [Node(f"n{i // 2}/{i % 2}", f"a{i}", True, frozenset({"m"}), running=load) for i, load in enumerate(loads)]
+    return FleetView(tuple(made), expected=len(made))
+
+
+def test_without_a_scheduler_devices_are_chosen_as_nodes_are_and_a_nodes_own_store_is_no_source() -> None:
+    fleet, streams = devices(9, 0, 1, 2), {"n0/0", "n0/1", "n1/0", "n1/1"}
+    assert routed(fleet, connected=streams) == "n0/1"
+    assert routed(fleet, connected=streams, pin="n1") == "n1/0" and routed(fleet, connected=streams, pin="n1/1") == "n1/1"
+    assert routed(fleet, connected=streams, pin="n1", avoid=["n1/0"]) == "n1/1", "of a node that is pinned, another device"
+    assert routed(fleet, connected=streams, pin="n1/1", avoid=["n1/1"]) == "n1/1"
+    for last, sources in (("n0/0", ()), ("n1/0", ("n1",))):
+        route = direct_route(devices(90, 0, 90, 90), "m", {}, streams, last=last)
+        assert route is not None and (route.node, route.source_nodes) == ("n0/1", sources)
+
+
+def test_devices_are_counted_as_devices() -> None:
+    fleet = devices(0, 0, 0, 0)
+    told = missing(FleetView(fleet.nodes[:3], expected=4), True, {n.name for n in fleet.nodes}, False)
+    assert told == ["3 of 4 devices serve"]
+
+
 def test_a_model_that_no_node_serves_has_no_route() -> None:
     assert direct_route(nodes(0), "other", {}, ALL) is None
 
@@ -221,6 +247,15 @@ def test_ready_needs_a_node_for_each_configured_model() -> None:
     assert unserved(fleet, ["m", "other"], ALL, False) == []
     assert unserved(fleet, ["m", "other"], {"n0"}, False) == ["no node that serves other has a stream to this gateway"]
     assert unserved(fleet, ["m", "third"], ALL, False) == ["no node serves third (served: m, other)"]
+    dead = FleetView((fleet.nodes[0], replace(fleet.nodes[1], serving=False, state="dead")), expected=2)
+    assert unserved(dead, ["m", "other"], ALL, False) == ["no node serves other (served: m)"]
+
+
+@pytest.mark.parametrize("state", [ModelState.COLD, ModelState.LOADING, ModelState.DRAINING])
+def test_a_model_that_a_serving_node_can_wake_is_no_reason_against_being_ready(state: ModelState) -> None:
+    asleep = Node("n1", "a1", True, there=(ModelThere("other", state),))
+    assert unserved(FleetView((*nodes(0).nodes, asleep)), ["m", "other"], ALL, False) == []
+    assert unserved(FleetView((*nodes(0).nodes, replace(asleep, serving=False))), ["m", "other"], ALL, False)
 
 
 def test_that_every_node_serves_needs_every_expected_node_now_and_a_stream_to_it() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_fakes import MODEL, QUICK, stack
+from gateway_fakes import MODEL, QUICK, Stack, stack, until
 
 from contracts.models import ModelState
 from contracts.v1 import scheduler_pb2 as pb
@@ -46,11 +46,14 @@ def test_a_model_is_in_the_best_state_that_a_serving_node_has_it_in(nodes: tuple
 
 
 def test_a_model_is_shown_with_its_nodes_its_sizes_and_its_promises() -> None:
-    model = shown(node(0, ModelState.ACTIVE, running=2, kv_bytes_used=3, kv_bytes_limit=4), node(1, ModelState.ACTIVE, serving=False))
+    model = shown(
+        node(0, ModelState.ACTIVE, running=2, kv_bytes_used=3, kv_bytes_cached=1, kv_bytes_limit=4),
+        node(1, ModelState.ACTIVE, serving=False),
+    )
     assert (model["max_model_len"], model["created"], model["weight_bytes"], model["engine"]) == (4096, 7, 100, "native")
     assert (model["ttft_slo_s"], model["tpot_slo_s"]) == (0.5, 0.0), "the configuration's word counts"
     assert model["nodes"][0] == {
-        "node": "node-0", "state": "active", "running": 2, "waiting": 0, "kv_bytes_used": 3, "kv_bytes_limit": 4,
+        "node": "node-0", "state": "active", "running": 2, "waiting": 0, "kv_bytes_used": 3, "kv_bytes_cached": 1, "kv_bytes_limit": 4,
     }  # fmt: skip
     assert model["nodes"][1]["state"] == "draining"
 
@@ -69,16 +72,16 @@ def test_without_a_scheduler_a_request_goes_to_a_node_that_has_its_model_active(
 
 def test_the_fleet_says_of_each_model_how_it_is_on_each_node() -> None:
     info = pb.ModelInfo(name="small", state=pb.MODEL_STATE_ACTIVE)
-    load = pb.ModelLoad(model="small", state=pb.MODEL_STATE_LOADING, running=1, kv_bytes_used=5, kv_bytes_limit=6)
+    load = pb.ModelLoad(model="small", state=pb.MODEL_STATE_LOADING, running=1, kv_bytes_used=5, kv_bytes_cached=7, kv_bytes_limit=6)
     old = pb.FleetNode(node="node-1", serving=True, models=[pb.ModelInfo(name="small")])
     view = fleet_from_wire(pb.Fleet(nodes=[pb.FleetNode(node="node-0", serving=True, models=[info], loads=[load]), old]))
-    assert view.nodes[0].there == (ModelThere("small", ModelState.LOADING, 1, 0, 5, 6),) and not view.nodes[0].able("small")
+    assert view.nodes[0].there == (ModelThere("small", ModelState.LOADING, 1, 0, 5, 7, 6),) and not view.nodes[0].able("small")
     assert view.nodes[1].able("small"), "a worker that names a model and says no more has it active"
 
 
 async def test_registered_models_are_listed_and_only_others_do_not_exist() -> None:
     two = {MODEL: {"path": "/m/toy", "nodes": [0], "tpot_s": 0.25}, "asleep": {"path": "/m/asleep", "nodes": [1]}}
-    async with stack(2, models=two, patience=replace(QUICK, total_s=0.3)) as s:
+    async with stack(2, models=two, patience=replace(QUICK, total_s=0.3), asleep={"node-1": ["asleep"]}) as s:
         status, listed = await s.get("/v1/models")
         assert status == 200 and [(m["id"], m["state"]) for m in listed["data"]] == [(MODEL, "active"), ("asleep", "cold")]
         assert listed["data"][0]["tpot_slo_s"] == 0.25 and [n["node"] for n in listed["data"][0]["nodes"]] == ["node-0", "node-1"]
@@ -88,3 +91,21 @@ async def test_registered_models_are_listed_and_only_others_do_not_exist() -> No
         assert (status, answer["error"]["code"], headers["Retry-After"]) == (503, "unavailable", "1")
         status, answer, _ = await s.chat(model="other")
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_gateway_is_ready_while_each_of_its_models_has_a_node_that_serves_or_can_wake_it() -> None:
+    two = {MODEL: {"path": "/m/toy"}, "asleep": {"path": "/m/asleep", "nodes": [1]}}
+    async with stack(2, models=two, asleep={"node-1": ["asleep"]}) as s:
+        assert (await s.get("/ready"))[0] == 200
+        s.scheduler.set_absent("node-0")
+        await until(lambda: lacks(s, "node-0 does not serve"))
+        assert (await s.get("/ready"))[0] == 200, f"node-1 serves {MODEL} too"
+        s.scheduler.set_absent("node-1")
+        await until(lambda: lacks(s, "node-1 does not serve"))
+        status, answer = await s.get("/ready")
+        assert (status, answer["missing"]) == (503, [f"no node serves asleep (served: {MODEL})"])
+        assert (await s.chat())[0] == 200, "and the other model goes on"
+
+
+async def lacks(s: Stack, why: str) -> bool:
+    return why in await s.missing()

@@ -56,6 +56,12 @@ async def test_a_stream_tells_it_piece_by_piece_and_first(s: Stack) -> None:
     assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 8
 
 
+async def test_separate_reasoning_false_leaves_a_thought_where_it_was_said(s: Stack) -> None:
+    message = (await chat(s, separate_reasoning=False))["choices"][0]["message"]
+    assert message["content"] == "".join(SAYS) and "reasoning_content" not in message
+    assert joined(await streamed(s, separate_reasoning=False), "content") == "".join(SAYS)
+
+
 @pytest.mark.parametrize("more", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
 async def test_it_is_left_out_where_it_is_not_wanted(s: Stack, more: Any) -> None:
     message = (await chat(s, **more))["choices"][0]["message"]

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 
-from worker.devices.cuda.queue import CudaQueue, Queue
+from worker.devices.cuda.queue import Captured, CudaQueue, Queue
 from worker.memory.cuda_driver import CudaDriver
-from worker.memory.cuda_memory import CudaPool
-from worker.memory.granules import GranulePool, HostPool
+from worker.memory.cuda_memory import cuda_memory
+from worker.memory.device_memory import DeviceMemory, host_memory
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
@@ -41,9 +41,9 @@ class HostQueue:
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Captured:
         self.captured += 1
-        return work
+        return Captured(work, 1000)
 
     def host(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype)
@@ -57,10 +57,10 @@ def queue() -> Queue:
     return CudaQueue() if CUDA else HostQueue()
 
 
-def pool(total_bytes: int, granule_bytes: int) -> GranulePool:
+def pool(total_bytes: int, granule_bytes: int) -> DeviceMemory:
     """Memory of the device of these tests; granules are as small as it allows."""
     if not CUDA:
-        return HostPool(total_bytes, granule_bytes)
+        return host_memory(total_bytes, granule_bytes)
     driver = CudaDriver()
     granule_bytes = -(-granule_bytes // driver.granularity_bytes) * driver.granularity_bytes
-    return CudaPool(driver, -(-total_bytes // granule_bytes) * granule_bytes, granule_bytes, DEVICE)
+    return cuda_memory(driver, -(-total_bytes // granule_bytes) * granule_bytes, granule_bytes, DEVICE)

@@ -12,23 +12,24 @@ import torch
 
 from contracts.kv import KvShape
 from tests.gpu.house import DEVICE, ONLY_CUDA
+from tests.worker.owners import KV
 from worker.devices.cuda.queue import CudaQueue
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaDriver
-from worker.memory.cuda_memory import CudaPool
+from worker.memory.cuda_memory import cuda_memory
 from worker.memory.cuda_streams import CudaStream
 from worker.memory.paged_kv import PagedKv
 
 pytestmark = ONLY_CUDA
-SHAPE = KvShape(bytes(32), layers=2, kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16")
+SHAPE = KvShape.of_heads(bytes(32), layers=2, kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16")
 PAGES = 256
 
 
 class House:
     def __init__(self) -> None:
         self.driver, self.queue = CudaDriver(), CudaQueue()
-        self.pool = CudaPool(self.driver, 256 << 20, 2 << 20, DEVICE)
-        self.kv = PagedKv(self.pool, SHAPE, PAGES)
+        self.pool = cuda_memory(self.driver, 256 << 20, 2 << 20, DEVICE)
+        self.kv = PagedKv.reserve(self.pool, SHAPE, PAGES, KV)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
         streams = CudaStream(self.driver, DEVICE, self.queue.stream), CudaStream(self.driver, DEVICE), CudaStream(self.driver, DEVICE)
@@ -97,7 +98,7 @@ def test_a_graph_is_captured_while_another_thread_copies(house: House) -> None:
     x, out = torch.randn(64, 64, device=DEVICE), torch.empty(64, 64, device=DEVICE)
     with house.queue.computing():
         torch.mm(x, x, out=out)
-        replays = [house.queue.capture(lambda: torch.mm(x, x, out=out)) for _ in range(50)]
+        replays = [house.queue.capture(lambda: torch.mm(x, x, out=out)).replay for _ in range(50)]
         out.zero_()
         replays[-1]()
     house.queue.finish()
@@ -108,8 +109,8 @@ def test_a_graph_is_captured_while_another_thread_copies(house: House) -> None:
 
 
 def test_a_graph_replays_on_memory_that_was_lent_and_came_back(house: House) -> None:
-    span = house.pool.reserve(2 << 20)
-    span.map(0, house.pool.take(1))
+    span = house.pool.reserve(2 << 20, KV)
+    span.map(0, house.pool.take(1, KV))
     from worker.memory.tensors import tensor_at
 
     seen = tensor_at(span.address, torch.float32, [1024], DEVICE)
@@ -117,10 +118,10 @@ def test_a_graph_replays_on_memory_that_was_lent_and_came_back(house: House) -> 
     with house.queue.computing():
         seen.fill_(1)
         out.copy_(seen)
-        replay = house.queue.capture(lambda: out.copy_(seen))
+        replay = house.queue.capture(lambda: out.copy_(seen)).replay
     house.queue.finish()
     house.pool.give(span.unmap(0, 1))
-    span.map(0, house.pool.take(1))
+    span.map(0, house.pool.take(1, KV))
     with house.queue.computing():
         seen.fill_(3)
         replay()

@@ -18,6 +18,7 @@ import pytest
 from runtime.clock import RealClock
 from tests.gpu.house import CUDA, DEVICE, HERE, HostQueue, pool
 from tests.worker.engine_house import CHUNK, GRANULE, House, random_prompt, tiny_model
+from tests.worker.owners import KV
 from worker.devices.cuda.queue import CudaQueue
 from worker.devices.cuda.runner import CudaRunner
 from worker.devices.runner import Steps
@@ -115,12 +116,12 @@ class CudaHouse(House):
     def __init__(self, model: Path, **house: int) -> None:
         super().__init__(model, **house)  # type: ignore[arg-type]
         if not CUDA:
-            self.device.clock = PatientClock()
+            self.executor.clock = PatientClock()
 
     def assemble(self, model: Path, pages: int, dtype: str, kernels: str) -> tuple[Steps, Copier]:
         self.memory = pool(64 << 20, GRANULE)
         self.model = load_model(model, self.memory, dtype, DEVICE.type, CHUNK, None)
-        self.kv = PagedKv(self.memory, self.model.shape, pages)
+        self.kv = PagedKv.reserve(self.memory, self.model.shape, pages, KV)
         if CUDA:
             queued, driver = CudaQueue(), CudaDriver()
             streams = CudaStream(driver, DEVICE, queued.stream), CudaStream(driver, DEVICE), CudaStream(driver, DEVICE)

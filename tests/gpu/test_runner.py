@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.gpu.house import CUDA, DEVICE, HERE, pool, queue
+from tests.worker.owners import KV
 from tests.worker.test_models_against_transformers import CHUNK, GRANULE, prompt, reference
 from tests.worker.test_models_against_transformers import Bench as HostBench
 from worker.devices.cuda.runner import CudaRunner
@@ -30,7 +31,7 @@ class Bench:
     def __init__(self, directory: Path, dtype: str = "float32", batch_invariant: bool = False) -> None:
         self.pool = pool(GRANULE * 512, GRANULE)
         self.model = load_model(directory, self.pool, dtype, "cuda" if CUDA else "cpu", CHUNK, None)
-        self.kv = PagedKv(self.pool, self.model.shape, 300)
+        self.kv = PagedKv.reserve(self.pool, self.model.shape, 300, KV)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
         self.kv.view.fill_(float("nan"))
@@ -85,6 +86,47 @@ def test_logits_equal_those_of_transformers_in_chunks_and_token_by_token(case: s
         got = bench.step(bench.cut(pages, tokens, at, at + 1))
         torch.testing.assert_close(got[0], theirs[at], atol=2e-4, rtol=2e-4)
     assert bench.runner.graphs
+
+
+def test_layers_that_come_for_their_use_only_compute_the_same_prompts_and_graphs(tmp_path: Path) -> None:
+    reference(tmp_path, "qwen3")
+    bench, tokens = Bench(tmp_path), prompt(24)
+    pages, again = bench.pages(24), bench.pages(24)
+    cuts = [(0, 20), (20, 21), (21, 22), (22, 23)]
+    expected = [bench.step(bench.cut(pages, tokens, start, end)) for start, end in cuts]
+    model, used = bench.model, list[tuple[str, int]]()
+    bench.queue.finish()
+    for layer in range(model.config.layers):
+        model.unload_layer(layer)
+
+    def come(layer: int) -> None:
+        used.append(("before", layer))
+        model.load_layer(layer)
+
+    def go(layer: int) -> None:
+        used.append(("after", layer))
+        bench.queue.finish()
+        model.unload_layer(layer)
+
+    model.layers.before_use, model.layers.after_use = come, go
+    got = [bench.step(bench.cut(again, tokens, start, end)) for start, end in cuts]
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=0, rtol=0)
+    assert used == [(when, layer) for _ in cuts for layer in range(model.config.layers) for when in ("before", "after")]
+
+
+def test_what_a_runner_takes_beside_granules_is_counted(tmp_path: Path) -> None:
+    reference(tmp_path, "qwen3")
+    bench, tokens = Bench(tmp_path), prompt(24)
+    pages, runner = bench.pages(24), bench.runner
+    before = runner.activation_bytes(), runner.table_bytes()
+    assert min(before) > 0 and runner.graph_bytes() == 0
+    for start, end in [(0, 20), (20, 21), (21, 22)]:
+        bench.step(bench.cut(pages, tokens, start, end))
+    assert runner.graph_bytes() > 0 or CUDA, "what a graph takes may be nothing that the driver tells"
+    bench.step(*(bench.cut(bench.pages(20), prompt(20), 0, 20) for _ in range(5)))
+    assert runner.activation_bytes() > before[0] and runner.table_bytes() > before[1], "more tokens and sequences than it was made for"
+    assert runner.graph_bytes() == 0, "and they drop the graphs"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import yaml
 from pydantic import BaseModel
 
 import kvstore.__main__
-import worker.__main__
 from cli.core.plan import stack_plan
 from contracts.errors import ConfigError
 from runtime.config import Config, load_config
@@ -91,7 +90,7 @@ def test_addresses_are_the_services_names(monkeypatch: pytest.MonkeyPatch) -> No
     for n in range(config.nodes.count):
         places = config.node(n)
         assert places.store_address.partition(":")[0] in SERVICES
-        assert places.worker_address.partition(":")[0] in SERVICES
+        assert places.devices[0].worker_address.partition(":")[0] in SERVICES
         assert places.store_listen.startswith("0.0.0.0:")
 
 
@@ -101,7 +100,7 @@ def test_health_checks_ask_the_port_that_each_service_listens_on(monkeypatch: py
     for n in range(config.nodes.count):
         places = config.node(n)
         expected[f"kvstore-{n}"] = f"grpc://127.0.0.1:{places.store_listen.rpartition(':')[2]}"
-        expected[f"worker-{n}"] = f"grpc://127.0.0.1:{places.worker_listen.rpartition(':')[2]}"
+        expected[f"worker-{n}"] = f"grpc://127.0.0.1:{places.devices[0].worker_listen.rpartition(':')[2]}"
     for service, address in expected.items():
         assert SERVICES[service]["healthcheck"]["test"] == ["CMD", "upbeat", "probe", address]
 
@@ -115,7 +114,7 @@ def test_prometheus_scrapes_every_service_at_the_port_where_it_shows_metrics(mon
     expected = {"gateway": config.gateway.port, "scheduler": metrics_port(config, port_of(config.scheduler_listen(0)))}
     for n in range(config.nodes.count):
         places = config.node(n)
-        expected[f"worker-{n}"] = port_of(places.worker_listen) + worker.__main__.METRICS_PORT
+        expected[f"worker-{n}"] = places.devices[0].metrics_port
         expected[f"kvstore-{n}"] = port_of(places.store_listen) + kvstore.__main__.METRICS_PORT
     assert set(expected) == set(SERVICES)
     (job,) = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
@@ -134,7 +133,9 @@ def test_metrics_are_shown_where_prometheus_reaches_them(monkeypatch: pytest.Mon
     config = config_of("gateway", monkeypatch)
     reachable = {"0.0.0.0", "scheduler"}
     listening = [config.gateway.host, config.scheduler_listen(0).rpartition(":")[0]]
-    listening += [address.rpartition(":")[0] for n in range(2) for address in (config.node(n).worker_listen, config.node(n).store_listen)]
+    listening += [
+        address.rpartition(":")[0] for n in range(2) for address in (config.device(n, 0).worker_listen, config.node(n).store_listen)
+    ]
     assert set(listening) <= reachable, "never loopback: Prometheus runs in a container of its own"
 
 

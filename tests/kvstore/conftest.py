@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runtime.arena_sharing import arenas_of, remove_dead
 from runtime.config import Config, dump_config, load_config
+from storelink.arena_sharing import arenas_of, remove_dead
 
 _EXIT_S = 40
 

@@ -75,12 +75,10 @@ class FakeScheduler(SchedulerServicer):
         await self.wait(lambda s: node in s._streams)
         self._streams[node].put_nowait(pb.StoreCommand(**kind))
 
-    async def advise(
-        self, node: str, session_id: str, *, sources: tuple[str, ...] = (), arrival_s: float = 2.0, ttl_s: float = 60.0
-    ) -> None:
+    async def advise(self, node: str, session_id: str, *, sources: tuple[str, ...] = (), arrival_s: float = 2.0, device: int = 0) -> None:
         """A prefetch command."""
         advisory = common_pb2.Advisory(session=wire_session(session_id), expected_arrival_s=arrival_s, ttl_s=60.0, advisory_id="a")
-        await self.tell(node, prefetch=pb.PrefetchCommand(advisory=advisory, source_nodes=sources))
+        await self.tell(node, prefetch=pb.PrefetchCommand(advisory=advisory, source_nodes=sources, device=device))
 
 
 def wire_session(session_id: str) -> common_pb2.Session:

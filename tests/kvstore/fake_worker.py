@@ -19,7 +19,7 @@ from contracts.v1 import common_pb2
 from contracts.v1 import kvstore_pb2 as pb
 from contracts.v1.kvstore_pb2_grpc import KvStoreStub
 from runtime import rpc
-from runtime.arena_sharing import SharedArena
+from storelink.arena_sharing import SharedArena
 
 LIMIT_S = 30.0
 
@@ -38,10 +38,10 @@ class Loaded:
 class FakeWorker:
     """One attachment. Use as an async context manager."""
 
-    def __init__(self, address: str, shapes: Sequence[KvShape], worker_id: str = "fake") -> None:
+    def __init__(self, address: str, shapes: Sequence[KvShape], worker_id: str = "fake", device: int = 0) -> None:
         self._address = address
         self._shapes = shapes
-        self._worker_id = worker_id
+        self._worker_id, self._device = worker_id, device
         self._outgoing: asyncio.Queue[pb.WorkerToStore | None] = asyncio.Queue()
         self._ids = 0
         self._welcome: asyncio.Future[pb.AttachWelcome] = asyncio.get_running_loop().create_future()
@@ -58,7 +58,7 @@ class FakeWorker:
         self.channel = rpc.channel(self._address)
         self.stub = KvStoreStub(self.channel)
         self._reading = asyncio.ensure_future(self._read())
-        hello = pb.AttachHello(worker_id=self._worker_id, shapes=[shape_to_wire(s) for s in self._shapes])
+        hello = pb.AttachHello(worker_id=self._worker_id, shapes=[shape_to_wire(s) for s in self._shapes], device=self._device)
         self._outgoing.put_nowait(pb.WorkerToStore(hello=hello))
         async with asyncio.timeout(LIMIT_S):
             welcome = await self._welcome
@@ -229,7 +229,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def make_shape(layers: int = 6, *, tag: str = "model", kv_heads: int = 2, head_dim: int = 32, chunk_tokens: int = 64) -> KvShape:
     """A small model's shape; its fingerprint follows from `tag`."""
-    return KvShape(tag.encode().ljust(32, b"."), layers, kv_heads, head_dim, chunk_tokens, "float32")
+    return KvShape.of_heads(tag.encode().ljust(32, b"."), layers, kv_heads, head_dim, chunk_tokens, "float32")
 
 
 def make_chunks(shape: KvShape, count: int, seed: int = 0) -> dict[bytes, list[bytes]]:

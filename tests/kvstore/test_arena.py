@@ -14,8 +14,8 @@ import pytest
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from kvstore.tiers.arena import Arena
-from runtime.arena_file import Pages, free_bytes, map_file, offered, rounded
-from runtime.arena_sharing import MARK_BYTES, SharedArena
+from storelink.arena_file import Pages, free_bytes, map_file, offered, rounded
+from storelink.arena_sharing import MARK_BYTES, SharedArena
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_shape
 
 MIB = 1 << 20
@@ -142,7 +142,7 @@ def test_on_a_hugetlbfs_the_arena_is_rounded_up_and_every_process_maps_it(mount,
     assert arena.size_bytes == 8 * MIB - MARK_BYTES
     arena.view[:] = b"x" * arena.size_bytes
     assert huge_kib_of_this_process(arena.path) == 8 * 1024
-    told = "from pathlib import Path; from runtime.arena_sharing import SharedArena; import sys; size = int(sys.argv[2]);"
+    told = "from pathlib import Path; from storelink.arena_sharing import SharedArena; import sys; size = int(sys.argv[2]);"
     told += "m = SharedArena(Path(sys.argv[1]), size, bytes.fromhex(sys.argv[3]), 1, 'auto').mapped;"
     told += "assert m[size - 1 : size] == b'x'; m[:5] = b'other'"
     command = [sys.executable, "-c", told, arena.path, str(arena.size_bytes), arena.nonce.hex()]

@@ -39,7 +39,7 @@ def tensor(piece: memoryview, shape: KvShape):
 def test_each_value_is_within_half_a_level_and_a_second_time_changes_nothing(cachegen, dtype, layer):
     from kvstore.tiers.codecs_cachegen import levels_of
 
-    shape = KvShape(b"f" * 32, 16, 2, 16, 32, dtype)
+    shape = KvShape.of_heads(b"f" * 32, 16, 2, 16, 32, dtype)
     piece, once, twice = piece_of(shape), memoryview(bytearray(shape.piece_bytes)), memoryview(bytearray(shape.piece_bytes))
     cachegen.decode(cachegen.encode(piece, shape, layer), once, shape, layer)
     original = tensor(piece, shape).float()
@@ -51,7 +51,7 @@ def test_each_value_is_within_half_a_level_and_a_second_time_changes_nothing(cac
 
 
 def test_bytes_that_were_cut_are_a_lost_piece(cachegen):
-    shape = KvShape(b"f" * 32, 4, 1, 16, 32, "bfloat16")
+    shape = KvShape.of_heads(b"f" * 32, 4, 1, 16, 32, "bfloat16")
     stored, into = cachegen.encode(piece_of(shape), shape, 0), memoryview(bytearray(shape.piece_bytes))
     for cut in (0, 10, 2000, len(stored) - 1):
         with pytest.raises(PieceLost):
@@ -59,11 +59,11 @@ def test_bytes_that_were_cut_are_a_lost_piece(cachegen):
 
 
 def test_what_it_cannot_hold_is_refused(cachegen):
-    shape = KvShape(b"f" * 32, 4, 1, 16, 32, "bfloat16")
+    shape = KvShape.of_heads(b"f" * 32, 4, 1, 16, 32, "bfloat16")
     silent = piece_of(shape)
     tensor(silent, shape)[:, 1, 5] = 0.0
     with pytest.raises(Unencodable):
         cachegen.encode(silent, shape, 0)
-    long = KvShape(b"f" * 32, 4, 1, 1, 300, "bfloat16")
+    long = KvShape.of_heads(b"f" * 32, 4, 1, 1, 300, "bfloat16")
     with pytest.raises(Unencodable):
         cachegen.encode(piece_of(long), long, 0)

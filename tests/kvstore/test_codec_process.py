@@ -12,7 +12,7 @@ import pytest
 from contracts.ids import SessionKey
 from kvstore.tiers.codecs import Codecs
 from kvstore.tiers.format import BLOCK, decode_header
-from runtime.arena_sharing import arenas_of
+from storelink.arena_sharing import arenas_of
 from tests.kvstore.fake_worker import FakeWorker, Loaded, make_manifest, make_shape, until
 
 SHAPE = make_shape()

@@ -30,7 +30,7 @@ def codec(name: str) -> Codec:
 def pieces(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> tuple[KvShape, memoryview]:
     """A piece of any size, each head's K and V of its own magnitude, with some zeros and extremes."""
     dtype = draw(st.sampled_from(dtypes))
-    shape = KvShape(b"f" * 32, 4, draw(st.integers(1, 3)), draw(st.integers(1, 24)), draw(st.integers(1, 20)), dtype)
+    shape = KvShape.of_heads(b"f" * 32, 4, draw(st.integers(1, 3)), draw(st.integers(1, 24)), draw(st.integers(1, 20)), dtype)
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = generator.standard_normal((shape.kv_heads, 2, shape.chunk_tokens, shape.head_dim))
     limit = 4.5 if dtype == "float16" else 35.0
@@ -110,7 +110,7 @@ def test_a_second_time_through_a_codec_changes_nothing(name, made):
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_that_are_no_numbers_are_refused(name, value, dtype):
-    shape = KvShape(b"f" * 32, 4, 2, 8, 16, dtype)
+    shape = KvShape.of_heads(b"f" * 32, 4, 2, 8, 16, dtype)
     piece = memoryview(bytearray(shape.piece_bytes))
     tensor(piece, shape)[1, 1, 3, 3] = value
     with pytest.raises(Unencodable):
@@ -119,7 +119,7 @@ def test_values_that_are_no_numbers_are_refused(name, value, dtype):
 
 @pytest.mark.parametrize("name", ["fp8", "k16v8"])
 def test_bytes_of_another_length_are_a_lost_piece(name):
-    shape = KvShape(b"f" * 32, 4, 2, 8, 16, "bfloat16")
+    shape = KvShape.of_heads(b"f" * 32, 4, 2, 8, 16, "bfloat16")
     piece = memoryview(bytearray(shape.piece_bytes))
     stored = codec(name).encode(piece, shape, 0)
     for wrong in (stored[:-1], memoryview(bytes(stored) + b"\0"), memoryview(b"")):

@@ -10,7 +10,7 @@ from kvstore.core.events import Fault, LoadKind
 from kvstore.core.fetches import RUNNING_LIMIT
 from kvstore.core.store import Store
 
-SHAPE = KvShape(b"f" * 32, 4, 1, 8, 64, "float32")  # four bands of one layer, a page each
+SHAPE = KvShape.of_heads(b"f" * 32, 4, 1, 8, 64, "float32")  # four bands of one layer, a page each
 SLOT = 4096
 KEYS = [bytes([i]) * 32 for i in range(16)]
 SUMS = (1, 2, 3, 4)

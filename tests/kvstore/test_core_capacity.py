@@ -10,7 +10,7 @@ from kvstore.core.chunk import stored_bytes
 from kvstore.core.state import CopyState
 from kvstore.core.store import Store
 
-SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
 FILE = stored_bytes(SHAPE)
 SLOT = 4096
 

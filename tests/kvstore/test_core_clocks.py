@@ -12,7 +12,7 @@ from kvstore.core.store import Store
 from kvstore.core.tombstone import Tombstone
 from kvstore.upkeep import Unchanged
 
-SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
 SESSION = SessionKey("t", "s")
 KEYS = [bytes([i]) * 32 for i in range(8)]
 NOON, HOUR_S, DAY_S = 1.76e9, 3600.0, 86_400.0

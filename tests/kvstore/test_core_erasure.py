@@ -11,7 +11,7 @@ from kvstore.core.state import CopyState
 from kvstore.core.store import Store
 from kvstore.core.tombstone import OpenErasure, Tombstone
 
-SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
 SESSION, OTHER = SessionKey("t", "s"), SessionKey("t", "o")
 KEYS = [bytes([i]) * 32 for i in range(8)]
 DAY = 86_400.0

@@ -27,7 +27,7 @@ class World:
         self.victims = Victims(self.index, self.sessions, layer_priority=layer_priority)
 
     def session(self, name: str, chunks: int, *, used: float = 1.0, layers: int = 2, ssd: CopyState = CopyState.PRESENT) -> list[Chunk]:
-        shape = KvShape(bytes([layers]) * 32, layers, 1, 8, 16, "float32")
+        shape = KvShape.of_heads(bytes([layers]) * 32, layers, 1, 8, 16, "float32")
         keys = [f"{name}{i}".encode().ljust(32) for i in range(chunks)]
         made = [self.index.chunk(key, shape) for key in keys]
         self.index.set_manifest(Manifest(SessionKey("t", name), "m", shape.fingerprint, keys, 0, 0.0))

@@ -14,7 +14,7 @@ from kvstore.core.prefetch import rank
 from kvstore.core.rates import SSD
 from kvstore.core.store import Store
 
-SHAPE = KvShape(b"f" * 32, 4, 2, 128, 64, "float32")  # pieces of 128 KiB, each of a band and a read of its own
+SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 128, 64, "float32")  # pieces of 128 KiB, each of a band and a read of its own
 CHUNKS = {"large": 40, "small": 4, "other": 4}
 KEYS = {name: [bytes([i]) + name.encode().ljust(31) for i in range(count)] for name, count in CHUNKS.items()}
 

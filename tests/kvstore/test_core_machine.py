@@ -15,7 +15,7 @@ from kvstore.core.chunk import stored_bytes
 from kvstore.core.store import Store
 from kvstore.core.tombstone import Tombstone
 
-SHAPES = [KvShape(bytes([i]) * 32, layers, 1, 8 << i, 16, "float32") for i, layers in enumerate((3, 4))]
+SHAPES = [KvShape.of_heads(bytes([i]) * 32, layers, 1, 8 << i, 16, "float32") for i, layers in enumerate((3, 4))]
 SESSIONS = [SessionKey("t", name) for name in "abc"]
 #: Each session has its chain; the first two keys of sessions a and b are shared, as a common system prompt is.
 CHAINS = {

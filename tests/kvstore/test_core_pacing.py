@@ -12,7 +12,7 @@ from kvstore.core.events import LoadKind
 from kvstore.core.pacing import Pace
 from kvstore.core.store import Store
 
-SHAPE = KvShape(b"f" * 32, 4, 2, 16, 64, "float32")  # pieces of 16 KiB, each of a band and a read of its own
+SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 16, 64, "float32")  # pieces of 16 KiB, each of a band and a read of its own
 KEYS = [bytes([i]) * 32 for i in range(16)]
 SESSION = SessionKey("t", "s")
 RATE = 1_000_000.0

@@ -12,7 +12,7 @@ from kvstore.core import instructions as do
 from kvstore.core.store import Store
 from runtime.config import load_config
 
-SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
 
 
 def key(name: str, tenant: str = "t") -> SessionKey:

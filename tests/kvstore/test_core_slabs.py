@@ -175,7 +175,7 @@ class Desk:
 
 
 def shape(name: bytes, layers: int, pages: int = 1) -> KvShape:
-    return KvShape(name * 32, layers, 1, 8 * pages, 64, "float32")
+    return KvShape.of_heads(name * 32, layers, 1, 8 * pages, 64, "float32")
 
 
 def test_the_test_shapes_take_whole_pages():

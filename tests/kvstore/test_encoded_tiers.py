@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -68,6 +69,12 @@ def test_an_encoded_chunk_comes_back_from_the_ssd_whole_in_parts_and_after_a_res
             sums: dict[int, int] = {}
             assert tier.read(SHAPE, pieces, sums) == {}
             assert_lossy(arena, write, pieces, sums)
+
+
+def test_pieces_that_are_not_k_and_v_of_heads_are_stored_raw(arena):
+    write, latent = written(arena), replace(SHAPE, kv_heads=1)
+    stored = encode_chunk(KEY, latent, views(arena, latent, write.offsets), write.checksums, Upper())
+    assert latent.piece_bytes == SHAPE.piece_bytes and stored.header.layout.codec == RAW and len(stored.to_bytes()) == object_bytes(latent)
 
 
 def test_raw_files_are_read_by_a_store_with_a_codec_and_replaced_files_by_their_new_layout(tmp_path, arena):

@@ -16,8 +16,8 @@ import pytest
 
 from contracts.errors import ConfigError
 from kvstore.failpoints import POINTS, arm, reach
-from runtime.arena_sharing import arenas_of
 from runtime.config import load_config
+from storelink.arena_sharing import arenas_of
 
 SOURCES = Path(__file__).parents[2] / "kvstore"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import msgpack
 import pytest
@@ -25,7 +27,7 @@ from kvstore.tiers.format import (
 from kvstore.tiers.manifests import decode_manifest, encode_manifest, manifest_path
 
 shapes = st.builds(
-    KvShape,
+    KvShape.of_heads,
     st.binary(min_size=32, max_size=32),
     st.integers(1, 1200),
     st.integers(1, 8),
@@ -33,10 +35,17 @@ shapes = st.builds(
     st.integers(1, 64),
     st.sampled_from(sorted(DTYPE_BYTES)),
 )
+#: With pieces of any size, and elements that have no known one.
+others = st.builds(
+    lambda shape, dtype, more: replace(shape, dtype=dtype, piece_bytes=shape.chunk_tokens + more),
+    shapes,
+    st.sampled_from(["float32", "float8_e4m3fn", "fp8"]),
+    st.integers(0, 1 << 20),
+)
 keys = st.binary(min_size=32, max_size=32)
 
 
-@given(keys, shapes, st.randoms())
+@given(keys, shapes | others, st.randoms())
 def test_a_header_reads_back_as_it_was_written(key, shape, random):
     sums = tuple(random.getrandbits(64) for _ in range(shape.layers))
     header = encode_header(key, shape, sums)
@@ -58,7 +67,7 @@ def test_a_header_of_encoded_pieces_tells_their_codec_and_where_each_lies(key, s
 
 
 def test_impossible_lengths_and_codecs_are_no_header_whatever_their_checksum():
-    shape = KvShape(b"f" * 32, 3, 1, 5, 16, "float32")
+    shape = KvShape.of_heads(b"f" * 32, 3, 1, 5, 16, "float32")
     whole = shape.piece_bytes
     for layout in (
         Layout("raw", [whole, whole, whole - 1]),
@@ -69,6 +78,12 @@ def test_impossible_lengths_and_codecs_are_no_header_whatever_their_checksum():
     ):
         with pytest.raises(PieceLost):
             decode_header(encode_header(b"k" * 32, shape, (0, 0, 0), layout))
+
+
+def test_a_codec_is_believed_only_of_k_and_v_of_heads():
+    shape = replace(KvShape.of_heads(b"f" * 32, 1, 1, 5, 16, "float32"), dtype="fp8", piece_bytes=640)
+    with pytest.raises(PieceLost, match="codec"):
+        decode_header(encode_header(b"k" * 32, shape, (0,), Layout("fp8", [640])))
 
 
 @given(keys, shapes, st.data())
@@ -87,7 +102,7 @@ def test_arbitrary_bytes_are_no_header(data):
 
 
 def test_pieces_are_aligned_in_layer_order_and_the_first_layers_are_one_range():
-    shape = KvShape(b"f" * 32, 3, 1, 5, 16, "float32")
+    shape = KvShape.of_heads(b"f" * 32, 3, 1, 5, 16, "float32")
     offsets = [piece_offset(shape, layer) for layer in range(4)]
     assert offsets == [4096, 8192, 12288, 16384] and object_bytes(shape) == 16384
     assert header_bytes(300) == BLOCK and header_bytes(500) == 2 * BLOCK

@@ -25,7 +25,7 @@ from kvstore.tiers.manifests import encode_manifest, manifest_path
 from kvstore.tiers.tombstones import Listing
 from runtime.clock import RealClock
 
-SHAPE = KvShape(b"f" * 32, 2, 1, 8, 16, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
 CHUNKS = 4
 
 

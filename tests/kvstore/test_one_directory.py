@@ -15,9 +15,9 @@ import pytest
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
 from kvstore.tiers.arena import Arena
-from runtime.arena_sharing import SharedArena, arenas_of, path_of, remove_dead
 from runtime.config import changed, dump_config
 from runtime.directory_lock import DirectoryLock
+from storelink.arena_sharing import SharedArena, arenas_of, path_of, remove_dead
 from tests.kvstore.conftest import Stack
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape, until
 from tests.kvstore.store_metrics import store_metrics

@@ -108,7 +108,7 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_load_disturbs_no_other
             assert_pieces(await loading, SHAPE, chunks)
 
 
-async def test_a_hint_is_offered_to_every_worker_of_its_model_and_to_no_other(make_stack):
+async def test_a_hint_is_offered_to_the_device_that_is_to_answer_and_to_no_other(make_stack):
     stack = make_stack()
     chunks = make_chunks(SHAPE, 4)
     async with FakeScheduler(stack.config.scheduler_address) as scheduler:
@@ -116,17 +116,35 @@ async def test_a_hint_is_offered_to_every_worker_of_its_model_and_to_no_other(ma
         await saved(stack, SHAPE, chunks)
         async with (
             FakeWorker(stack.address(0), [SHAPE], "a") as a,
-            FakeWorker(stack.address(0), [SHAPE, OTHER], "b") as b,
-            FakeWorker(stack.address(0), [OTHER], "c") as c,
+            FakeWorker(stack.address(0), [SHAPE, OTHER], "b", device=1) as b,
+            FakeWorker(stack.address(0), [OTHER], "c", device=2) as c,
         ):
-            await scheduler.advise("node-0", "s")
-            for worker in (a, b):
-                assert list((await asyncio.wait_for(worker.offers.get(), LIMIT_S)).keys) == list(chunks)
-            # Both know of an invalidation that came later, so c would have had the offer by now.
+            for device, chosen in enumerate((a, b)):
+                await scheduler.advise("node-0", "s", device=device)
+                assert list((await asyncio.wait_for(chosen.offers.get(), LIMIT_S)).keys) == list(chunks)
+            await scheduler.advise("node-0", "s", device=2)  # which does not serve the model
+            # All know of an invalidation that came later, so they would have had the offers by now.
             await scheduler.tell("node-0", invalidate=wire_session("s"))
             for worker in (a, b, c):
                 assert await asyncio.wait_for(worker.invalidated.get(), LIMIT_S) == SESSION
-            assert c.offers.empty()
+                assert worker.offers.empty()
+            # Whom the hint was not for finds the session in DRAM all the same.
+            assert_pieces(await a.load(SHAPE, list(chunks), session=SESSION), SHAPE, chunks)
+
+
+async def test_a_hint_for_a_device_whose_worker_comes_late_is_offered_to_that_one(make_stack):
+    stack = make_stack()
+    chunks = make_chunks(SHAPE, 4)
+    async with FakeScheduler(stack.config.scheduler_address) as scheduler:
+        stack.start(0)
+        await saved(stack, SHAPE, chunks)
+        async with FakeWorker(stack.address(0), [SHAPE], "a") as a:
+            await scheduler.advise("node-0", "s", device=1)
+            await scheduler.tell("node-0", invalidate=wire_session("other"))
+            await asyncio.wait_for(a.invalidated.get(), LIMIT_S)
+            async with FakeWorker(stack.address(0), [SHAPE], "b", device=1) as b:
+                assert list((await asyncio.wait_for(b.offers.get(), LIMIT_S)).keys) == list(chunks)
+            assert a.offers.empty()
 
 
 async def test_an_erased_session_is_erased_in_every_worker(make_stack):

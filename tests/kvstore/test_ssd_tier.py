@@ -25,7 +25,7 @@ __all__ = ["arena", "file_io"]
 
 
 #: Pieces of whole pages, as models have them: they are read and written past the page cache.
-ROUND = KvShape(b"r" * 32, 5, 2, 16, 16, "float32")
+ROUND = KvShape.of_heads(b"r" * 32, 5, 2, 16, 16, "float32")
 
 
 @pytest.fixture

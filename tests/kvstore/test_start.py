@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from runtime.arena_sharing import arenas_of
+from storelink.arena_sharing import arenas_of
 from tests.kvstore.fake_worker import FakeWorker, make_shape
 
 

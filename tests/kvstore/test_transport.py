@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tiers import nixl
+from kvstore.tiers import nixl, transport_nixl
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.transport import Card, LeasedRanges, PeerRange
 from kvstore.tiers.transport_auto import AutoTransport
@@ -278,3 +278,16 @@ async def test_the_fake_is_cut_and_held_when_told_to(arena, tmp_path, free_ports
     pair.reader.hold.set()
     assert await reading
     await pair.close()
+
+
+async def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_thread(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = threading.Event()
+    monkeypatch.setattr(transport_nixl, "_START_S", 0.05)
+    monkeypatch.setattr(nixl, "load", loaded.wait)
+    made = NixlTransport(arena, LeasedRanges(), "slow")
+    with pytest.raises(TimeoutError):
+        await made.start()
+    (thread,) = (t for t in threading.enumerate() if t.name == "nixl slow")
+    loaded.set()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive() and await made.read(Card("a", "i", b"", 0, 0, ""), "l", []) is False

@@ -14,7 +14,7 @@ import pytest
 from contracts.convert import manifest_to_wire
 from contracts.ids import SessionKey
 from contracts.v1 import kvstore_pb2 as pb
-from runtime.arena_sharing import arenas_of
+from storelink.arena_sharing import arenas_of
 from tests.kvstore.fake_worker import FakeWorker, assert_pieces, make_chunks, make_manifest, make_shape, until
 
 SESSION = SessionKey("default", "a-session")

@@ -21,9 +21,9 @@ from kvstore.tiers.file_io import FileIo, NixlFileIo, ThreadFileIo
 from tests.kvstore.fake_tiers import FakeFileIo
 
 MIB = 1 << 20
-SHAPE = KvShape(b"f" * 32, 5, 3, 17, 16, "float32")  # pieces of no round size
+SHAPE = KvShape.of_heads(b"f" * 32, 5, 3, 17, 16, "float32")  # pieces of no round size
 #: An object of 10 MiB, which obstore sends in several parts.
-BIG = KvShape(b"B" * 32, 4, 16, 128, 160, "float32")
+BIG = KvShape.of_heads(b"B" * 32, 4, 16, 128, 160, "float32")
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 
 

@@ -12,9 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "demo"))
 import evaluate
 import phrasings
-from conversations import Conversation, Course, Teller, conversation
+from conversations import Conversation, Course, conversation
 from relations import RELATIONS
 from rows import Renderer, training_row
+from teller import Teller
 from words import held_out
 
 

@@ -256,7 +256,7 @@ class Fleet(House):
     def ask(self, run: str, agent: str, now: float, ended: tuple[str, ...] = (), priority: int = 0) -> tuple[str, list[Prefetch]]:
         self.asked += 1
         key, request_id = SessionKey("t", f"{run}:{agent}"), f"q{self.asked}"
-        for node in self.fleet.nodes:
+        for node in self.fleet.devices:
             self.fleet.loaded(node, Load(), [], [], now)
         placed = self.place(Ask(request_id, key, "m", priority, hop=Hop("w", agent, run, ended)), now)
         self.hold(placed.node, 960, key)

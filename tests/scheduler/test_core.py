@@ -22,7 +22,7 @@ from scheduler.core.snapshot import Turn
 from scheduler.core.terms import STAYS_REQUESTS
 
 #: 960 tokens are 94 MB: 0.1 s on a usual link.
-MODEL = Model("m", KvShape(b"f" * 32, 24, 8, 64, 64, "float32"), 1000, 0)
+MODEL = Model("m", KvShape.of_heads(b"f" * 32, 24, 8, 64, 64, "float32"), 1000, 0)
 TOKEN_BYTES = MODEL.shape.chunk_bytes // MODEL.shape.chunk_tokens
 S = SessionKey("t", "s")
 
@@ -160,14 +160,14 @@ def test_a_choice_explains_itself() -> None:
 
 def test_a_worker_report_is_the_truth_about_what_it_has_heard_of() -> None:
     h = House()
-    node = h.fleet.nodes["node-0"]
+    node = h.fleet.devices["node-0"]
     h.fleet.placed("node-0", "r1", 0.0)
     h.fleet.loaded("node-0", Load(), in_flight=[], finished=[], now=1.0)
-    assert "r1" in node.outstanding and h.fleet.work_s("node-0") == h.fleet.request_s, "it may still be on its way to the worker"
+    assert "r1" in node.outstanding and h.fleet.devices["node-0"].work_s == h.fleet.request_s, "it may still be on its way to the worker"
     h.fleet.loaded("node-0", Load(outstanding_s=7.5, request_s=3.0), in_flight=["r1"], finished=[], now=2.0)
-    assert h.fleet.work_s("node-0") == 7.5 and h.fleet.request_s > 1.0
+    assert h.fleet.devices["node-0"].work_s == 7.5 and h.fleet.request_s > 1.0
     h.fleet.loaded("node-0", Load(), in_flight=[], finished=["r1"], now=3.0)
-    assert not node.outstanding and h.fleet.work_s("node-0") == 0.0
+    assert not node.outstanding and h.fleet.devices["node-0"].work_s == 0.0
 
 
 def test_a_turn_follows_its_hint_unless_that_node_has_become_the_worse_choice() -> None:
@@ -190,7 +190,7 @@ def test_a_restarted_worker_has_nothing_outstanding() -> None:
     h = House()
     h.fleet.placed("node-0", "r1", 0.0)
     h.fleet.worker_joined("node-0", "w0", (MODEL,), 1.0)
-    assert not h.fleet.nodes["node-0"].outstanding
+    assert not h.fleet.devices["node-0"].outstanding
 
 
 def test_sources_are_holders_with_the_longest_prefix_first() -> None:

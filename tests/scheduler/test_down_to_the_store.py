@@ -14,7 +14,7 @@ from scheduler.convert import hint_to_wire
 from scheduler.core.control import Command, Prefetch
 from tests.scheduler.test_core import House, hint
 
-SHAPE = KvShape(b"f" * 32, 4, 1, 8, 16, "float32")  # 1 KiB pieces: one 4 KiB slot each
+SHAPE = KvShape.of_heads(b"f" * 32, 4, 1, 8, 16, "float32")  # 1 KiB pieces: one 4 KiB slot each
 CHUNKS = 12
 
 

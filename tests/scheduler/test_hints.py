@@ -31,7 +31,7 @@ def advise(h: Control, now: float, key: SessionKey = S, ttl_s: float = 60.0, lea
 
 def alive(h: Control, now: float, **work: float) -> None:
     """Every node reports; those that are named (node_0=3.0) so much work."""
-    for name in h.fleet.nodes:
+    for name in h.fleet.devices:
         h.fleet.loaded(name, Load(outstanding_s=work.get(name.replace("-", "_"), 0.0)), [], [], now)
 
 
@@ -271,7 +271,7 @@ def test_a_flood_is_followed_as_far_as_the_budget_goes() -> None:
 def busy(work_s: float, *, lead_s: float | None = None, rates: Rates | None = None) -> tuple[House, str, str]:
     """A hint, whose node then gets so much work; the node and the other one."""
     h = House()
-    for name in h.fleet.nodes:
+    for name in h.fleet.devices:
         h.fleet.worker_joined(name, "w", (MODEL,), 0.0, rates)
     h.hold("node-0", 960)
     advise(h, 0.0, lead_s=lead_s)
@@ -320,7 +320,7 @@ def test_few_hints_are_looked_at_each_time_and_all_after_a_while() -> None:
     h = House(3)
     for i in range(5 * LOOKS):
         advise(h, 0.0, session(i), pin="" if i else "node-0")
-    here = max(h.fleet.nodes, key=h.advisories.on_node)
+    here = max(h.fleet.devices, key=h.advisories.on_node)
     there = h.advisories.on_node(here)
     h.worker_left(here)
     for step in range(5):

@@ -1,4 +1,4 @@
-"""Random lives of nodes, requests and hints; the core's tables agree after every step."""
+"""Random lives of nodes, their devices, requests and hints; the core's tables agree after every step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from contracts.devices import node_of
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
@@ -17,12 +18,13 @@ from scheduler.core.policies import POLICIES
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, hint
 
 NODES = ["node-0", "node-1", "node-2"]
+DEVICES = ["node-0", "node-1/0", "node-1/1", "node-2/0", "node-2/1"]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """See the module."""
 
-    nodes = st.sampled_from(NODES)
+    nodes, devices = st.sampled_from(NODES), st.sampled_from(DEVICES)
     sessions = st.sampled_from([SessionKey("t", x) for x in "abcd"] + [SessionKey("u", "a")])
     requests = st.sampled_from([f"r{i}" for i in range(6)])
 
@@ -30,30 +32,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.core, self.now, self.hints = Control(Settings(hints_per_s=0.2, hint_burst=3)), 0.0, 0
         self.attached, self.streams = Attached(), list[Stream]()
+        for name in DEVICES:  # those of node-1 lie together, those of node-2 do not
+            if name != "node-2/1":
+                self.core.fleet.worker_joined(name, name, (MODEL,), 0.0)
         for name in NODES:
-            self.core.fleet.worker_joined(name, name, (MODEL,), 0.0)
             self.core.fleet.store_joined(name, name)
+        self.core.fleet.worker_joined("node-3", "node-3", (MODEL,), 0.0)
+        self.core.fleet.worker_joined("node-2/1", "node-2/1", (MODEL,), 0.0)
 
     @rule(dt=st.floats(0, 20))
     def tick(self, dt: float) -> None:
         self.now += dt
         for command in self.core.tick(self.now):
-            assert isinstance(command, Withdraw) or command.node in self.core.fleet.nodes
+            assert isinstance(command, Withdraw) or command.node in self.core.fleet.devices
             pending = self.core.advisories.get(command.session if isinstance(command, Withdraw) else command.hint.session)
             assert pending is not None and (command.node == pending.node) == isinstance(command, Prefetch)
 
-    @rule(session=sessions, request=requests, priority=st.integers(-20, 20), policy=st.sampled_from(sorted(POLICIES)), avoid=st.sets(nodes))
+    @rule(
+        session=sessions, request=requests, priority=st.integers(-20, 20), policy=st.sampled_from(sorted(POLICIES)), avoid=st.sets(devices)
+    )
     def place(self, session: SessionKey, request: str, priority: int, policy: str, avoid: set[str]) -> None:
         self.core.settings = Settings(POLICIES[policy])
-        serving = {n.name for n in self.core.fleet.nodes.values() if n.serving}
+        serving = {n.name for n in self.core.fleet.devices.values() if n.serving}
         try:
             placed = self.core.place(Ask(request, session, "m", priority, avoid=frozenset(avoid)), self.now)
         except RequestError:
             assert not serving
         else:
-            assert placed.node in serving and request in self.core.fleet.nodes[placed.node].outstanding
+            assert placed.node in serving and request in self.core.fleet.devices[placed.node].outstanding
             assert placed.node not in avoid or not serving - avoid
-            assert placed.node not in placed.sources
+            assert node_of(placed.node) not in placed.sources
             latest = self.core.explained.of(session)[0]
             assert (latest.what, latest.node, latest.request_id) == ("turn", placed.node, request)
 
@@ -68,7 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A request of an agent: its next hops are hinted, and nobody's own hint is replaced."""
         self.hints += 1
         hop = Hop("w", agent, run, tuple(f"h{i}" for i in ended))
-        own = {p.session for node in NODES for p in self.core.advisories.of_node(node) if not p.hint.caller} - {session}
+        own = {p.session for node in DEVICES for p in self.core.advisories.of_node(node) if not p.hint.caller} - {session}
         try:
             placed = self.core.place(Ask(f"h{self.hints}", session, "m", priority, hop=hop), self.now)
         except RequestError:
@@ -113,13 +121,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         commands = self.core.withdraw(session, session.tenant, "")
         assert (commands is None) == (known is None)
 
-    @rule(node=nodes, here=st.sets(requests), done=st.lists(requests), seconds=st.floats(0, 50), number=st.integers(0, 5))
+    @rule(node=devices, here=st.sets(requests), done=st.lists(requests), seconds=st.floats(0, 50), number=st.integers(0, 5))
     def report(self, node: str, here: set[str], done: list[str], seconds: float, number: int) -> None:
         """Reports come twice, late and in any order; and two nodes may claim one request."""
         load = Load(outstanding_s=seconds, by_priority={-1: seconds / 2, 5: seconds / 2}, hbm_pages_total=100, hbm_pages_free=number)
         self.core.fleet.loaded(node, load, sorted(here), done, self.now, number)
 
-    @rule(node=nodes, leaves=st.booleans(), drains=st.booleans())
+    @rule(node=devices, leaves=st.booleans(), drains=st.booleans())
     def worker(self, node: str, leaves: bool, drains: bool) -> None:
         if leaves:
             self.core.worker_left(node, self.now)
@@ -170,11 +178,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Of one process, the stream with the highest number counts; at most one of a node does."""
         stream = Stream(node, instance, connection)
         late = any(
-            s.node == node and s.instance == instance and s.connection > connection and self.attached.counts(s) for s in self.streams
+            s.name == node and s.instance == instance and s.connection > connection and self.attached.counts(s) for s in self.streams
         )
         assert self.attached.join(stream) == (not late)
         self.streams.append(stream)
-        assert sum(self.attached.counts(s) for s in self.streams if s.node == node) == 1
+        assert sum(self.attached.counts(s) for s in self.streams if s.name == node) == 1
         if leaves < len(self.streams):
             ended = self.streams.pop(leaves)
             counted = self.attached.counts(ended)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contracts.convert import shape_to_wire
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.ids import SessionKey
 from contracts.models import ModelState
@@ -145,17 +146,24 @@ def test_a_hint_of_a_session_that_nobody_knows_is_of_use_only_where_there_is_one
 def test_a_report_is_read_and_told_to_gateways_by_model() -> None:
     wire = pb.ModelLoad(
         model="a", state=pb.MODEL_STATE_LOADING, running=1, waiting=2, outstanding_by_priority={3: 0.5}, request_s=0.25,
-        kv_bytes_used=3, kv_bytes_limit=4, layers_lent=5, idle_s=6.0, activation_s=7.0, token_rate=8.0,
+        kv_bytes_used=3, kv_bytes_cached=10, kv_bytes_limit=4, layers_lent=5, idle_s=6.0, activation_s=7.0, token_rate=8.0,
     )  # fmt: skip
     h = Mixed()
     h.fleet.loaded("node-0", load_from_wire(pb.WorkerLoad(models=[wire], device_bytes_free=9)), [], [], 0.0)
-    node = h.fleet.nodes["node-0"]
+    node = h.fleet.devices["node-0"]
     assert loads_to_wire(node) == [wire] and node.load.device_bytes_free == 9
-    info = pb.ModelInfo(name="a", weight_bytes=5, ttft_slo_s=0.5, tpot_slo_s=0.25, engine="native", max_tokens=10)
+    shape = shape_to_wire(A.shape)
+    info = pb.ModelInfo(name="a", shape=shape, weight_bytes=5, ttft_slo_s=0.5, tpot_slo_s=0.25, engine="native", max_tokens=10)
     (model,) = models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
     told = model_to_wire(model, ModelState.LOADING)
     assert (told.weight_bytes, told.ttft_slo_s, told.engine, told.state) == (5, 0.5, "native", pb.MODEL_STATE_LOADING)
     assert model.state is ModelState.ACTIVE, "one that says no state"
+
+
+def test_a_model_whose_pieces_can_have_no_such_size_is_refused_by_name() -> None:
+    info = pb.ModelInfo(name="a", shape=shape_to_wire(replace(A.shape, piece_bytes=1 << 40)))
+    with pytest.raises(InvalidRequest, match=r"node-0's model 'a': piece_bytes = 1099511627776"):
+        models_from_wire(pb.WorkerHello(node="node-0", models=[info]))
 
 
 def test_a_model_that_speaks_http_is_refused_by_name() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.devices import device_name
 from contracts.errors import NotFound
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
@@ -29,21 +30,24 @@ S = SessionKey("t", "s")
 BY_WORK = ("balanced", "sticky", "cache-aware")
 
 
-def fleet(seed: int, nodes: int, *, level: bool = False) -> Snapshot:
-    """A random fleet and a session of 960 tokens of which some nodes hold a part. level: all have the same work, memory and rates."""
+def fleet(seed: int, nodes: int, devices: int = 1, *, level: bool = False) -> Snapshot:
+    """A random fleet and a session of 960 tokens of which some nodes hold a part. level: all have the same work, memory and rates. devices:
+    of each node."""
     drawn, h = random.Random(seed), Control()
     h.fleet.request_s = drawn.choice((0.05, 1.0, 4.0))
     even = (drawn.random(), drawn.randrange(1000))
     for i in range(nodes):
         name = f"node-{i}"
         rates = Rates() if level else Rates(drawn.choice((1e7, 1e9)), drawn.choice((1e8, 2e9)), drawn.choice((1e6, 3e8)))
-        h.fleet.worker_joined(name, "w", (MODEL,), 0.0, rates)
+        for device in (device_name(name, number, devices) for number in range(devices)):
+            h.fleet.worker_joined(device, "w", (MODEL,), 0.0, rates)
+            work, free = even if level else (drawn.choice((0.0, drawn.expovariate(1.0))), drawn.randrange(1000))
+            load = Load(by_priority={0: work, 3: work}, hbm_pages_total=1000, hbm_pages_free=free)
+            load = replace(load, prefill_token_s=0.0 if level else drawn.choice((0.0, 1e-3)))
+            h.fleet.loaded(device, load, [], [], 0.0)
+            if not level and drawn.random() < 0.1:
+                h.fleet.drain(device)
         h.fleet.store_joined(name, "s")
-        work, free = even if level else (drawn.choice((0.0, drawn.expovariate(1.0))), drawn.randrange(1000))
-        load = Load(by_priority={0: work, 3: work}, hbm_pages_total=1000, hbm_pages_free=free, prefill_token_s=drawn.choice((0.0, 1e-3)))
-        h.fleet.loaded(name, replace(load, prefill_token_s=0.0) if level else load, [], [], 0.0)
-        if not level and drawn.random() < 0.1:
-            h.fleet.drain(name)
         if drawn.random() < 0.5:
             tokens = 64 * drawn.randint(1, 15)
             dram = tokens if level else drawn.randint(0, tokens)
@@ -55,8 +59,8 @@ def choose(view: Snapshot, turn: Turn, policy: str, seed: int = 5) -> str:
     return place(view, turn, POLICIES[policy], seed).node
 
 
-fleets = st.builds(fleet, st.integers(0, 1 << 30), st.integers(1, 12)).filter(lambda view: bool(view.serving.any()))
-level_fleets = st.builds(fleet, st.integers(0, 1 << 30), st.integers(2, 12), level=st.just(True))
+fleets = st.builds(fleet, st.integers(0, 1 << 30), st.integers(1, 12), st.integers(1, 3)).filter(lambda view: bool(view.serving.any()))
+level_fleets = st.builds(fleet, st.integers(0, 1 << 30), st.integers(2, 12), st.integers(1, 3), level=st.just(True))
 turns = st.builds(Turn, st.just("m"), advised=st.booleans(), lead_s=st.floats(0, 2), urgency=st.integers(0, CLASSES - 1))
 
 
@@ -169,7 +173,8 @@ def test_without_a_hint_a_turn_is_never_estimated_to_be_worse_off_than_where_sti
 @given(level_fleets)
 @settings(max_examples=200, deadline=None)
 def test_without_a_hint_and_with_equal_loads_a_turn_goes_where_sticky_sends_it(view: Snapshot) -> None:
-    held = {holder.row: holder.tokens for holder in view.cached.holders}
+    rows = np.arange(len(view.names))
+    held = {row: holder.tokens for holder in view.cached.holders for row in np.atleast_1d(rows[holder.place.rows]).tolist()}
     ours, sticky = (view.row(choose(view, Turn("m"), policy)) for policy in ("balanced", "sticky"))
     assert held.get(ours, 0) == held.get(sticky, 0) == max(held.values(), default=0), "one of those that hold most"
 
@@ -215,7 +220,7 @@ def test_a_policy_that_does_not_know_a_node_leaves_it_for_last() -> None:
 
 def test_a_pin_to_a_node_that_does_not_serve_the_model_is_refused() -> None:
     h = House(1)
-    h.fleet.worker_joined("node-9", "w9", (Model("other", KvShape(b"o" * 32, 1, 1, 8, 64, "float32"), 1, 0),), 0.0)
+    h.fleet.worker_joined("node-9", "w9", (Model("other", KvShape.of_heads(b"o" * 32, 1, 1, 8, 64, "float32"), 1, 0),), 0.0)
     h.fleet.store_joined("node-9", "s9")
     with pytest.raises(NotFound, match="node-9 does not serve the model 'm'"):
         h.choose(Turn("m", pin="node-9"))

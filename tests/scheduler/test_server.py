@@ -26,18 +26,21 @@ from scheduler.core.callgraph_table import Callgraphs
 from scheduler.server import SchedulerService
 from scheduler.workflows import Workflows, path_of
 
+#: Sessions here hold less than a chunk of it, so that to leave a cache costs nothing.
+SHAPE = common_pb2.KvShape(fingerprint=b"f" * 32, layers=2, kv_heads=1, head_dim=8, chunk_tokens=1024, dtype="float32")
+
 
 class FakeNode:
     """A worker's and a store's streams to the scheduler."""
 
-    def __init__(self, stub: Any, name: str, store_address: str = "") -> None:
+    def __init__(self, stub: Any, name: str, store_address: str = "", device: int = 0, devices: int = 0) -> None:
         self.name, self.commands = name, asyncio.Queue[scheduler_pb2.StoreCommand]()
         self.worker: asyncio.Queue[Any] = asyncio.Queue()
         self.store: asyncio.Queue[Any] = asyncio.Queue()
-        model = scheduler_pb2.ModelInfo(name="m", shape=common_pb2.KvShape(fingerprint=b"f", layers=2, chunk_tokens=64, dtype="float32"))
-        hello = scheduler_pb2.WorkerHello(node=name, address=f"{name}:1", models=[model], instance="1")
+        model = scheduler_pb2.ModelInfo(name="m", shape=SHAPE)
+        hello = scheduler_pb2.WorkerHello(node=name, address=f"{name}:1", models=[model], instance="1", device=device, devices=devices)
         self.worker.put_nowait(scheduler_pb2.WorkerReport(hello=hello))
-        store = scheduler_pb2.StoreHello(node=name, address=store_address or f"{name}:2", instance="1")
+        store = scheduler_pb2.StoreHello(node=name, address=store_address or f"{name}:2", instance="1", devices=devices)
         self.store.put_nowait(scheduler_pb2.StoreReport(hello=store))
         self._worker_call = stub.WorkerReports(_drain(self.worker))
         self._store_call = stub.StoreReports(_drain(self.store))
@@ -105,7 +108,7 @@ class World:
         self.stub: Any = scheduler_pb2_grpc.SchedulerStub(self.channel)
         self.placing = Placing(self.stub)
         self.nodes = [FakeNode(self.stub, f"node-{i}") for i in range(2)]
-        await self.until(lambda: sum(n.serving for n in self.service.control.fleet.nodes.values()) == 2)
+        await self.until(lambda: sum(n.serving for n in self.service.control.fleet.devices.values()) == 2)
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(10):
@@ -170,6 +173,32 @@ async def test_a_hint_goes_to_the_idle_node_and_the_turn_follows_it(world: World
     assert not (await world.place("s", "r3")).advised, "a hint is good for one turn"
 
 
+async def test_a_node_says_how_many_devices_it_has_and_is_told_for_which_one_a_hint_is(world: World) -> None:
+    control = world.service.control
+    first = FakeNode(world.stub, "node-5", device=1, devices=2)
+    await world.until(lambda: {"node-5/0", "node-5/1"} <= control.fleet.devices.keys() and control.fleet.devices["node-5/1"].serving)
+    assert [d.state(0.0) for d in control.fleet.nodes["node-5"].devices] == ["starting", "serving"]
+    advisory = common_pb2.Advisory(session=key("s"), ttl_s=60, advisory_id="a1", pin_node="node-5")
+    assert list((await world.stub.Advise(scheduler_pb2.AdviseRequest(advisories=[advisory]))).nodes) == ["node-5/1"]
+    assert (await first.command("prefetch")).device == 1
+    placement = await world.place("s", "r1", pin_node="node-5")
+    assert (placement.node, placement.worker_address, placement.advised) == ("node-5/1", "node-5:1", True)
+    first.hold("s", 640)
+    await world.until(lambda: control.directory.count("node-5") == 1)
+    seen = {n.node: n for n in (await anext(aiter(world.stub.Watch(scheduler_pb2.WatchRequest())))).nodes}
+    assert [(seen[name].state, seen[name].sessions) for name in ("node-5/0", "node-5/1")] == [("starting", 1), ("serving", 1)]
+
+
+@pytest.mark.parametrize(("device", "devices"), [(2, 2), (0, 17), (1, 0)])
+async def test_a_device_that_no_node_can_have_is_refused(world: World, device: int, devices: int) -> None:
+    async def hello() -> AsyncIterator[scheduler_pb2.WorkerReport]:
+        yield scheduler_pb2.WorkerReport(hello=scheduler_pb2.WorkerHello(node="node-7", address="w", device=device, devices=devices))
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await anext(aiter(world.stub.WorkerReports(hello())))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "node-7" not in world.service.control.fleet.nodes
+
+
 async def test_a_turn_that_went_where_its_hint_was_promised_counts_there_and_is_explained(world: World) -> None:
     world.nodes[0].hold("s", 640)
     await world.until(lambda: len(world.service.control.directory) == 1)
@@ -179,7 +208,7 @@ async def test_a_turn_that_went_where_its_hint_was_promised_counts_there_and_is_
     assert (promised.node, promised.worker_address, list(promised.source_nodes)) == ("node-1", "node-1:1", ["node-0"])
     assert promised.kept_tokens == 640
     placed = await world.place("s", "r2", pin_node="node-1", taken=True)
-    assert placed.advised and "r2" in world.service.control.fleet.nodes["node-1"].outstanding
+    assert placed.advised and "r2" in world.service.control.fleet.devices["node-1"].outstanding
     assert world.service.control.advisories.get(SessionKey("t", "s")) is None
     last = (await world.stub.Explain(scheduler_pb2.ExplainRequest(session=key("s")))).decisions[0]
     assert (last.what, last.hinted, last.taken, last.pin_node, last.request_id) == ("turn", True, True, "", "r2")
@@ -234,7 +263,7 @@ async def test_a_dead_node_gets_nothing_and_its_holdings_are_forgotten(world: Wo
     world.nodes[0].hold("s", 640)
     await world.until(lambda: len(world.service.control.directory) == 1)
     world.nodes[0].die()
-    await world.until(lambda: not world.service.control.fleet.nodes["node-0"].serving)
+    await world.until(lambda: not world.service.control.fleet.devices["node-0"].serving)
     placement = await world.place("s")
     assert placement.node == "node-1" and not placement.source_nodes
 
@@ -261,8 +290,8 @@ async def test_the_samples_of_both_processes_of_a_node_are_kept_until_the_next_o
     node.worker.put_nowait(scheduler_pb2.WorkerReport(metrics=scheduler_pb2.ProcessMetrics(samples={"tokens_total": 3})))
     for reads in (1.0, 2.0):
         node.store.put_nowait(scheduler_pb2.StoreReport(metrics=scheduler_pb2.ProcessMetrics(samples={'reads_total{source="ssd"}': reads})))
-    known = world.service.control.fleet.node("node-0")
-    await world.until(lambda: known.worker_metrics and known.store_metrics == {'reads_total{source="ssd"}': 2.0})
+    known = world.service.control.fleet.device("node-0")
+    await world.until(lambda: known.worker_metrics and known.node.store_metrics == {'reads_total{source="ssd"}': 2.0})
     reply = await world.stub.Metrics(scheduler_pb2.MetricsRequest())
     assert dict(reply.nodes["node-0"].samples) == {"tokens_total": 3.0, 'reads_total{source="ssd"}': 2.0}
     assert not reply.nodes["node-1"].samples

@@ -9,8 +9,9 @@ import pytest
 from contracts.ids import SessionKey
 from scheduler.core.attached import Attached, Stream
 from scheduler.core.control import Ask, Prefetch
+from scheduler.core.device import STALLED_AFTER_S, STARTING_S, Load
 from scheduler.core.directory import Held
-from scheduler.core.fleet import DEAD_AFTER_S, STALLED_AFTER_S, STARTING_S, STEADY_S, Load
+from scheduler.core.fleet import DEAD_AFTER_S, STEADY_S
 from scheduler.core.gathering import GATHER_S, Gathering
 from tests.scheduler.test_core import MODEL, TOKEN_BYTES, House, S, hint
 
@@ -19,7 +20,7 @@ HOUR_S = 3600.0
 
 def states(h: House, now: float) -> list[str]:
     h.tick(now)
-    return [node.state(now) for node in h.fleet.nodes.values()]
+    return [node.state(now) for node in h.fleet.devices.values()]
 
 
 def here(tokens: int) -> Held:
@@ -29,7 +30,7 @@ def here(tokens: int) -> Held:
 def test_a_node_is_starting_until_both_of_its_processes_were_here_and_absent_only_after() -> None:
     h = House(1)
     h.fleet.store_joined("node-9", "s9")
-    assert h.fleet.nodes["node-9"].state(0.0) == "starting", "before the first tick, too"
+    assert h.fleet.devices["node-9"].state(0.0) == "starting", "before the first tick, too"
     assert states(h, 1.0)[1] == "starting"
     h.fleet.worker_joined("node-9", "w9", (MODEL,), 60.0)
     assert states(h, 60.0)[1] == "serving"
@@ -48,7 +49,7 @@ def test_a_node_that_never_comes_up_is_absent_in_the_end_and_watchers_hear_of_it
     assert states(h, 5.0 + STARTING_S - 1.0)[1] == "starting"
     seen = h.fleet.version
     assert states(h, 5.0 + STARTING_S)[1] == "absent" and h.fleet.version > seen
-    assert not h.fleet.nodes["node-9"].serving
+    assert not h.fleet.devices["node-9"].serving
 
 
 def test_a_silent_node_is_suspect_then_dead_and_serves_again_when_it_reports() -> None:
@@ -66,11 +67,11 @@ def test_a_node_whose_engine_stands_still_is_suspect_and_says_why() -> None:
     h = House()
     h.fleet.loaded("node-0", Load(stalled_s=STALLED_AFTER_S + 0.1), ["r"], [], 1.0)
     h.fleet.loaded("node-1", Load(stalled_s=STALLED_AFTER_S - 0.1), [], [], 1.0)
-    assert states(h, 1.0) == ["suspect", "serving"] and [n.stalled(1.0) for n in h.fleet.nodes.values()] == ["engine", ""]
+    assert states(h, 1.0) == ["suspect", "serving"] and [n.stalled(1.0) for n in h.fleet.devices.values()] == ["engine", ""]
     assert h.place(Ask("new", S, "m"), 1.1).node == "node-1", "it gets work only if there is no other"
-    assert h.fleet.nodes["node-0"].stalled(5.0) == "silent"
+    assert h.fleet.devices["node-0"].stalled(5.0) == "silent"
     h.fleet.loaded("node-0", Load(), [], [], 6.0)
-    assert h.fleet.nodes["node-0"].stalled(6.0) == "" and states(h, 6.0)[0] == "serving"
+    assert h.fleet.devices["node-0"].stalled(6.0) == "" and states(h, 6.0)[0] == "serving"
     h.fleet.validate()
 
 
@@ -99,7 +100,7 @@ def test_a_draining_node_gets_nothing_new_and_its_hints_move_while_its_requests_
     moved = [c for c in h.tick(0.5) if isinstance(c, Prefetch)]
     assert [c.node for c in moved] == ["node-1"] and states(h, 0.6) == ["draining", "serving"]
     assert h.place(Ask("new", S, "m"), 0.7).node == "node-1"
-    assert h.fleet.nodes["node-0"].outstanding == {"running"}
+    assert h.fleet.devices["node-0"].outstanding == {"running"}
     h.worker_left("node-0", 1.0)
     assert states(h, 1.0)[0] == "absent"
 
@@ -112,19 +113,19 @@ def test_a_node_that_restarts_once_is_trusted_at_once_and_one_that_flaps_is_not(
         h.worker_left("node-0", now)
         h.fleet.worker_joined("node-0", "w0", (MODEL,), now + 0.1)
         h.fleet.loaded("node-1", Load(), [], [], now + 0.1)
-        return h.fleet.nodes["node-0"].state(now + 0.1)
+        return h.fleet.devices["node-0"].state(now + 0.1)
 
     assert leave_and_return() == "serving"
     waits = []
     for _ in range(4):
         now += 1.1
         assert leave_and_return() == "suspect"
-        waits.append(h.fleet.nodes["node-0"].trusted_s - (now + 0.1))
+        waits.append(h.fleet.devices["node-0"].trusted_s - (now + 0.1))
         assert {h.place(Ask(f"r{now}-{i}", SessionKey("t", str(i)), "m"), now + 0.2).node for i in range(4)} == {"node-1"}
     assert waits == [pytest.approx(w) for w in (1.0, 2.0, 4.0, 8.0)]
-    back = h.fleet.nodes["node-0"].trusted_s
+    back = h.fleet.devices["node-0"].trusted_s
     h.fleet.loaded("node-0", Load(), [], [], back)
-    assert h.fleet.nodes["node-0"].state(back) == "serving", "a moment of quiet and it is trusted"
+    assert h.fleet.devices["node-0"].state(back) == "serving", "a moment of quiet and it is trusted"
     now = back + STEADY_S
     assert leave_and_return() == "serving", "what it did long ago is forgotten"
 
@@ -134,7 +135,7 @@ def test_an_unsteady_node_gets_work_when_there_is_no_other() -> None:
     for now in (1.0, 2.0, 3.0):
         h.worker_left("node-0", now)
         h.fleet.worker_joined("node-0", "w0", (MODEL,), now)
-    assert h.fleet.nodes["node-0"].state(3.0) == "suspect"
+    assert h.fleet.devices["node-0"].state(3.0) == "suspect"
     assert h.place(Ask("r", S, "m"), 3.0).node == "node-0"
 
 

@@ -22,7 +22,7 @@ async def world() -> AsyncIterator[World]:
 
 def states(world: World) -> dict[str, str]:
     now = world.service.clock.now()
-    return {n.name: n.state(now) for n in world.service.control.fleet.nodes.values()}
+    return {n.name: n.state(now) for n in world.service.control.fleet.devices.values()}
 
 
 async def test_a_node_whose_streams_break_again_and_again_gets_no_work_and_no_hints_and_every_turn_is_placed(world: World) -> None:
@@ -96,7 +96,7 @@ async def test_a_worker_that_drains_is_left_alone_and_its_hint_moves(world: Worl
     await world.until(lambda: states(world)[mine.name] == "draining")
     assert (await other.command("prefetch")).advisory.session.session_id == "s"
     assert (await world.place("s", "r")).node == other.name
-    assert world.service.control.fleet.nodes[mine.name].outstanding == {"running"}
+    assert world.service.control.fleet.devices[mine.name].outstanding == {"running"}
 
 
 async def test_workers_are_told_how_often_to_report(world: World) -> None:

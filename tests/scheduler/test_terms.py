@@ -19,7 +19,7 @@ from scheduler.core.snapshot import Snapshot, Turn
 from tests.scheduler.test_core import hint
 
 #: A chunk of 10 tokens is 2,000 bytes in 2 pieces.
-MODEL = Model("m", KvShape(b"f" * 32, 2, 1, 25, 10, "float16"), 1000, 0)
+MODEL = Model("m", KvShape.of_heads(b"f" * 32, 2, 1, 25, 10, "float16"), 1000, 0)
 RATES = Rates(link_bytes_per_s=100.0, ssd_bytes_per_s=500.0, blob_bytes_per_s=10.0)
 S = SessionKey("t", "s")
 

@@ -46,11 +46,11 @@ async def world() -> AsyncIterator[World]:
 
 async def test_a_quick_look_asks_holders_and_the_hinted_node_and_a_thorough_one_everybody(world: World, stores: list[Store]) -> None:
     nodes = [FakeNode(world.stub, f"node-{7 + i}", store.address) for i, store in enumerate(stores)]
-    fleet, directory = world.service.control.fleet.nodes, world.service.control.directory
-    await world.until(lambda: sum(n.serving for n in fleet.values()) == 5)
+    fleet, directory = world.service.control.fleet, world.service.control.directory
+    await world.until(lambda: sum(n.serving for n in fleet.devices.values()) == 5)
     for node in world.nodes:
         node.die()
-    await world.until(lambda: sum(n.store_here for n in fleet.values()) == 3)
+    await world.until(lambda: sum(n.store_here for n in fleet.nodes.values()) == 3)
     nodes[0].hold("s", 128)
     await world.until(lambda: len(directory) == 1)
 

@@ -21,7 +21,8 @@ from tests.sim.node import SimNode
 from tests.sim.worker import Session, SimWorker
 from tests.sim.world import PAGE, World, Wrong
 
-SHAPES = [KvShape(b"a" * 32, 4, 1, 16, 32, "float32"), KvShape(b"b" * 32, 3, 1, 32, 48, "float32")]  # slots of one page and of three
+#: Slots of one page and of three.
+SHAPES = [KvShape.of_heads(b"a" * 32, 4, 1, 16, 32, "float32"), KvShape.of_heads(b"b" * 32, 3, 1, 32, 48, "float32")]
 _ACTIVE_S, _QUIET_S = 20.0, 200.0
 _CHUNKS = 5
 

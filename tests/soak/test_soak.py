@@ -242,8 +242,8 @@ def _said(chat: Chat, lines: list[str]) -> list:
 
 
 def _is_of(stack: Stack, path: Path) -> bool:
-    from runtime.arena_sharing import arenas_of
     from runtime.config import load_config
+    from storelink.arena_sharing import arenas_of
 
     config = load_config(None, {"data": str(stack.data), "nodes": {"count": stack.nodes}})
     return any(path in arenas_of(config.node(n).arena_stem) for n in range(stack.nodes))

@@ -24,20 +24,22 @@ from contracts.v1 import kvstore_pb2
 from runtime.clock import RealClock
 from runtime.config import KvSection, WorkerSection
 from runtime.model_config import load_config
+from storelink.core.load_plan import Source
+from storelink.ends import ArenaGone, ArenaHere
+from tests.worker.owners import KV
 from worker.core.events import StoreDown, StoreUp
 from worker.core.hbm import HbmCache
-from worker.core.load_plan import Source
 from worker.core.pages import PagePool
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Runner, Slice, Steps
-from worker.engine.device import Device
 from worker.engine.device_loop import DeviceLoop
-from worker.engine.engine import Cancel, Engine, Submit
+from worker.engine.engine import Cancel, NativeEngine, Submit
+from worker.engine.executor import Executor
 from worker.kernels.choice import choose_kernels
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaGone, ArenaHere, FromStore, LoadTable
+from worker.link.loads import FromStore, LoadTable
 from worker.memory.copier import Copier, HostCopier
-from worker.memory.granules import GranulePool, HostPool
+from worker.memory.device_memory import DeviceMemory, host_memory
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
 from worker.sampling.grammars import GrammarCompiler
@@ -265,13 +267,13 @@ class House:
         self.loader = KvLoader(self.kv, table, lambda event: self.engine.inbox.put(event), copier)
         self.cache = HbmCache(self.pool)
         salt = tenant_salt(b"s" * 32, "t")
-        self.device = Device(self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt)
+        self.executor = Executor(self.model.shape, self.kv, self.cache, table, self.loader, RealClock(), settings, lambda tenant: salt)
         self.codec = TextCodec.load(model)
         if step_ms:
             runner = Slow(runner, step_ms / 1000)
         self.computed = runner = Counting(runner)
         self.grammars = GrammarCompiler(self.codec, self.model.config.vocab_size, self.model.eos_ids)
-        self.engine = Engine(self.device, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
+        self.engine = NativeEngine(self.executor, runner, self.codec, self.model.eos_ids, "tiny", WorkerSection(**worker))
         self.loop = DeviceLoop([self.engine], niceness)
         self.crashes: list[BaseException] = []
         self.loop.on_crash = self.crashes.append
@@ -286,10 +288,10 @@ class House:
 
     def assemble(self, model: Path, pages: int, dtype: str, kernels: str) -> tuple[Steps, Copier]:
         """Sets memory, model and kv; returns what computes and what copies."""
-        self.memory: GranulePool = HostPool(64 << 20, GRANULE)
+        self.memory: DeviceMemory = host_memory(64 << 20, GRANULE)
         computing = choose_kernels(kernels, load_config(model), CHUNK, 1)
         self.model: Model = load_model(model, self.memory, dtype, "cpu", CHUNK, None, computing and computing.pack)
-        self.kv = PagedKv(self.memory, self.model.shape, pages)
+        self.kv = PagedKv.reserve(self.memory, self.model.shape, pages, KV)
         runner = NativeRunner(self.model, self.kv, computing) if computing else Runner(self.model, self.kv)
         return runner, HostCopier(self.kv)
 
@@ -297,9 +299,9 @@ class House:
         """Attach this store (which another engine may have filled)."""
         self.store = store
         store.attached(self.engine.inbox.put, self.loader.from_store)
-        self.device.link = self.loader.link = store  # type: ignore[assignment]
+        self.executor.link = self.loader.link = store  # type: ignore[assignment]
         assert store.arena is not None
-        self.loader.from_store(ArenaHere(store.arena))
+        self.loader.from_store(ArenaHere(store.arena.data))
         self.engine.inbox.put(StoreUp())
 
     def detach(self) -> None:
@@ -385,7 +387,7 @@ class House:
         waited = threading.Event()
         for _ in range(500):
             quiet = self.store is None or self.store.arena is None or self.store.sent == self.store.handled
-            if quiet and self.engine.idle and not self.device.table.open:
+            if quiet and self.engine.idle and not self.executor.table.open:
                 break
             waited.wait(0.01)
         assert not self.crashes, self.crashes

@@ -12,7 +12,7 @@ import torch
 from runtime import telemetry
 from runtime.model_config import load_config
 from worker.kernels.choice import choose_kernels
-from worker.memory.granules import HostPool
+from worker.memory.device_memory import host_memory
 from worker.models.load import load_model
 from worker.models.weights import Checkpoint
 
@@ -28,7 +28,7 @@ def main() -> None:
     directory, choice = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     kernels = choose_kernels(choice, load_config(directory), 64, 1)
-    pool = HostPool(1 << 30, 2 << 20)
+    pool = host_memory(1 << 30, 2 << 20)
     torch.randn(256, 256, dtype=torch.float32).bfloat16() @ torch.ones(256, 256, dtype=torch.bfloat16)  # what torch allocates at first
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = resident("VmRSS")

@@ -13,20 +13,24 @@ from contracts.convert import session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2
+from runtime import telemetry
+from storelink.ends import ArenaGone, ArenaHere
+from storelink.link import StoreLink
 from tests.kvstore.conftest import Stack, make_stack
 from tests.kvstore.store_metrics import store_metrics
+from tests.worker.owners import KV
 from worker.core.events import SaveCopied, StoreDown, StoreUp
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool, Pages
+from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaGone, ArenaHere, LoadTable, Save, Transfer
-from worker.link.store_link import End, StoreLink
+from worker.link.loads import LoadTable, Save, Transfer
 from worker.memory.copier import Arena, HostCopier
-from worker.memory.granules import HostPool
+from worker.memory.device_memory import host_memory
 from worker.memory.paged_kv import PagedKv
 
 __all__ = ["make_stack"]
-SHAPE = KvShape(b"f" * 32, 2, 2, 16, 16, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, 2, 2, 16, 16, "float32")
 SIZE = SHAPE.piece_bytes
 
 
@@ -41,7 +45,7 @@ class Link:
 
 
 def test_pieces_and_grants_that_wait_are_of_the_arena_of_the_store_that_sent_them() -> None:
-    kv = PagedKv(HostPool(4 << 20, 64 << 10), SHAPE, 64)
+    kv = PagedKv.reserve(host_memory(4 << 20, 64 << 10), SHAPE, 64, KV)
     cache = HbmCache(PagePool(kv.slab_count, kv.pages_per_slab, SHAPE.layers))
     session = SessionKey("t", "s")
     loaded, saved = cache.new_block(0, session, range(2)), cache.new_block(0, session, range(2))
@@ -54,13 +58,13 @@ def test_pieces_and_grants_that_wait_are_of_the_arena_of_the_store_that_sent_the
     table.open[1] = Transfer.of(1, np.stack([loaded.pages]), hint=False)
     loader = KvLoader(kv, table, inbox.put)
     loader.link = link  # type: ignore[assignment]
-    loader.from_store(ArenaHere(first))
+    loader.from_store(ArenaHere(first.data))
     loader.offer(Save(7, np.stack([saved.pages])))
     loader.from_store(kvstore_pb2.LoadPieces(load_id=1, chunks=[0, 0], layers=[0, 1], offsets=[0, SIZE]))
     loader.from_store(kvstore_pb2.SaveGrant(save_id=7, indices=[0], offsets=[4 * SIZE, 5 * SIZE]))
     loader.from_store(ArenaGone(left.release))
     loader.from_store(kvstore_pb2.LoadPieces(load_id=1, chunks=[0], layers=[0], offsets=[2 * SIZE]))
-    loader.from_store(ArenaHere(second))
+    loader.from_store(ArenaHere(second.data))
     loader.start()
     assert left.acquire(timeout=10) and left.acquire(timeout=10)
     while not isinstance(copied := inbox.get(timeout=10), SaveCopied):
@@ -90,13 +94,13 @@ async def test_what_a_worker_still_copies_when_its_stream_ends_is_given_to_nobod
 ) -> None:
     stack = make_stack(nodes=1)
     stack.start(0)
-    kv = PagedKv(HostPool(4 << 20, 64 << 10), SHAPE, 64)
+    kv = PagedKv.reserve(host_memory(4 << 20, 64 << 10), SHAPE, 64, KV)
     cache = HbmCache(PagePool(kv.slab_count, kv.pages_per_slab, SHAPE.layers))
     for slab in range(kv.slab_count):
         kv.map_slab(slab)
     inbox, copier = queue.SimpleQueue[object](), SlowCopier(kv)
     loader = KvLoader(kv, LoadTable(), inbox.put, copier)
-    link = loader.link = StoreLink(stack.address(0), "w", [End(SHAPE, inbox.put, loader.from_store)])
+    link = loader.link = StoreLink(stack.address(0), "w", [end_of(SHAPE, inbox.put, loader.from_store)], telemetry.logger("link"))
     loader.start()
     attached = asyncio.ensure_future(link.run())
     assert isinstance(await asyncio.to_thread(inbox.get, timeout=30), StoreUp)

@@ -274,7 +274,7 @@ def test_an_invalidated_hint_leaves_first_and_brings_no_more(model: Path) -> Non
     house.settle()
     store.invalidate("p1")
     house.settle()
-    assert house.cache.make_room(house.pool.free + 24, house.device.clock.now())
+    assert house.cache.make_room(house.pool.free + 24, house.executor.clock.now())
     assert [sum(in_hbm(house, k)) for k in keys] == [24, 0]
     assert samples(house)["hint_bytes.wasted"] == 24 == samples(house)["evicted_bytes.hbm.dropped"]
     house.close()
@@ -301,7 +301,7 @@ def test_when_not_cooperative_a_hint_stops_at_dram_and_the_request_loads_layer_b
     store.hint("p0", keys)
     house.settle()
     assert in_hbm(house, keys) == [0] * LAYERS and not store.asked
-    assert house.cache.standings.of(SessionKey("t", "p0"), house.device.clock.now())[0] == Rank.ADVISED, "it still ranks as hinted"
+    assert house.cache.standings.of(SessionKey("t", "p0"), house.executor.clock.now())[0] == Rank.ADVISED, "it still ranks as hinted"
     again = house.run(prompt, 12, session="p0")
     assert again.cached == 96 and again.tokens == cold(prompt, 12) and store.delivered == 24
     house.close()

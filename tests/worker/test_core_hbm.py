@@ -21,7 +21,7 @@ def cached(cache: HbmCache, key: bytes, session: SessionKey, index: int = 0, use
     block = cache.new_block(index, session, range(LAYERS))
     cache.standings.used(session, used_s)
     block.ready[:] = True
-    block.save = save
+    cache.mark(block, save)
     assert cache.enter(block, key)
     return block
 
@@ -87,9 +87,9 @@ def test_what_is_held_never_leaves_and_a_vain_attempt_changes_nothing(hold: str)
     if hold == "users":
         cache.use(held)
     elif hold == "moving":
-        held.moving = 1
+        cache.pin(held)
     else:
-        held.save = Save.WAITING
+        cache.mark(held, Save.WAITING)
     assert not cache.make_room(5, now=2)
     assert len(here(held)) == len(here(free)) == 4
     assert cache.make_room(4, now=2)
@@ -139,7 +139,7 @@ def test_an_erased_session_leaves_what_is_only_its_saved_or_not_and_what_runs_wh
     cache = make(16)
     shared, own, unsaved, running = (cached(cache, key, A) for key in (b"s", b"o", b"u", b"r"))
     cache.want(shared, B)
-    unsaved.save = Save.REFUSED
+    cache.mark(unsaved, Save.REFUSED)
     cache.use(running)
     cache.forget({A})
     assert set(cache.index) == {b"s"} and list(shared.sessions) == [B]
@@ -171,6 +171,50 @@ def test_pages_are_handed_out_once_and_all_come_back(steps: list[tuple[int, bool
     pool.validate()
 
 
+@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["take", "give", "limit", "execute"])), max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_a_pool_holds_no_more_slabs_than_its_limit_once_what_is_beyond_it_is_empty(steps: list[tuple[int, str]]) -> None:
+    pool, mapped = PagePool(slab_count=6, pages_per_slab=5, layers=8), set[int]()
+    mine: list[int] = []
+    for number, what in steps:
+        free, held = pool.free, pool.held
+        if what == "give" and mine:
+            pool.give([mine.pop(number % len(mine))])
+        elif what == "limit":
+            pool.set_limit(min(number, 6))
+            assert pool.held <= max(held, pool.limit)
+        elif what == "execute":
+            mapped = (mapped - set(pool.to_unmap)) | set(pool.to_map)
+            pool.to_map, pool.to_unmap = [], []
+            assert len(mapped) == pool.held
+        elif what == "take" and free:
+            mine.append(pool.take(number))
+            assert pool.free == free - 1
+        elif what == "take":
+            with pytest.raises(MemoryError):
+                pool.take(number)
+        pool.validate()
+    pool.give(mine)
+    pool.validate()
+    assert pool.held <= pool.limit and pool.free == pool.total == 5 * pool.limit
+
+
+def test_a_slab_beyond_the_limit_gives_its_memory_back_when_its_last_page_is_free() -> None:
+    pool = PagePool(slab_count=3, pages_per_slab=2, layers=1)
+    pages = [pool.take(0) for _ in range(5)]
+    pool.set_limit(1)
+    assert pool.held == 3 and pool.free == 1 and pool.to_map == [0, 1, 2]
+    pool.to_map = []
+    pool.give([pages[4]])
+    assert pool.held == 2 and pool.to_unmap == [2] and pool.free == 0
+    pool.give([pages[0], pages[2], pages[3]])
+    assert pool.held == 1 and pool.to_unmap == [2, 1] and pool.free == 1
+    pool.set_limit(3)
+    assert pool.free == 5
+    with pytest.raises(ValueError, match="0 to 3 slabs, got 4"):
+        pool.set_limit(4)
+
+
 def test_bands_of_layers_fill_slabs_of_their_own() -> None:
     pool = PagePool(slab_count=8, pages_per_slab=4, layers=8)
     slabs = {layer: {pool.take(layer) // 4 for _ in range(2)} for layer in (0, 1, 6, 7)}
@@ -197,7 +241,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.standings.used(session, self.now)
         block.ready[:] = True
         if self.cache.enter(block, bytes([key])):
-            block.save = save
+            self.cache.mark(block, save)
         self.used.append(block)
 
     @rule(key=st.integers(0, 9))
@@ -222,7 +266,7 @@ class CacheMachine(RuleBasedStateMachine):
     def saved(self, key: int, save: Save) -> None:
         block = self.cache.index.get(bytes([key]))
         if block is not None and block.save is Save.WAITING:
-            block.save = save
+            self.cache.mark(block, save)
             self.cache.settle(block)
 
     @rule(key=st.integers(0, 9))

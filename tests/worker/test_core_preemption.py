@@ -26,7 +26,7 @@ class Room:
         self.count += 1
         for index, save in enumerate(saves):
             block = self.cache.new_block(index, SessionKey("t", "s"), range(LAYERS))
-            block.save = save
+            self.cache.mark(block, save)
             if save is not Save.NONE:
                 block.ready[:] = True
                 self.cache.enter(block, f"{s.arrival}.{index}".encode())

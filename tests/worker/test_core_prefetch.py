@@ -26,7 +26,7 @@ def taken(offers: Offers) -> list[tuple[str, int, int]]:
     while (band := offers.take(NOW)) is not None:
         assert all(block.hinted[layers].all() for block, layers in zip(band.blocks, band.layers, strict=True))
         for block in band.blocks:
-            block.moving += 1
+            offers._cache.pin(block)
         found.append((band.offer.session.session_id, band.number, len(band.keys)))
     return found
 

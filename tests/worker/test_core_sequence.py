@@ -6,7 +6,7 @@ import pytest
 
 from contracts.errors import IllegalTransition
 from contracts.request import GenerateRequest, Sampling
-from worker.core.load_plan import may_start
+from storelink.core.load_plan import may_start
 from worker.core.pace import Pace
 from worker.core.prefetch import Offer, band_layers, next_offer
 from worker.core.sequence import TRANSITIONS, Event, Sequence, State

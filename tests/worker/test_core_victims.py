@@ -76,7 +76,7 @@ def test_what_is_held_for_a_hint_stays_until_it_is_used_or_the_hint_has_ended() 
     cache.hold_hinted = True
     fetched, used, plain = cached(cache, b"f", A), cached(cache, b"u", B), cached(cache, b"p", C, used_s=3)
     for block, session in ((fetched, A), (used, B)):
-        block.hinted[:] = True
+        cache.hint(block, list(range(LAYERS)))
         advise(cache, session)
     cache.claim([used])
     assert not cache.make_room(4 + 9, now=1), "the held block counts as no room"
@@ -89,7 +89,7 @@ def test_what_is_held_for_a_hint_stays_until_it_is_used_or_the_hint_has_ended() 
 def test_without_holding_a_hints_pages_make_way_like_any_others() -> None:
     cache = make(4)
     fetched = cached(cache, b"f", A)
-    fetched.hinted[:] = True
+    cache.hint(fetched, list(range(LAYERS)))
     advise(cache, A)
     assert cache.make_room(4, now=1) and here(fetched) == []
 
@@ -169,7 +169,7 @@ def test_hinted_pages_are_used_or_wasted_once() -> None:
     cache = make(8)
     used, wasted = cached(cache, b"u", A, used_s=2), cached(cache, b"w", B, used_s=1)
     for block in (used, wasted):
-        block.hinted[:] = True
+        cache.hint(block, list(range(LAYERS)))
     cache.claim([used])
     cache.claim([used])
     assert cache.make_room(8, now=1)
@@ -206,14 +206,14 @@ def test_any_mix_leaves_in_the_order_of_the_design(data: st.DataObject) -> None:
     for n in range(data.draw(st.integers(1, 16))):
         block = cache.new_block(data.draw(st.integers(0, 5)), data.draw(st.sampled_from(SESSIONS)), range(LAYERS))
         block.ready[:] = True
-        block.save = data.draw(st.sampled_from([Save.BELOW, Save.BELOW, Save.BELOW, Save.WAITING, Save.REFUSED]))
+        cache.mark(block, data.draw(st.sampled_from([Save.BELOW, Save.BELOW, Save.BELOW, Save.WAITING, Save.REFUSED])))
         cache.enter(block, bytes([n]))
         if data.draw(st.integers(0, 3)) == 0:
             cache.want(block, data.draw(st.sampled_from(SESSIONS)))
         if data.draw(st.integers(0, 4)) == 0:
             cache.use(block)
         if data.draw(st.integers(0, 6)) == 0:
-            block.moving = 1
+            cache.pin(block)
         blocks.append(block)
     cache.layer_priority = data.draw(st.booleans())
     below = data.draw(st.none() | st.tuples(st.sampled_from(sorted(Rank)), st.integers(-2, 2), st.integers(-LAYERS, 1)))
@@ -279,7 +279,7 @@ def test_a_prefetch_of_a_tenant_beyond_its_part_takes_nothing_that_others_keep()
     cache = make(16)
     mine, flood = cached(cache, b"m", MINE, used_s=1), [cached(cache, bytes([n]), FLOOD, index=n, used_s=9) for n in range(3)]
     for block in flood:
-        block.users += 1
+        cache.use(block)
     below = (Rank.ADVISED, 0, 0)
     assert cache.room(10, below, "flood") == 0 and not cache.make_room(1, 10, below, "flood")
     assert cache.room(10, below, "yours") == 0, "it has no part here yet"

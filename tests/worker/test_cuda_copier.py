@@ -15,17 +15,19 @@ import pytest
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from contracts.v1 import kvstore_pb2
+from storelink.ends import ArenaHere
+from tests.worker.owners import KV
 from worker.core.events import LoadClosed
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaHere, LoadTable, Transfer, Wake
+from worker.link.loads import LoadTable, Transfer, Wake
 from worker.memory.cuda_copier import CudaCopier
 from worker.memory.cuda_driver import CudaError
-from worker.memory.granules import HostPool
+from worker.memory.device_memory import host_memory
 from worker.memory.paged_kv import PagedKv
 
-SHAPE = KvShape(fingerprint=bytes(32), layers=2, kv_heads=1, head_dim=16, chunk_tokens=16, dtype="float32")
+SHAPE = KvShape.of_heads(fingerprint=bytes(32), layers=2, kv_heads=1, head_dim=16, chunk_tokens=16, dtype="float32")
 
 
 class Mark:
@@ -93,8 +95,8 @@ class House:
     """A copier over host memory and the streams of a test; pages 0 to 7 are mapped."""
 
     def __init__(self, refuses: bool = False) -> None:
-        self.pool = HostPool(1 << 20, 64 << 10)
-        self.kv = PagedKv(self.pool, SHAPE, 64)
+        self.pool = host_memory(1 << 20, 64 << 10)
+        self.kv = PagedKv.reserve(self.pool, SHAPE, 64, KV)
         self.kv.map_slab(0)
         self.compute, self.loads, self.saves, self.locks = Stream(), Stream(), Stream(), Locks(refuses)
         self.copier = CudaCopier(self.kv, self.locks, self.compute, self.loads, self.saves)
@@ -209,7 +211,7 @@ def test_the_store_and_the_engine_hear_of_a_load_only_when_its_copies_have_ended
     load = Transfer.of(1, np.stack([block.pages]), hint=False)
     table.open[1] = load
     loader.start()
-    loader.from_store(ArenaHere(house.arena))
+    loader.from_store(ArenaHere(house.arena.data))
     loader.from_store(kvstore_pb2.LoadPieces(load_id=1, chunks=[0, 0], layers=[0, 1], offsets=[0, SHAPE.piece_bytes]))
     loader.from_store(kvstore_pb2.LoadEnd(load_id=1))
     for _ in itertools.count():

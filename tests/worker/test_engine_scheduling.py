@@ -9,10 +9,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from storelink.core.load_plan import LoadRate, Source
 from tests.worker.virtual_engine import VirtualEngine
 from tests.worker.virtual_model import CHUNK, LAYERS, random_prompt
 from worker.core.hbm import Save
-from worker.core.load_plan import LoadRate, Source
 from worker.core.saving import ANSWER_TIMEOUT_S
 from worker.core.sequence import Event, State
 from worker.engine.engine import ADMIT_S

@@ -4,6 +4,7 @@ tokens. What needs instructions that this processor may lack is computed by the 
 from __future__ import annotations
 
 import itertools
+import os
 import platform
 import shutil
 import subprocess
@@ -186,6 +187,31 @@ def test_one_thread_and_three_give_the_same_bits(directory: Path, monkeypatch: p
         bench = Bench(directory)
         results.append(bench.step(bench.cut(bench.pages(90), tokens, 0, 90)))
     assert torch.equal(*results)
+
+
+def test_a_team_computes_at_any_width_and_who_is_beyond_it_sleeps(directory: Path) -> None:
+    before = set(os.listdir("/proc/self/task"))
+    kernels = CpuKernels(library(), 3)
+    team = set(os.listdir("/proc/self/task")) - before
+    bench = Bench(directory, kernels=kernels)
+    tokens, pages, results = prompt(90), bench.pages(90), []
+    for width in (3, 1, 2, 3, 1):
+        kernels.use(width)
+        spent = {task: _processor_ticks(task) for task in team}
+        results += [bench.step(bench.cut(pages, tokens, 0, 90)) for _ in range(40 if width == 1 else 2)]
+        if width == 1:
+            assert {task: _processor_ticks(task) for task in team} == pytest.approx(spent, abs=1), "but for one that fell asleep just now"
+    assert all(torch.equal(result, results[0]) for result in results)
+    for wrong in (0, 4):
+        with pytest.raises(ValueError, match=f"width must be 1 to 3, got {wrong}"):
+            kernels.use(wrong)
+    kernels.close()
+
+
+def _processor_ticks(task: str) -> int:
+    """Of a thread of this process."""
+    words = Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split()
+    return int(words[11]) + int(words[12])
 
 
 def test_gate_and_up_projections_are_packed_in_alternating_tiles(directory: Path) -> None:

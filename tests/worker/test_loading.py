@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from storelink.core.load_plan import LoadRate, Source
 from tests.worker.engine_house import CHUNK, House, random_prompt, tiny_model
-from worker.core.load_plan import LoadRate, Source
 from worker.core.pages import Pages
 from worker.devices.runner import Slice, Steps
 from worker.memory.copier import Arena, Copier, UnderWay
@@ -149,10 +149,10 @@ def test_a_short_tail_is_not_even_asked_for(house: House, cold: Cold) -> None:
 
 def test_a_load_teaches_what_its_source_takes(house: House) -> None:
     prompt = saved_session(house, 5)
-    assert house.engine.core.state.rates.of(Source.DRAM, house.device.clock.now()) is None
+    assert house.engine.core.state.rates.of(Source.DRAM, house.executor.clock.now()) is None
     house.run(prompt, 2)
     house.settle()
-    rate = house.engine.core.state.rates.of(Source.DRAM, house.device.clock.now())
+    rate = house.engine.core.state.rates.of(Source.DRAM, house.executor.clock.now())
     assert rate is not None and rate.latency_s > 0 and rate.piece_s > 0
     assert house.engine.core.admission.loaded_tokens == 96
 

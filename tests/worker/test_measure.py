@@ -17,24 +17,26 @@ from hypothesis import strategies as st
 from contracts.kv import KvShape
 from runtime.clock import RealClock, VirtualClock
 from runtime.config import KvSection
+from storelink.ends import ArenaHere
 from tests.worker.engine_house import CHUNK, FakeStore
+from tests.worker.owners import KV
 from worker.core.events import StoreUp
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
 from worker.devices.runner import Slice
-from worker.engine.device import Device
+from worker.engine.executor import Executor
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import ArenaHere, LoadTable
+from worker.link.loads import LoadTable
 from worker.measure.loads import LoadFailed, Mover, large_chunks, new_keys, rates
 from worker.measure.steps import BRIEF, Grid, Stopwatch, compute, on_free_pages
-from worker.memory.granules import HostPool
+from worker.memory.device_memory import host_memory
 from worker.memory.paged_kv import PagedKv
 
-SHAPE = KvShape(b"f" * 32, 4, 2, 16, CHUNK, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 16, CHUNK, "float32")
 
 
 def cache_of(pages: int) -> PagedKv:
-    return PagedKv(HostPool(32 << 20, 1 << 16), SHAPE, pages)
+    return PagedKv.reserve(host_memory(32 << 20, 1 << 16), SHAPE, pages, KV)
 
 
 class HandClock(VirtualClock):
@@ -134,11 +136,11 @@ def mover(store: FakeStore) -> Iterator[Mover]:
     kv, inbox, table = cache_of(400), queue.SimpleQueue[object](), LoadTable()
     loader = KvLoader(kv, table, inbox.put)
     cache = HbmCache(PagePool(kv.slab_count, kv.pages_per_slab, SHAPE.layers))
-    device = Device(SHAPE, kv, cache, table, loader, RealClock(), KvSection(chunk_tokens=CHUNK), lambda tenant: bytes(32))
+    device = Executor(SHAPE, kv, cache, table, loader, RealClock(), KvSection(chunk_tokens=CHUNK), lambda tenant: bytes(32))
     device.link = loader.link = store  # type: ignore[assignment]
     store.to_engine, store.to_loader = inbox.put, loader.from_store
     assert store.arena is not None
-    loader.from_store(ArenaHere(store.arena))
+    loader.from_store(ArenaHere(store.arena.data))
     loader.start()
     inbox.put(StoreUp())
     made = Mover(device, inbox, 6)

@@ -11,19 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.kv import KvShape
-from worker.memory.granules import HostPool, OutOfGranules
+from tests.worker.owners import KV
+from worker.core.granules import OutOfGranules
+from worker.memory.device_memory import host_memory
 from worker.memory.paged_kv import PagedKv, slab_size
 
 
 def shape(kv_heads: int = 2, head_dim: int = 8, chunk_tokens: int = 20, dtype: str = "float32") -> KvShape:
-    return KvShape(bytes(32), 3, kv_heads, head_dim, chunk_tokens, dtype)
+    return KvShape.of_heads(bytes(32), 3, kv_heads, head_dim, chunk_tokens, dtype)
 
 
 @pytest.fixture(params=[(80 << 10, True), (64 << 10, False)], ids=["no-waste", "some-waste"])
 def kv(request: pytest.FixtureRequest) -> Iterator[PagedKv]:
     granule, uniform = request.param
-    pool = HostPool(8 * granule, granule)
-    kv = PagedKv(pool, shape(), 100)
+    pool = host_memory(8 * granule, granule)
+    kv = PagedKv.reserve(pool, shape(), 100, KV)
     assert (kv.slab_bytes == kv.pages_per_slab * kv.page_bytes) is uniform
     yield kv
     pool.validate()
@@ -47,19 +49,19 @@ def test_pages_of_a_13b_model_fill_slabs_of_five_granules_exactly() -> None:
 
 
 def test_slabs_take_and_give_granules(kv: PagedKv) -> None:
-    free = kv.pool.free
+    free = kv.memory.free
     kv.map_slab(1)
-    assert kv.pool.free == free - kv.slab_granules and kv.mapped_slabs == [1]
+    assert kv.memory.free == free - kv.slab_granules and kv.mapped_slabs == [1]
     with pytest.raises(ValueError, match="mapped already"):
         kv.map_slab(1)
     with pytest.raises(ValueError, match="not mapped"):
         kv.unmap_slab(0)
     kv.unmap_slab(1)
-    assert kv.pool.free == free and kv.mapped_slabs == []
+    assert kv.memory.free == free and kv.mapped_slabs == []
 
 
 def test_a_slab_that_finds_no_memory_is_not_mapped(kv: PagedKv) -> None:
-    kv.pool.take(kv.pool.free)
+    kv.memory.take(kv.memory.free, KV)
     with pytest.raises(OutOfGranules):
         kv.map_slab(0)
     assert kv.mapped_slabs == []
@@ -107,8 +109,8 @@ def test_clearing_pages_clears_them_and_no_others(kv: PagedKv) -> None:
 
 
 def test_address_space_may_exceed_memory_by_far() -> None:
-    pool = HostPool(4 << 20, 2 << 20)
-    kv = PagedKv(pool, shape(kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16"), 1 << 20)
+    pool = host_memory(4 << 20, 2 << 20)
+    kv = PagedKv.reserve(pool, shape(kv_heads=8, head_dim=128, chunk_tokens=64, dtype="bfloat16"), 1 << 20, KV)
     kv.map_slab(kv.slab_count - 1)
     kv.page_bytes_view(kv.max_pages - 1)[:] = 5
     assert pool.resident_bytes() == kv.slab_bytes

@@ -11,11 +11,12 @@ import torch
 import transformers
 
 from runtime.model_config import load_config
+from tests.worker.owners import KV
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Runner, Slice
 from worker.kernels.choice import choose_kernels
 from worker.kernels.cpu_kernels import CpuKernels
-from worker.memory.granules import HostPool
+from worker.memory.device_memory import host_memory
 from worker.memory.paged_kv import PagedKv
 from worker.models.load import Model, load_model
 
@@ -107,10 +108,10 @@ class Bench:
     def __init__(
         self, directory: Path, dtype: str = "float32", granule: int = GRANULE, chunk: int = CHUNK, kernels: CpuKernels | None = None
     ) -> None:
-        self.pool = HostPool(granule * 512, granule)
+        self.pool = host_memory(granule * 512, granule)
         kernels = kernels or choose_kernels(self.computes, load_config(directory), chunk, self.threads)
         self.model: Model = load_model(directory, self.pool, dtype, "cpu", chunk, None, kernels and kernels.pack)
-        self.kv = PagedKv(self.pool, self.model.shape, 700)
+        self.kv = PagedKv.reserve(self.pool, self.model.shape, 700, KV)
         for slab in range(self.kv.slab_count):
             self.kv.map_slab(slab)
             for page in range(slab * self.kv.pages_per_slab, (slab + 1) * self.kv.pages_per_slab):
@@ -269,12 +270,35 @@ def test_a_layer_that_lent_its_granules_computes_the_same_after_it_is_loaded_aga
     assert given > 0 and bench.pool.free == free + given
     with pytest.raises(Exception, match="layer 1 has lent its granules"):
         bench.step(bench.cut(bench.pages(20), tokens, 0, 20))
-    lent = bench.pool.take(bench.pool.free)  # somebody else uses that memory meanwhile
-    other = bench.pool.reserve(len(lent) * GRANULE)
+    lent = bench.pool.take(bench.pool.free, KV)  # somebody else uses that memory meanwhile
+    other = bench.pool.reserve(len(lent) * GRANULE, KV)
     other.map(0, lent)
     other.close()
     bench.model.load_layer(1)
     torch.testing.assert_close(bench.step(bench.cut(bench.pages(20), tokens, 0, 20)), expected, atol=0, rtol=0)
+
+
+def test_every_layer_s_weights_are_acquired_before_their_use_and_may_come_only_then(tmp_path: Path) -> None:
+    reference(tmp_path, "qwen2")
+    bench = Bench(tmp_path)
+    tokens = prompt(20)
+    expected = bench.step(bench.cut(bench.pages(20), tokens, 0, 20))
+    layers, model = bench.model.config.layers, bench.model
+    for layer in range(layers):
+        model.unload_layer(layer)
+    used: list[tuple[str, int]] = []
+
+    def come(layer: int) -> None:
+        used.append(("before", layer))
+        model.load_layer(layer)
+
+    def go(layer: int) -> None:
+        used.append(("after", layer))
+        model.unload_layer(layer)
+
+    model.layers.before_use, model.layers.after_use = come, go
+    torch.testing.assert_close(bench.step(bench.cut(bench.pages(20), tokens, 0, 20)), expected, atol=0, rtol=0)
+    assert used == [(when, layer) for layer in range(layers) for when in ("before", "after")]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from contracts.errors import ConfigError
 from contracts.kv import fingerprint
 from loadtest.random_model import SHAPES, make_random_model, parameters
 from runtime.model_config import ModelConfig, Rope, load_config, parse_config
-from worker.memory.granules import HostPool
+from worker.memory.device_memory import host_memory
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.load import Model, load_model
 from worker.models.weights import Checkpoint
@@ -119,7 +119,7 @@ def make(directory: Path, dtype: str = "float32", seed: int = 1, **changes: Any)
 
 
 def load(directory: Path, dtype: str = "auto", chunk_tokens: int = 64, cache_dir: Path | None = None, mib: int = 64) -> Model:
-    return load_model(directory, HostPool(mib << 20, 64 << 10), dtype, "auto", chunk_tokens, cache_dir)
+    return load_model(directory, host_memory(mib << 20, 64 << 10), dtype, "auto", chunk_tokens, cache_dir)
 
 
 def test_a_loaded_model_says_what_it_is(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_weights_that_change_while_they_are_read_are_refused_and_replaced_ones_a
 
 def test_unloading_and_loading_a_layer_moves_granules_and_restores_every_byte(tmp_path: Path) -> None:
     model = load(make(tmp_path, "bfloat16"), "float32")
-    pool = model.layers._spans[0].pool
+    pool = model.layers._spans[0].memory
     before, free = model.layers[1].down.clone(), pool.free
     assert model.unload_layer(1) == model.layers.layer_granules(1) == pool.free - free
     assert model.unload_layer(1) == 0 and not model.layers.is_loaded(1)
@@ -423,7 +423,7 @@ def test_too_little_memory_names_the_setting_and_the_need(tmp_path: Path) -> Non
 
 def test_a_device_without_a_pool_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker\.device = 'cuda'"):
-        load_model(make(tmp_path), HostPool(64 << 20, 64 << 10), "auto", "cuda", 64, None)
+        load_model(make(tmp_path), host_memory(64 << 20, 64 << 10), "auto", "cuda", 64, None)
 
 
 # ---- random models -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from worker.core.pace import Pace
 from worker.measure.profiles import compute_threads, profile_of, seed, subject
 from worker.measure.steps import Computed
 
-SHAPE = KvShape(b"f" * 32, 4, 2, 16, 64, "bfloat16")
+SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 16, 64, "bfloat16")
 SUBJECT = subject(SHAPE, 2, "native")
 STEPS = Surface((1, 512), (0, 2048), ((0.01, 0.03), (0.5, 1.0)))
 PROFILE = Profile(

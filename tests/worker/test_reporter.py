@@ -7,7 +7,6 @@ import collections
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,14 +58,14 @@ class PlayedEngine:
     def __init__(self) -> None:
         self.model_name = "m"
         self.stalled_s = 0.0
-        self.device = SimpleNamespace(shape=KvShape(b"f" * 32, 2, 1, 8, 16, "float32"))
+        self.shape = KvShape.of_heads(b"f" * 32, 2, 1, 8, 16, "float32")
         self.finished: collections.deque[str] = collections.deque()
         self.on_requests: Callable[[], None] = lambda: None
         self.run()
 
     def run(self, *requests: str) -> None:
         """These are in flight now."""
-        self.counts = Counts(len(requests), 0, 0, {0: 1.0 * len(requests)}, 0.0, 0.0, 8, 8, requests)
+        self.counts = Counts(len(requests), 0, 0, {0: 1.0 * len(requests)}, 0.0, 0.0, 8, 8, 0, requests)
         self.on_requests()
 
 
@@ -160,10 +159,13 @@ async def test_a_model_is_reported_by_name_and_in_bytes(world: tuple[PlayedEngin
     (model,), hello = listeners[0].hellos[0].models, listeners[0].hellos[0]
     assert (model.name, model.state, model.weight_bytes, model.engine, model.wire) == ("m", pb.MODEL_STATE_ACTIVE, 700, "native", 0)
     assert (model.ttft_slo_s, model.tpot_slo_s, hello.device_bytes) == (0.5, 0.05, 1000)
-    engine.counts = replace(engine.counts, running=3, outstanding_s={0: 1.5, 2: 0.5}, request_s=0.25, pages_total=8, pages_free=5)
+    engine.counts = replace(
+        engine.counts, running=3, outstanding_s={0: 1.5, 2: 0.5}, request_s=0.25, pages_total=8, pages_free=5, pages_cached=4
+    )
     load = reporter.load(1, reporter.links[0])
     assert load.device_bytes_free == 44
-    (of_model,), page_bytes = load.models, engine.device.shape.piece_bytes
+    (of_model,), page_bytes = load.models, engine.shape.piece_bytes
     assert (of_model.model, of_model.running, of_model.request_s) == ("m", 3, 0.25)
-    assert (of_model.kv_bytes_used, of_model.kv_bytes_limit) == (3 * page_bytes, 8 * page_bytes)
+    assert (of_model.kv_bytes_used, of_model.kv_bytes_cached, of_model.kv_bytes_limit) == (3 * page_bytes, 4 * page_bytes, 8 * page_bytes)
+    assert (load.hbm_pages_total, load.hbm_pages_free, load.hbm_pages_cached) == (8, 5, 4)
     assert dict(of_model.outstanding_by_priority) == {0: 1.5, 2: 0.5}

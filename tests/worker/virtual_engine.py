@@ -22,9 +22,9 @@ from worker.core import hbm
 from worker.core.hbm import Block, HbmCache
 from worker.core.pages import PagePool
 from worker.core.sequence import Sequence
-from worker.engine.device import Device
 from worker.engine.device_loop import IDLE_S
-from worker.engine.engine import Cancel, Engine, Submit
+from worker.engine.engine import Cancel, NativeEngine, Submit
+from worker.engine.executor import Executor
 from worker.link.loads import LoadTable
 from worker.text.codec import TextCodec
 
@@ -55,16 +55,16 @@ class VirtualEngine:
         self.loader = VirtualLoader(self.pages, self.table, self.world)
         salt = tenant_salt(b"s" * 32, "t")
         settings = KvSection(chunk_tokens=CHUNK, layerwise=layerwise)
-        self.device = Device(
+        self.executor = Executor(
             SHAPE, self.pages, self.cache, self.table, self.loader, self.world, settings, lambda tenant: salt  # type: ignore[arg-type]
         )  # fmt: skip
         self.runner = HashRunner(self.pages, self.world)
-        self.engine = Engine(self.device, self.runner, CODEC, set(), "hash", WorkerSection(**worker))
+        self.engine = NativeEngine(self.executor, self.runner, CODEC, set(), "hash", WorkerSection(**worker))
         # As a worker does before it serves.
         self.engine.core.pace.expect_decodes({n: self.runner.step_s + n * self.runner.token_s for n in (1, 8)})
         self.store = VirtualStore(self.world, self.loader)
         self.store.to_engine = self.loader.to_engine = self.engine.inbox.put
-        self.device.link = self.store  # type: ignore[assignment]
+        self.executor.link = self.store  # type: ignore[assignment]
         if store:
             self.store.up()
         self.answers: dict[str, Answer] = {}

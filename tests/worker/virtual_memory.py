@@ -60,6 +60,14 @@ class HostVirtualMemory:
         os.close(self._files.pop(handle))
         del self.sizes[handle]
 
+    def export(self, handle: int) -> int:
+        return os.dup(self._files[handle])
+
+    def adopt(self, file: int) -> int:
+        handle = next(self._handles)
+        self._files[handle], self.sizes[handle] = os.dup(file), os.fstat(file).st_size
+        return handle
+
     def map(self, address: int, bytes_: int, handle: int) -> None:
         self._aligned(address, bytes_)
         inside = any(begin <= address and address + bytes_ <= begin + size for begin, size in self.ranges.items())

@@ -14,7 +14,7 @@ from contracts.kv import KvShape
 from worker.devices.runner import Slice
 
 CHUNK, LAYERS, VOCABULARY = 4, 3, 256
-SHAPE = KvShape(b"f" * 32, LAYERS, 1, 1, CHUNK, "float32")
+SHAPE = KvShape.of_heads(b"f" * 32, LAYERS, 1, 1, CHUNK, "float32")
 _MIX = (1 << 61) - 1
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from contracts.kv import chunk_keys, leading
+from storelink.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core import instructions as do
 from worker.core.hbm import Block, Save
 from worker.core.load import Load
-from worker.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core.pace import Pace
 from worker.core.prefetching import Prefetching
 from worker.core.sequence import Event, Sequence, State
@@ -32,6 +32,9 @@ class Admission:
         self.here: list[Sequence] = []
         #: A sequence was sent back to wait; whoever has looked clears it.
         self.restarted = False
+        #: The one that found no room lately is not admitted before more pages than so many are obtainable (`HbmCache.obtainable`), whatever
+        #: time passes; None: it may be.
+        self.refused_at: int | None = None
         #: Tokens that the plan had loaded, and cached ones that it had computed again because that was sooner.
         self.loaded_tokens = self.recomputed_tokens = 0
 
@@ -43,7 +46,7 @@ class Admission:
         """
         d, cache = self.state, self.state.cache
         size, layers = d.shape.chunk_tokens, d.shape.layers
-        usable = 0
+        usable, self.refused_at = 0, None
         if d.policy.cache and sequence.losses < MAX_LOSSES:
             usable = (len(sequence.tokens) - 1) // size  # the last token is always computed: it yields the logits
             session = sequence.request.session
@@ -63,14 +66,18 @@ class Admission:
         asked, chosen = usable, self._worth_loading(sequence, usable, gaps)
         if chosen is not None:
             usable = leading(not g for g in gaps) + chosen.chunks
+        trimmed = len(matched) > usable
         for block in matched[usable:]:
             cache.release(block)
         del matched[usable:], gaps[usable:]
         pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
+        counted = bool(spare) and pages + spare > cache.obtainable
         lacking = self._lacking(pages, spare)
         if lacking:
             for block in matched:
                 cache.release(block)
+            if counted and not trimmed:  # neither a plan nor the end of a hint changes that
+                self.refused_at = cache.obtainable
             return lacking
         cache.weigh(sequence.request.tenant, sequence.request.weight)
         cache.claim(matched)
@@ -136,7 +143,7 @@ class Admission:
         Loads of hints give way to it, one by one, before it has to wait or somebody is preempted.
         """
         cache, now = self.state.cache, self.state.now
-        if spare and (lacking := pages + spare - cache.available() - cache.coming()) > 0:
+        if spare and (lacking := pages + spare - cache.obtainable) > 0:
             return lacking
         while not cache.make_room(pages, now):
             if not self.prefetching.give_up_one():
@@ -182,7 +189,7 @@ class Admission:
         self.loaded_tokens += chunks * self.state.shape.chunk_tokens
         for i in range(sequence.matched, sequence.found):
             self.state.cache.enter(sequence.blocks[i], sequence.keys[i])
-            sequence.blocks[i].save = Save.BELOW
+            self.state.cache.mark(sequence.blocks[i], Save.BELOW)
         if sequence.found < sequence.matched:
             # A layer that had been purged from HBM is nowhere below either.
             self._restart_without(sequence, sequence.found)

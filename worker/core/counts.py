@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the scheduler is told. outstanding_s: by priority."""
+    """What the scheduler is told. outstanding_s: by priority. pages_free: that nobody uses; pages_cached: those of them that hold cache."""
 
     running: int
     waiting: int
@@ -17,4 +17,5 @@ class Counts:
     prefill_token_s: float
     pages_total: int
     pages_free: int
+    pages_cached: int
     in_flight: tuple[str, ...]

@@ -24,9 +24,6 @@ from worker.core.scheduling import Scheduling
 from worker.core.sequence import Event, Sequence, State
 from worker.core.state import CoreState
 
-#: Of a quiet stretch, steps from which the pace is learned: a running mean has forgotten what was before them.
-_LEARNED_STEPS = 32
-
 
 class EngineCore:
     """See the module. Invariants (`validate`): those of its parts; a sequence is `live` until it has ended; only live ones have blocks."""
@@ -41,6 +38,8 @@ class EngineCore:
         self._arrivals = 0
         self._coming: dict[str, list[do.Coming]] = {}
         self._stepping = False
+        #: How many were live when it was last asked how long it stays quiet.
+        self._quiet_live = 0
 
     @property
     def pace(self) -> Pace:
@@ -52,9 +51,9 @@ class EngineCore:
         """The next turn has something to do without an event."""
         return self._stepping or self.admission.restarted or self.prefetching.due
 
-    def interrupted(self, step: do.Step) -> bool:
-        """Something came that ends a stretch of steps like this one: somebody new, or room for a hint."""
-        return len(self.live) != len(step.batch) or self.admission.restarted or self.prefetching.due
+    def interrupted(self) -> bool:
+        """Something came that ends a quiet stretch: somebody new, or room for a hint or for one who waits."""
+        return len(self.live) != self._quiet_live or self.admission.restarted or self.prefetching.due or not self.scheduling.closed
 
     @property
     def quiet(self) -> bool:
@@ -65,6 +64,9 @@ class EngineCore:
         """Seconds until a turn may have something to do without an event; infinite: never."""
         self.state.now = now
         due_s, rest_s = max(self.prefetching.due_in_s, 0.0), self.scheduling.trials.rest_s(now)
+        cache = self.state.cache
+        if cache.hold_hinted and self.live:  # what a hint holds is all that somebody may wait for
+            due_s = min(due_s, cache.standings.ends_s(now) - now)
         return due_s if rest_s is None else min(due_s, rest_s)
 
     def take(self) -> list[do.Instruction]:
@@ -81,7 +83,8 @@ class EngineCore:
         self.state.now, self.admission.restarted = now, False
         self.saving.expire()
         self.scheduling.admit(self.live.values(), enough)
-        self.prefetching.pump()
+        if self.prefetching.pump():
+            self.scheduling.hints_load()
         trials = self.scheduling.trials
         tried = trials.told
         batch = self.scheduling.batch(self.live.values())
@@ -98,11 +101,24 @@ class EngineCore:
 
     def quiet_steps(self, step: do.Step) -> int:
         """How many steps like this one, which only decodes, follow each other before anything but an event has the core decide something
-        else: an answer ends, a chunk becomes full, somebody waits who might be admitted. At least 1."""
-        size = self.state.shape.chunk_tokens
-        if step.coming or len(step.batch) < len(self.live) or self.scheduling.trials.told or any(s.request.alone for s, _ in step.batch):
+        else: an answer ends, or a chunk becomes full. At least 1; it is 1 while one who waits may be admitted, or a load is waited for.
+
+        What falls due without an event does so in `quiet_s` seconds."""
+        size, batch, scheduling = self.state.shape.chunk_tokens, step.batch, self.scheduling
+        self._quiet_live = len(self.live)
+        if step.coming or scheduling.trials.told or self.admission.restarted or not scheduling.closed:
             return 1
-        return min(min(size - s.computed % size, s.max_tokens - s.generated) for s, _ in step.batch)
+        if any(s.request.alone or s.computed + 1 < len(s.tokens) for s, _ in batch) or not scheduling.all_fit(len(batch)):
+            return 1
+        if len(batch) < len(self.live) - sum(s.state is State.WAITING for s in self.live.values()):
+            return 1
+        return min(min(size - s.computed % size, s.max_tokens - s.generated) for s, _ in batch)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds, from the turn on, until something may fall due without an event: a hint, or a save that the store does not answer.
+        Infinite: never."""
+        return min(self.prefetching.due_in_s, self.saving.expires_in_s)
 
     def _arriving(self, s: Sequence) -> list[do.Coming]:
         found = s.found or 0
@@ -206,8 +222,9 @@ class EngineCore:
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:
         if event.telling and not self._coming:
-            for _ in range(min(event.steps, _LEARNED_STEPS)):
-                self.pace.stepped(event.seconds, *_parts(event.batch))
+            self.pace.stepped(event.seconds, *_parts(event.batch), event.steps)
+        if event.steps > 1:
+            self.scheduling.went_on(event.seconds)
         for s, count in event.batch:
             request_id = s.request.request_id
             if request_id in event.failed:
@@ -215,9 +232,9 @@ class EngineCore:
             elif request_id in event.void:
                 self.admission.restart(s, Event.LOST)
             else:
-                for _ in range(event.steps - 1):
-                    s.tokens.append(event.tokens[request_id])
-                self.scheduling.computed(s, count * event.steps)
+                if event.steps > 1:
+                    s.tokens.extend([event.tokens[request_id]] * (event.steps - 1))
+                self.scheduling.computed(s, count, event.steps)
                 if request_id in event.mute:
                     self._end(s, failed=True)
                 elif request_id in event.doubtful:
@@ -255,7 +272,8 @@ class EngineCore:
     # ---- what is told ------------------------------------------------------------------------------------------
     def counts(self) -> Counts:
         """What the scheduler is told."""
-        sequences = self.live.values()
+        sequences, cache = self.live.values(), self.state.cache
+        free = cache.available()
         running = sum(s.state is State.RUNNING for s in sequences)
         return Counts(
             running=running,
@@ -264,8 +282,9 @@ class EngineCore:
             outstanding_s=self.pace.outstanding_s(sequences, self.state.shape.chunk_tokens),
             request_s=self.pace.request_s,
             prefill_token_s=self.pace.prefill_token_s,
-            pages_total=self.state.cache.pool.total,
-            pages_free=self.state.cache.available(),
+            pages_total=cache.pool.total,
+            pages_free=free,
+            pages_cached=free - cache.pool.free,
             in_flight=tuple(self.live),
         )
 

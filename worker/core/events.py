@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.ids import SessionKey
-from worker.core.load_plan import Source
+from storelink.core.load_plan import Source
 from worker.core.sequence import Sequence
 
 

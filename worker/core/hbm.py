@@ -8,6 +8,7 @@ Invariants (`validate`):
 - A keyed block in the index has that key; two blocks never share a page.
 - A block in use, with a transfer under way, or waiting to be saved is never purged.
 - `ready[l]` and `hinted[l]` are only true where `pages[l]` is a page.
+- What could be had is counted (`worker.core.page_counts`). So `users`, `moving`, `save` and `hinted` of a block change here only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.ids import SessionKey
+from worker.core.page_counts import PageCounts, Reach
 from worker.core.pages import PagePool, Pages
 from worker.core.standings import Rank, Standings
 from worker.core.victims import Limit, Victims, victims, within_parts
@@ -64,6 +66,8 @@ class Block:
     save: Save = Save.NONE
     #: How many layers have a page.
     held: int = 0
+    #: As what it was counted last, with how many pages.
+    counted: tuple[Reach, int] = (Reach.NEVER, 0)
 
     @property
     def complete(self) -> bool:
@@ -102,6 +106,7 @@ class HbmCache:
     hits: int = 0
     #: Of the tenants that asked for something here; of others it is 1.
     weights: dict[str, float] = field(default_factory=dict)
+    _counts: PageCounts = field(default_factory=PageCounts)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
     def new_block(self, index: int, session: SessionKey, layers: Iterable[int]) -> Block:
@@ -117,6 +122,7 @@ class HbmCache:
             assert block.pages[layer] == NO_PAGE
             block.pages[layer] = self.pool.take(layer)
             block.held += 1
+        self._count(block)
 
     def enter(self, block: Block, key: bytes) -> bool:
         """Put the block into the index under `key`. False when a better one is there already: this one stays private."""
@@ -127,6 +133,7 @@ class HbmCache:
             self._drop(other)
         block.key = key
         self.index[key] = block
+        self._count(block)
         return True
 
     def want(self, block: Block, session: SessionKey) -> None:
@@ -139,6 +146,27 @@ class HbmCache:
     def use(self, block: Block) -> None:
         """A sequence needs the block from now on."""
         block.users += 1
+        self._count(block)
+
+    def pin(self, block: Block) -> None:
+        """A transfer into it or out of it begins."""
+        block.moving += 1
+        self._count(block)
+
+    def unpin(self, block: Block) -> None:
+        """A transfer has ended; the caller says what becomes of the block (`settle`, `give_up`, `lose`)."""
+        block.moving -= 1
+        self._count(block)
+
+    def mark(self, block: Block, save: Save) -> None:
+        """So far the block's way down is."""
+        block.save = save
+        self._count(block)
+
+    def hint(self, block: Block, layers: list[int]) -> None:
+        """The pages of these layers were taken for a hint."""
+        block.hinted[layers] = True
+        self._count(block)
 
     def claim(self, blocks: list[Block]) -> None:
         """A request found the blocks here and will use them: what was fetched for a hint has been of use."""
@@ -150,6 +178,7 @@ class HbmCache:
         self.hints_used += int((hinted & ready).sum())
         for i in np.flatnonzero(hinted.any(axis=1)).tolist():
             blocks[i].hinted[:] = False
+            self._count(blocks[i])
 
     @staticmethod
     def gaps(blocks: list[Block]) -> list[list[int]]:
@@ -162,6 +191,7 @@ class HbmCache:
     def release(self, block: Block) -> None:
         """A sequence needs it no more. A block that is nobody's and of no further use gives its pages back."""
         block.users -= 1
+        self._count(block)
         self.settle(block)
 
     def settle(self, block: Block) -> None:
@@ -183,9 +213,7 @@ class HbmCache:
 
     def lose(self, block: Block) -> None:
         """A piece of it could not be had: nobody may match it again."""
-        block.lost = True
-        if block.key is not None and self.index.get(block.key) is block:
-            del self.index[block.key]
+        self._unlist(block)
         self.settle(block)
 
     def erase(self, key: bytes) -> None:
@@ -193,7 +221,7 @@ class HbmCache:
         block = self.index.get(key)
         if block is not None:
             if block.save == Save.WAITING:
-                block.save = Save.REFUSED
+                self.mark(block, Save.REFUSED)
             self.lose(block)
 
     def forget(self, sessions: Set[SessionKey]) -> None:
@@ -212,12 +240,31 @@ class HbmCache:
         block.pages[taken] = NO_PAGE
         block.held -= len(taken)
         block.ready[taken] = block.hinted[taken] = False
+        self._count(block)
 
     def _drop(self, block: Block) -> None:
         self._strip(block, list(range(self.pool.layers)))
+        self._unlist(block)
+
+    def _unlist(self, block: Block) -> None:
+        """Nobody may match it any more."""
+        block.lost = True
         if block.key is not None and self.index.get(block.key) is block:
             del self.index[block.key]
-        block.lost = True
+        self._count(block)
+
+    # ---- counts ------------------------------------------------------------------------------------------------
+    def _count(self, block: Block) -> None:
+        self._counts.count(block, self._reach(block))
+
+    def _reach(self, block: Block) -> Reach:
+        if block.users or block.key is None or block.lost:
+            return Reach.NEVER
+        if block.moving or block.save is Save.WAITING:
+            return Reach.LATER
+        if not block.purgeable:
+            return Reach.NEVER
+        return Reach.HINTED if self.hold_hinted and block.hinted.any() else Reach.NOW
 
     # ---- room --------------------------------------------------------------------------------------------------
     def make_room(self, pages: int, now: float, below: Limit | None = None, tenant: str | None = None) -> bool:
@@ -229,6 +276,8 @@ class HbmCache:
         short = pages - self.pool.free
         if short <= 0:
             return True
+        if self._counts.now + self._counts.hinted < short:
+            return False
         found = self._victims(now, below, tenant)
         if found.total < short:
             return False
@@ -258,6 +307,16 @@ class HbmCache:
         by_layer, hold = self.layer_priority, self.hold_hinted
         return victims(blocks, self.standings, now, by_layer=by_layer, hold_hinted=hold, below=below, within=within, spare=spare)
 
+    def free_held(self) -> bool:
+        """What is held (`hold_hinted`) for sessions whose requests are here is held no longer: they may wait for who needs room now, and
+        nothing else would ever end that. A hint whose request has not come ends by itself. False: nothing was held so."""
+        held = [b for b in self.index.values() if self._reach(b) is Reach.HINTED and any(map(self.standings.is_here, b.sessions))]
+        for block in held:
+            self.hints_wasted += int((block.hinted & block.ready).sum())
+            block.hinted[:] = False
+            self._count(block)
+        return bool(held)
+
     def _drop_unsaved(self, blocks: list[Block], short: int, now: float) -> int:
         """Drop blocks that were not saved until `short` pages are free or none is left. Returns the number of pages."""
         freed = 0
@@ -272,11 +331,16 @@ class HbmCache:
 
     def available(self) -> int:
         """Pages that are free or could be made so at once."""
-        return self.pool.free + sum(b.held for b in self.index.values() if b.purgeable and not (self.hold_hinted and b.hinted.any()))
+        return self.pool.free + self._counts.now
 
     def coming(self) -> int:
         """Pages that nobody uses and that could be purged once their saving, or a read into their block, has ended."""
-        return sum(b.held for b in self.index.values() if not b.users and (b.moving or b.save is Save.WAITING))
+        return self._counts.later
+
+    @property
+    def obtainable(self) -> int:
+        """Pages that are free, or will be without anybody being preempted."""
+        return self.pool.free + self._counts.now + self._counts.later
 
     def validate(self, in_use: Iterable[Block] = ()) -> None:
         """Raise AssertionError when an invariant does not hold. `in_use`: private blocks of sequences."""
@@ -284,9 +348,15 @@ class HbmCache:
         blocks = {id(b): b for b in [*self.index.values(), *in_use]}.values()
         pages = [int(p) for b in blocks for p in b.pages if p != NO_PAGE]
         assert len(pages) == len(set(pages)), "two blocks share a page"
-        assert self.pool.total - self.pool.free == len(pages), "a taken page belongs to no block"
+        assert self.pool.taken == len(pages), "a taken page belongs to no block"
         for key, block in self.index.items():
             assert block.key == key and not block.lost
         for block in blocks:
             assert not ((block.ready | block.hinted) & (block.pages == NO_PAGE)).any()
             assert block.users >= 0 and block.moving >= 0 and block.held == (block.pages != NO_PAGE).sum()
+        walked = PageCounts()
+        for block in self.index.values():
+            reach = self._reach(block)
+            assert block.counted == ((reach, block.held) if reach else (Reach.NEVER, 0)), "a block was counted wrongly"
+            walked.add(*block.counted)
+        assert walked == self._counts, "pages that could be had were counted wrongly"

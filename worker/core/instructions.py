@@ -98,6 +98,13 @@ class MapSlabs:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmapSlabs:
+    """Give the memory of these slabs back: no page of theirs is in use."""
+
+    slabs: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class HbmHolds:
     """The answer to `events.Queried`. layer_chunks: of each layer, how many chunks are there. tokens: leading, in every layer."""
 
@@ -141,6 +148,7 @@ Instruction = (
     | Saved
     | TurnEnded
     | MapSlabs
+    | UnmapSlabs
     | HbmHolds
     | Refuse
     | Trial

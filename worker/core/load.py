@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
+from storelink.core.load_plan import Source
 from worker.core.hbm import Block
-from worker.core.load_plan import Source
 from worker.core.sequence import Sequence
 
 

@@ -66,11 +66,12 @@ class Pace:
     #: The slope that was measured before anything ran.
     _measured: float | None = None
 
-    def stepped(self, seconds: float, prefill_tokens: int, decodes: int) -> None:
-        """A step took this long for so many prefilled tokens and decoding sequences."""
+    def stepped(self, seconds: float, prefill_tokens: int, decodes: int, steps: int = 1) -> None:
+        """A step took this long for so many prefilled tokens and decoding sequences. steps: so many equal ones that only decode, one after
+        the other."""
         if not prefill_tokens and decodes:
-            self.decode_token_s += _WEIGHT * (seconds / decodes - self.decode_token_s)
-            self._learn(seconds, float(decodes))
+            self.decode_token_s += _over(_WEIGHT, steps) * (seconds / decodes - self.decode_token_s)
+            self._learn(seconds, float(decodes), steps)
         elif prefill_tokens:
             # What a step took beyond what was expected is laid to its prompts and to the rest, to each as far as it was a part of it.
             prefill_s = prefill_tokens * self.prefill_token_s
@@ -102,9 +103,9 @@ class Pace:
         least = min(steps_s)
         self.decode_token_s = steps_s[least] / least
 
-    def _learn(self, seconds: float, batch: float) -> None:
-        seen = (batch, seconds, batch * batch, batch * seconds)
-        self._fit(tuple(m + _SLOW * (x - m) for m, x in zip(self._means or seen, seen, strict=True)))
+    def _learn(self, seconds: float, batch: float, steps: int) -> None:
+        seen, weight = (batch, seconds, batch * batch, batch * seconds), _over(_SLOW, steps)
+        self._fit(tuple(m + weight * (x - m) for m, x in zip(self._means or seen, seen, strict=True)))
 
     def _fit(self, means: tuple[float, ...]) -> None:
         b, s, bb, bs = means
@@ -158,3 +159,8 @@ class Pace:
         """What is left to compute of its prompt, reckoned with what is known to be loaded, or thought to be kept while nobody was asked."""
         tokens = len(s.tokens) - max(s.computed, s.kept if s.found is None else s.found * chunk_tokens)
         return max(tokens - 1, 0) * self.prefill_token_s
+
+
+def _over(weight: float, steps: int) -> float:
+    """The weight of a value in a running mean that saw it so many times."""
+    return weight if steps == 1 else 1.0 - (1.0 - weight) ** steps

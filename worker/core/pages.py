@@ -4,7 +4,11 @@ A page holds one piece. Pages come in slabs (DESIGN section 3); a slab is filled
 that purging last layers frees whole slabs. A page comes from the fullest slab of its own band, else from an unused slab
 (which must then be mapped), else, as a last resort, from another band's.
 
-Invariants: a page is free in exactly one slab or taken; a slab that is not mapped has no taken page.
+A pool has address space for some slabs and may hold `limit` of them. A smaller limit takes memory back at once where slabs are unused, and
+of others as they become empty.
+
+Invariants: a page is free in exactly one slab or taken; a slab that is not mapped has no taken page; more slabs than the limit are mapped
+only while all of them are used.
 """
 
 from __future__ import annotations
@@ -28,19 +32,48 @@ class _Slab:
 class PagePool:
     """The ledger of `slab_count` slabs of `pages_per_slab` pages for a model of `layers` layers.
 
-    It counts and names; `to_map` lists slabs that must be backed by memory before the pages handed out are touched, and
-    whoever owns the memory empties that list.
+    It counts and names; `to_map` lists slabs that must be backed by memory before the pages handed out are touched, `to_unmap` those whose
+    memory is to be given back before that; whoever owns the memory empties both.
     """
 
     def __init__(self, slab_count: int, pages_per_slab: int, layers: int, bands: int = 4) -> None:
         self.pages_per_slab, self.layers = pages_per_slab, layers
         self.bands = max(1, min(bands, layers))
-        self.total = slab_count * pages_per_slab
-        self.free = self.total
+        self.slab_count = self._limit = slab_count
+        #: Slabs that have memory, or are about to.
+        self.held = 0
+        #: Pages that hold a piece.
+        self.taken = 0
         self.to_map: list[int] = []
+        self.to_unmap: list[int] = []
         self._slabs = [_Slab(i, free=list(range((i + 1) * pages_per_slab - 1, i * pages_per_slab - 1, -1))) for i in range(slab_count)]
-        self._unused = list(range(slab_count - 1, -1, -1))
+        #: Slabs without a taken page: with memory, and without.
+        self._idle, self._unmapped = list[int](), list(range(slab_count - 1, -1, -1))
         self._open: list[set[int]] = [set() for _ in range(self.bands)]  # used slabs of a band with a free page
+
+    @property
+    def limit(self) -> int:
+        """Slabs that it may hold."""
+        return self._limit
+
+    @property
+    def total(self) -> int:
+        """Pages that it may hold."""
+        return self._limit * self.pages_per_slab
+
+    @property
+    def free(self) -> int:
+        """Pages that can be taken now: of used slabs, and of those that it may use beside them."""
+        used = self.held - len(self._idle)
+        return max(self._limit, used) * self.pages_per_slab - self.taken
+
+    def set_limit(self, slabs: int) -> None:
+        """From now on it may hold so many. Raises ValueError beyond its address space."""
+        if not 0 <= slabs <= self.slab_count:
+            raise ValueError(f"limit must be 0 to {self.slab_count} slabs, got {slabs}")
+        self._limit = slabs
+        while self.held > slabs and self._idle:
+            self._unmap(self._idle.pop())
 
     def band_of(self, layer: int) -> int:
         """The band a layer belongs to; later layers in higher bands."""
@@ -50,12 +83,9 @@ class PagePool:
         """A page for a piece of this layer. Raises MemoryError when none is free."""
         band = self.band_of(layer)
         slab = self._fullest(band)
-        if slab is None and self._unused:
-            slab = self._slabs[self._unused.pop()]
+        if slab is None and self._may_begin:
+            slab = self._slabs[self._idle.pop() if self._idle else self._map()]
             slab.band = band
-            if not slab.mapped:
-                slab.mapped = True
-                self.to_map.append(slab.number)
             self._open[band].add(slab.number)
         if slab is None:
             slab = next((s for b in range(self.bands - 1, -1, -1) if (s := self._fullest(b)) is not None), None)
@@ -64,7 +94,7 @@ class PagePool:
         page = slab.free.pop()
         if not slab.free:
             self._open[slab.band].discard(slab.number)
-        self.free -= 1
+        self.taken += 1
         return page
 
     def give(self, pages: list[int]) -> None:
@@ -74,13 +104,34 @@ class PagePool:
             if slab.band < 0 or page in slab.free:
                 raise ValueError(f"page {page} is not taken")
             slab.free.append(page)
-            self.free += 1
+            self.taken -= 1
             if len(slab.free) == self.pages_per_slab:
                 self._open[slab.band].discard(slab.number)
                 slab.band = -1
-                self._unused.append(slab.number)
+                if self.held > self._limit:
+                    self._unmap(slab.number)
+                else:
+                    self._idle.append(slab.number)
             else:
                 self._open[slab.band].add(slab.number)
+
+    @property
+    def _may_begin(self) -> bool:
+        """One more slab may be used. An idle one counts as held already."""
+        return bool(self._idle) or (self.held < self._limit and bool(self._unmapped))
+
+    def _map(self) -> int:
+        number = self._unmapped.pop()
+        self._slabs[number].mapped = True
+        self.held += 1
+        _ask(number, self.to_map, self.to_unmap)
+        return number
+
+    def _unmap(self, number: int) -> None:
+        self._slabs[number].mapped = False
+        self._unmapped.append(number)
+        self.held -= 1
+        _ask(number, self.to_unmap, self.to_map)
 
     def _fullest(self, band: int) -> _Slab | None:
         numbers = self._open[band]
@@ -88,12 +139,24 @@ class PagePool:
 
     def validate(self) -> None:
         """Raise AssertionError when the ledger contradicts itself."""
-        assert self.free == sum(len(s.free) for s in self._slabs)
+        assert self.taken == sum(self.pages_per_slab - len(s.free) for s in self._slabs)
+        assert self.held == sum(s.mapped for s in self._slabs)
+        assert self.held <= self._limit or not self._idle, "memory is kept beyond the limit"
+        assert not set(self.to_map) & set(self.to_unmap)
         for s in self._slabs:
             assert len(set(s.free)) == len(s.free)
             assert all(p // self.pages_per_slab == s.number for p in s.free)
             used = len(s.free) < self.pages_per_slab
-            assert used == (s.band >= 0) and used == (s.number not in self._unused)
+            assert used == (s.band >= 0)
+            assert (s.number in self._idle) == (s.mapped and not used) and (s.number in self._unmapped) == (not s.mapped)
             assert not used or s.mapped
             for band, numbers in enumerate(self._open):
                 assert (s.number in numbers) == (band == s.band and bool(s.free))
+
+
+def _ask(number: int, wanted: list[int], opposite: list[int]) -> None:
+    """Ask for something to be done with a slab, or no more for the opposite."""
+    if number in opposite:
+        opposite.remove(number)
+    else:
+        wanted.append(number)

@@ -167,11 +167,11 @@ class Offers:
                 break
             if block is None:
                 block = cache.new_block(i, offer.session, lacking)
-                block.save = Save.BELOW
+                cache.mark(block, Save.BELOW)
                 cache.enter(block, key)
             else:
                 cache.fill(block, lacking)
-            block.hinted[lacking] = True
+            cache.hint(block, lacking)
             band.keys.append(key)
             band.blocks.append(block)
             band.layers.append(lacking)

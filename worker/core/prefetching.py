@@ -90,7 +90,8 @@ class Prefetching:
     @property
     def due_in_s(self) -> float:
         """Seconds until it is due; infinite: not without an event."""
-        return self._offers.due_s() - self.state.now if len(self._fetches) < IN_FLIGHT else math.inf
+        open_ = sum(not fetch.load.closed for fetch in self._fetches)
+        return self._offers.due_s() - self.state.now if open_ < IN_FLIGHT else math.inf
 
     # ---- giving way --------------------------------------------------------------------------------------------
     def give_way_to(self, blocks: list[Block]) -> None:
@@ -131,11 +132,13 @@ class Prefetching:
         self._fetches = [f for f in self._fetches if f not in fetches]
 
     # ---- fetching ----------------------------------------------------------------------------------------------
-    def pump(self) -> None:
-        """Ask for the next bands, as long as loads and room allow."""
+    def pump(self) -> bool:
+        """Ask for the next bands, as long as loads and room allow. Returns whether anything was asked for."""
         self._fetches = [f for f in self._fetches if not f.load.closed]
-        d, now = self.state, self.state.now
+        d, now, asked = self.state, self.state.now, False
         while len(self._fetches) < IN_FLIGHT and (band := self._offers.take(now)) is not None:
             offer = band.offer
+            asked = True
             load = d.open_load(offer.session, band.keys, band.blocks, band.layers, hint=True, priority=offer.priority, source_nodes=[])
             self._fetches.append(_Fetch(load, band))
+        return asked

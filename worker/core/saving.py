@@ -1,6 +1,6 @@
 """Write-back: full chunks go down to the store, and a turn's manifest follows its last chunk.
 
-Two phases: offer -> grant -> copied (ok | aborted). A chunk that a step is about to complete is offered before the step, so that its
+Two phases: offer -> grant -> copied (ok | aborted). A chunk of a prompt that a step is about to complete is offered before it, so that its
 layers are copied while later ones compute; whether what was computed is good is known after the step, and nothing is told to the
 store before that. Chunks that the store refuses stay usable in HBM, are dropped first, and are offered again with the session's
 next turn (DESIGN section 6: no page may become unfreeable). Nothing here is waited for by a step.
@@ -8,6 +8,7 @@ next turn (DESIGN section 6: no page may become unfreeable). Nothing here is wai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -67,7 +68,8 @@ class Saving:
         return bool(self._saves or self._turns)
 
     def ahead_of(self, batch: Iterable[tuple[Sequence, int]]) -> bool:
-        """Offer the chunks that a step of so many tokens of each sequence completes, so that their layers go down while later ones compute.
+        """Offer the chunks of prompts that a step of so many tokens of each sequence completes, so that their layers go down while later
+        ones compute. A chunk that is completed by decoding is offered after the step: it is one of many steps, and short.
 
         False when there are none, as far as is known now, or no store, or with `kv.layerwise` off.
         """
@@ -75,6 +77,8 @@ class Saving:
         if not (d.policy.cache and d.policy.layerwise and d.store_here):
             return False
         for s, count in batch:
+            if count == 1:
+                continue
             first, full = self._completed(s, s.computed, s.computed + count)
             chunks = list(zip(s.blocks[first:full], s.keys[first:full], strict=True))
             fresh = [(b, key) for b, key in chunks if b.save is Save.NONE and key not in d.cache.index and key not in self._keys]
@@ -88,7 +92,8 @@ class Saving:
 
         Nothing with the cache off.
         """
-        if not self.state.policy.cache:
+        size = self.state.shape.chunk_tokens
+        if not self.state.policy.cache or before // size == s.computed // size:
             return
         first, full = self._completed(s, before, s.computed)
         fresh = []
@@ -100,7 +105,7 @@ class Saving:
             if entered:
                 fresh.append(block)
             else:
-                block.save = Save.BELOW  # an equal block is cached already, and is the one that goes down
+                self.state.cache.mark(block, Save.BELOW)  # an equal block is cached already, and is the one that goes down
         self.offer(s.request.session, fresh)
 
     def _completed(self, s: Sequence, before: int, after: int) -> tuple[int, int]:
@@ -117,7 +122,7 @@ class Saving:
             return
         if not self.state.store_here:
             for block in blocks:
-                block.save = Save.REFUSED
+                self.state.cache.mark(block, Save.REFUSED)
             self.refused += len(blocks)
             return
         self._offer(session, blocks, [block.key for block in blocks if block.key is not None], ahead=False)
@@ -125,8 +130,8 @@ class Saving:
     def _offer(self, session: SessionKey, blocks: list[Block], keys: list[bytes], *, ahead: bool) -> None:
         d, save_id = self.state, self.state.next_id()
         for block in blocks:
-            block.save = Save.WAITING
-            block.moving += 1
+            d.cache.mark(block, Save.WAITING)
+            d.cache.pin(block)
         self._saves[save_id] = _Offered(blocks, keys, d.now)
         self._keys.update(keys)
         d.out.append(do.OfferSave(save_id, session, keys, np.stack([b.pages for b in blocks]), ahead))
@@ -140,6 +145,12 @@ class Saving:
         if self.state.store_here:
             self.offer(s.request.session, [b for b in full if b.save is Save.REFUSED and b.complete and not b.lost and b.key])
         return leading(b.save in (Save.BELOW, Save.WAITING) for b in full) * self.state.shape.chunk_tokens
+
+    @property
+    def expires_in_s(self) -> float:
+        """Seconds until the oldest save that was not answered is given up; infinite: there is none."""
+        waiting = (offered.asked_s for offered in self._saves.values() if not offered.withdrawn)
+        return next(waiting, math.inf) + ANSWER_TIMEOUT_S - self.state.now
 
     def expire(self) -> None:
         """Saves that the store has not answered for long are given up: no page waits for ever. A late answer is declined."""
@@ -166,7 +177,7 @@ class Saving:
             self.state.out.append(do.Saved(done.save_id, good, bad))
         below = {*good, *(done.held if known else [])}
         for index, block in enumerate(blocks):
-            block.moving -= 1
+            self.state.cache.unpin(block)
             if not block.complete:
                 self._settle(block, Save.NONE)
             else:
@@ -189,7 +200,7 @@ class Saving:
             self.refused += 1
         elif save is Save.BELOW:
             self.saved += 1
-        block.save = save
+        self.state.cache.mark(block, save)
         self.state.cache.settle(block)
 
     def _send_turns(self) -> None:

@@ -7,6 +7,7 @@ first can always have what all others hold, so there is always one that goes on.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -19,8 +20,11 @@ from worker.core.queue import Queue
 from worker.core.saving import Saving
 from worker.core.sequence import Event, Sequence, State
 from worker.core.shared_prompt import awaits_prompt
-from worker.core.shared_step import room_of, share
+from worker.core.shared_step import Room, room_of, share
 from worker.core.trials import Trials
+
+#: Nobody was put in order.
+_NO_ORDER: tuple[list[Sequence], int, list[Sequence]] = ([], 0, [])
 
 
 class Scheduling:
@@ -40,6 +44,10 @@ class Scheduling:
         self._groups: dict[Group, float] = {}
         #: Who waits, between two looks at everybody; None: somebody may have moved since.
         self._queue: Queue[Sequence] | None = None
+        #: Those who waited, and how many were here, when they were put in order last; and that order.
+        self._ordered = _NO_ORDER
+        #: None of those who wait is admitted before more pages than so many are obtainable, or somebody comes or goes; None: one may be.
+        self._closed_at: float | None = math.inf
         self._lacking: list[Sequence] = []
         self._choices = 0
         #: What a token in HBM for a step counts as, in seconds of the device.
@@ -87,18 +95,59 @@ class Scheduling:
         self._look(live, here)
         waiting = [s for s in live if s.state is State.WAITING]
         running = any(s.state is State.RUNNING for s in here)
+        self._closed_at = None if self._contended else math.inf
         for s in self._in_order(waiting, len(here)) if self._some_may_come(waiting, here) else ():
             if self.state.policy.cache and awaits_prompt(s, live, self.state.shape.chunk_tokens):
                 continue
-            if self._owes_pages(s, here) or not self._admit(s, here):
+            if self._owes_pages(s, here):
+                self._closed_at = None
+                break
+            if not self._admit(s, here) and (here or not self.state.cache.free_held() or not self._admit(s, here)):
+                self._closed_at = None if self._closed_at is None else self._room_for(s, here)
                 break
             here += [s] if s.state is State.LOADING else []
-            self._shares = None
+            self._shares, self._closed_at, self._ordered = None, None, _NO_ORDER
             if running and enough():
                 break  # the others are admitted after a step
         for s in live:
             if s.state is State.LOADING:
                 self.admission.try_start(s, alone=not any(other.state is State.RUNNING for other in live))
+
+    @property
+    def closed(self) -> bool:
+        """None of those who wait is admitted at the next turn, if nobody comes or goes before it and all who are here go on decoding."""
+        return self._closed_at is not None and self.state.cache.obtainable <= self._closed_at
+
+    def hints_load(self) -> None:
+        """A load of a hint has begun: one that was refused ends it if it needs the same chunks."""
+        if self._closed_at != math.inf:
+            self._closed_at = None
+
+    def _room_for(self, s: Sequence, here: list[Sequence]) -> int | None:
+        """How many pages have to be obtainable at least, and one more, before the one that was refused is admitted; None: that is not all
+        that it depends on."""
+        if any(other.request.priority > s.request.priority for other in here):
+            return None  # whether one of them is preempted depends on what its pages come to
+        return self.admission.refused_at
+
+    @property
+    def _contended(self) -> bool:
+        """Tenants share a priority: who is next depends on what they are served."""
+        return len(self._groups) > len({priority for priority, _ in self._groups})
+
+    def all_fit(self, decodes: int) -> bool:
+        """Steps that hold all of so many that decode, and nothing else, go on doing so: where tenants share them there is room for twice as
+        much."""
+        if decodes > self.state.policy.step_tokens:
+            return False
+        if not any(self.company.has(group) for group in self._groups):
+            return True
+        room = self._room()
+        return decodes <= room.tokens and 2 * decodes * room.decode_s <= room.seconds
+
+    def _room(self) -> Room:
+        pace, settings = self.admission.pace, self.state.policy
+        return room_of(settings.step_tokens, settings.shared_step_s, pace.decode_s(1), pace.marginal_token_s, pace.prefill_token_s)
 
     def _some_may_come(self, waiting: list[Sequence], here: list[Sequence]) -> bool:
         """There is a place, or somebody who may have to give his up. Else a long queue costs nothing."""
@@ -111,11 +160,18 @@ class Scheduling:
         return any(self._share(here).may_claim(group) for group in {group_of(s) for s in waiting})
 
     def _in_order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
+        """By priority, then tenant by tenant, then by when they are due. That is reckoned when somebody comes or goes: an order does not
+        change because steps took a little longer."""
+        if self._contended or self._ordered[:2] != (waiting, running):
+            self._ordered = (waiting, running, self._order(waiting, running))
+        return self._ordered[2]
+
+    def _order(self, waiting: list[Sequence], running: int) -> list[Sequence]:
         pace, pool, shape = self.admission.pace, self.state.cache.pool, self.state.shape
         hbm_tokens, step_s = pool.total * shape.chunk_tokens / shape.layers, pace.decode_s(max(running, 1))
         cost_s = {s.arrival: pace.device_s(s, s.uncached, hbm_tokens, step_s) for s in waiting}
-        waiting = sorted(waiting, key=lambda s: (s.request.priority, due_s(s, cost_s[s.arrival]), s.arrival))
-        return in_turns(waiting, self.service.of, lambda s: cost_s[s.arrival])
+        due = sorted(waiting, key=lambda s: (s.request.priority, due_s(s, cost_s[s.arrival]), s.arrival))
+        return in_turns(due, self.service.of, lambda s: cost_s[s.arrival])
 
     def _look(self, live: list[Sequence], here: list[Sequence]) -> None:
         """Who is here, and who of them wants to be admitted or to compute a prompt."""
@@ -180,6 +236,8 @@ class Scheduling:
             found_none = [s for s, count in ranked if not self._extend(s, s.computed + count, here)]
             if not found_none:
                 break
+            if len(found_none) == len(here) and self.state.cache.free_held():
+                continue  # nobody goes on, and nobody else is here whose end would make room
             lacking += found_none
             able = [s for s in able if s.state is State.RUNNING and s not in found_none]
         self._lacking = lacking
@@ -190,10 +248,8 @@ class Scheduling:
         return chosen
 
     def _choose(self, running: list[Sequence]) -> list[tuple[Sequence, int]]:
-        pace, settings = self.admission.pace, self.state.policy
         if any(self.company.has(group) for group in {group_of(s) for s in running}):
-            room = room_of(settings.step_tokens, settings.shared_step_s, pace.decode_s(1), pace.marginal_token_s, pace.prefill_token_s)
-            return share(running, room, self.service.of)
+            return share(running, self._room(), self.service.of)
         return choose(running, self._budget(running))
 
     def _budget(self, running: list[Sequence]) -> Budget:
@@ -211,19 +267,24 @@ class Scheduling:
                 return False
         return True
 
-    def computed(self, s: Sequence, count: int) -> None:
-        """A step has computed the next `count` tokens of the sequence."""
+    def computed(self, s: Sequence, count: int, steps: int = 1) -> None:
+        """A step has computed the next `count` tokens of the sequence, or each of `steps` one token, whose values are there already."""
         if s.restarted is not None and s.computed < s.reached:
-            self.recomputed_tokens[s.restarted] += min(s.computed + count, s.reached) - s.computed
-        self._charge(s, s.computed + count - max(s.computed, s.reached), decodes=s.pending == 1)
-        s.computed += count
-        self.saving.keep_full_chunks(s, s.computed - count)
+            self.recomputed_tokens[s.restarted] += min(s.computed + count * steps, s.reached) - s.computed
+        self._charge(s, s.computed + count * steps - max(s.computed, s.reached), steps, decodes=s.pending == steps)
+        s.computed += count * steps
+        self.saving.keep_full_chunks(s, s.computed - count * steps)
 
-    def _charge(self, s: Sequence, tokens: int, decodes: bool) -> None:
-        """A step has computed so many tokens that it had not before: its tenant was served that, and HBM for as long."""
+    def went_on(self, step_s: float) -> None:
+        """Whoever is here was still here when the last of several steps began, which took so long."""
+        self.company.seen(self._groups, self.state.now - step_s)
+
+    def _charge(self, s: Sequence, tokens: int, steps: int, decodes: bool) -> None:
+        """Steps have computed so many tokens that it had not before: its tenant was served that, and HBM for as long."""
         pace = self.admission.pace
         computing_s = max(tokens, 0) * (pace.marginal_token_s if decodes else pace.prefill_token_s)
-        self.service.charge(group_of(s), computing_s + len(s.tokens) * self._hbm_token_s, s.request.weight)
+        held = steps * len(s.tokens) - steps * (steps - 1) / 2
+        self.service.charge(group_of(s), computing_s + held * self._hbm_token_s, s.request.weight)
 
     # ---- preemption --------------------------------------------------------------------------------------------
     def _preempt(self, candidates: list[Sequence], here: list[Sequence], lacking: int) -> bool:

@@ -86,6 +86,15 @@ class Standings:
         live = not advice.withdrawn and now < advice.until_s
         return (Rank.ADVISED if live else Rank.WITHDRAWN), -advice.priority, last_use
 
+    def ends_s(self, now: float) -> float:
+        """When the next live advisory expires; infinite: none does."""
+        return min((a.until_s for a in self.advice.values() if a.until_s > now and not a.withdrawn), default=math.inf)
+
+    def is_here(self, session: SessionKey) -> bool:
+        """A request of an advised session is here."""
+        advice = self.advice.get(session)
+        return advice is not None and advice.until_s == math.inf
+
     def last_use(self, session: SessionKey) -> float:
         """When its cache was used last; long ago, where nothing is remembered."""
         return self._last_use.get(session, -math.inf)

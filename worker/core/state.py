@@ -10,11 +10,11 @@ import numpy as np
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
+from storelink.core.load_plan import LoadRates
 from worker.core import instructions as do
 from worker.core.events import LoadClosed, PiecesCame
 from worker.core.hbm import NO_PAGE, Block, HbmCache
 from worker.core.load import Load
-from worker.core.load_plan import LoadRates
 from worker.core.pages import Pages
 from worker.core.policy import Policy
 
@@ -55,10 +55,15 @@ class CoreState:
         return next(self.ids)
 
     def back(self) -> None:
-        """Ask for memory for slabs that the ledger has begun to use; before anything touches new pages."""
-        if self.cache.pool.to_map:
-            self.out.append(do.MapSlabs(self.cache.pool.to_map))
-            self.cache.pool.to_map = []
+        """Give back memory that the ledger may not hold any more, and ask for memory for slabs that it has begun to use; before anything
+        touches new pages."""
+        pool = self.cache.pool
+        if pool.to_unmap:
+            self.out.append(do.UnmapSlabs(pool.to_unmap))
+            pool.to_unmap = []
+        if pool.to_map:
+            self.out.append(do.MapSlabs(pool.to_map))
+            pool.to_map = []
 
     # ---- the store ---------------------------------------------------------------------------------------------
     @property
@@ -92,7 +97,7 @@ class CoreState:
         self.back()
         load = Load(self.next_id(), session, blocks, layers, hint, self.now)
         for block in blocks:
-            block.moving += 1
+            self.cache.pin(block)
         self.loads[load.load_id] = load
         self.out.append(do.OpenLoad(load.load_id, session, keys, layers, _pages(blocks, layers), hint, priority, source_nodes))
         return load
@@ -121,7 +126,7 @@ class CoreState:
         load.closed = True
         del self.loads[load.load_id]
         for block, layers in zip(load.blocks, load.layers, strict=True):
-            block.moving -= 1
+            self.cache.unpin(block)
             if block.ready[layers].all() or block.key is None or block.lost:
                 self.cache.settle(block)
             elif load.hint or not block.users:

@@ -78,7 +78,7 @@ class Runner:
         cos, sin = model.rope.at(places.positions, max(s.start + len(s.tokens) for s in slices))
         x = llama.embed(model.top, torch.tensor([t for s in slices for t in s.tokens]))
         for layer in range(c.layers):
-            weights = model.layers[layer]
+            weights = model.layers.acquire(layer)
             q, k, v = llama.project(weights, c, x, cos, sin)
             before_layer(layer)
             places.write(kv, layer, k, v)
@@ -89,6 +89,7 @@ class Runner:
                 x, attended = x[last_rows], last_plan.attend(layer, q[last_rows])
             if x.shape[0]:
                 x = llama.finish_layer(weights, c, x, attended)
+            model.layers.computed(layer)
         return llama.logits(model.top, c, x)
 
 

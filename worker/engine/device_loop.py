@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from runtime import telemetry
 from runtime.niceness import step_back
-from worker.engine.engine import Engine
+from worker.engine.engine import NativeEngine
 
 log = telemetry.logger("worker.engine.device_loop")
 #: Engines look around at least so often, in seconds: what the store does not answer has to be noticed.
@@ -22,7 +22,7 @@ IDLE_S = 0.5
 class DeviceLoop:
     """See the module. niceness: of its thread (`runtime.niceness`). on_crash: told what an engine raised; the thread has ended then."""
 
-    def __init__(self, engines: Sequence[Engine], niceness: int = 0) -> None:
+    def __init__(self, engines: Sequence[NativeEngine], niceness: int = 0) -> None:
         self.engines = tuple(engines)
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self._niceness = niceness

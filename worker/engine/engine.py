@@ -1,7 +1,7 @@
 """The engine: it tells its core what came, executes what the core asks for, runs its steps and draws the next tokens.
 
 Everything else reaches it as events in its inbox, and its results leave as one frame a step and gateway stream. What is decided, is decided
-in `worker.core.engine_core`; the step itself is in `stepping`, loads and saves are executed by `device`.
+in `worker.core.engine_core`; the step itself is in `stepping`, loads and saves are executed by `executor`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Protocol
 
 from contracts.errors import InvalidRequest, RequestError, Unavailable, to_wire
 from contracts.frames import StepFrame
+from contracts.kv import KvShape
 from contracts.request import Accepted, Failed, GenerateRequest, Output
 from runtime import telemetry
 from runtime.config import WorkerSection
@@ -26,10 +27,12 @@ from worker.core.events import LoadClosed, SaveCopied, StoreDown, StoreUp
 from worker.core.faults import NoFiniteLogits, told
 from worker.core.state import CoreState
 from worker.devices.runner import Steps
-from worker.engine.device import Device
+from worker.engine.contract import Tallies
+from worker.engine.executor import Executor
 from worker.engine.policies import policy_of
 from worker.engine.readiness import Ready, make_ready
 from worker.engine.stepping import Stepping
+from worker.engine.tallying import tallies_of
 from worker.engine.wire import from_store
 from worker.link.loads import FromStore, StepProgress
 from worker.sampling.output import Guide
@@ -100,12 +103,12 @@ class Inbox:
         return self._events.empty()
 
 
-class Engine:
-    """Runs one model. It has no thread: whoever owns its device gives it its turns (`worker.engine.device_loop`)."""
+class NativeEngine:
+    """`contract.Engine`, by our own kernels. It has no thread: whoever owns its device gives it its turns (`worker.engine.device_loop`)."""
 
     def __init__(
         self,
-        device: Device,
+        executor: Executor,
         runner: Steps,
         codec: TextCodec,
         eos_ids: set[int],
@@ -114,10 +117,10 @@ class Engine:
         ids: Iterator[int] | None = None,
     ) -> None:
         """ids: for its loads and saves, which no other engine at the same store has."""
-        self.device, self.codec, self.eos_ids, self.model_name = device, codec, eos_ids, model_name
-        policy = policy_of(device.settings, settings)
-        self.core = EngineCore(CoreState(device.shape, device.cache, policy, device.salt_of, model_name, ids or itertools.count(1)))
-        self.stepping = Stepping(device, runner)
+        self.executor, self.codec, self.eos_ids, self.model_name = executor, codec, eos_ids, model_name
+        policy = policy_of(executor.settings, settings)
+        self.core = EngineCore(CoreState(executor.shape, executor.cache, policy, executor.salt_of, model_name, ids or itertools.count(1)))
+        self.stepping = Stepping(executor, runner)
         self.inbox = Inbox()
         self.counts = self.core.counts()
         self._live: dict[str, _Live] = {}
@@ -142,13 +145,22 @@ class Engine:
     @property
     def stalled_s(self) -> float:
         """How long it has done nothing beyond the time its step should have taken; any thread."""
-        return self.stepping.beats.stalled_s(self.device.clock.now())
+        return self.stepping.beats.stalled_s(self.executor.clock.now())
+
+    @property
+    def shape(self) -> KvShape:
+        """See `Engine.shape`."""
+        return self.executor.shape
+
+    def tallies(self) -> Tallies:
+        """See `Engine.tallies`."""
+        return tallies_of(self.core, self.executor.loader, self.failed)
 
     def due_in_s(self) -> float:
         """Seconds until a turn has something to do; 0: now. Infinite: not without an event."""
         if self.core.going_on or not self.inbox.empty():
             return 0.0
-        return self.core.due_in_s(self.device.clock.now())
+        return self.core.due_in_s(self.executor.clock.now())
 
     def rest(self) -> None:
         """It gets no turn for a while, and owes nothing."""
@@ -157,7 +169,7 @@ class Engine:
     def turn(self) -> None:
         """Take what came, admit, and run one step if somebody can."""
         self._take_events()
-        clock = self.device.clock
+        clock = self.executor.clock
         began_s = clock.now()
         self.stepping.beats.seen(began_s)
 
@@ -191,12 +203,12 @@ class Engine:
             case Cancel(request_id):
                 self._cancel(request_id)
             case FromStore(message):
-                if (told := from_store(message, self.device.shape.fingerprint)) is not None:
+                if (told := from_store(message, self.executor.shape.fingerprint)) is not None:
                     self._tell(told)
             case LoadClosed(load_id):
                 self._take_arrived()
                 self._tell(event)
-                self.device.table.open.pop(load_id, None)
+                self.executor.table.open.pop(load_id, None)
             case StoreUp() | StoreDown() | SaveCopied():
                 self._take_arrived()
                 self._tell(event)
@@ -205,12 +217,12 @@ class Engine:
 
     def _take_arrived(self) -> None:
         """What the loader has copied since it was last looked."""
-        arrived = self.device.table.arrived
+        arrived = self.executor.table.arrived
         while arrived:
             self._tell(arrived.popleft())
 
     def _tell(self, event: ev.Event) -> None:
-        self.core.handle(event, self.device.clock.now())
+        self.core.handle(event, self.executor.clock.now())
         self._execute()
 
     def _execute(self) -> None:
@@ -221,7 +233,7 @@ class Engine:
                 case do.Trial(request_id):
                     self.on_trial(request_id)
                 case _:
-                    self.device.execute(instruction)
+                    self.executor.execute(instruction)
 
     def _submit(self, event: Submit) -> None:
         request = event.request
@@ -242,7 +254,7 @@ class Engine:
 
     def make_ready(self, request: GenerateRequest, prompt: list[int], max_tokens: int, guide: Guide | None) -> Ready:
         """See `worker.engine.readiness`. Any thread."""
-        return make_ready(request, prompt, max_tokens, guide, self.device, self.codec, frozenset(self.eos_ids))
+        return make_ready(request, prompt, max_tokens, guide, self.executor, self.codec, frozenset(self.eos_ids))
 
     def _cancel(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)
@@ -253,8 +265,8 @@ class Engine:
 
     # ---- steps -------------------------------------------------------------------------------------------------
     def _step(self, step: do.Step) -> None:
-        outcome = self.stepping.run(step, self.device.progress if step.ahead else None)
-        self.device.progress = StepProgress()
+        outcome = self.stepping.run(step, self.executor.progress if step.ahead else None)
+        self.executor.progress = StepProgress()
         tokens: dict[str, int] = {}
         ended, mute, doubtful = set[str](), set[str](), set[str]()
         for request_id, raised in outcome.failed.items():
@@ -300,7 +312,7 @@ class Engine:
 
     # ---- reports -----------------------------------------------------------------------------------------------
     def _report(self) -> None:
-        now = self.device.clock.now()
+        now = self.executor.clock.now()
         if now - self._reported_s < REPORT_EVERY_S and self._live:
             return
         self._reported_s = now

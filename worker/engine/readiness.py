@@ -11,7 +11,7 @@ from contracts.kv import chunk_keys
 from contracts.request import GenerateRequest, Output
 from worker.core.sequence import Sequence
 from worker.core.token_counts import Row
-from worker.engine.device import Device
+from worker.engine.executor import Executor
 from worker.sampling.output import Guide, Writer
 from worker.sampling.sampler import SamplingState, choose
 from worker.text.codec import TextCodec
@@ -40,14 +40,14 @@ def make_ready(
     prompt: list[int],
     max_tokens: int,
     guide: Guide | None,
-    device: Device,
+    executor: Executor,
     codec: TextCodec,
     ends: frozenset[int],
 ) -> Ready:
     """Any thread. guide: its grammar, after `resume_tokens`. ends: tokens that end a text. Raises InvalidRequest."""
     sequence = Sequence(request, len(prompt), prompt + request.resume_tokens, max_tokens, arrival=0)
-    if device.settings.cache:
-        sequence.keys = chunk_keys(device.salt_of(request.tenant), device.shape, sequence.tokens)
+    if executor.settings.cache:
+        sequence.keys = chunk_keys(executor.salt_of(request.tenant), executor.shape, sequence.tokens)
     constraint = guide.constraint if guide else None
     sampling = SamplingState.start(request.sampling, prompt, request.resume_tokens, ends, constraint)
     return Ready(sequence, sampling, Writer(sequence, codec, set(ends), guide))

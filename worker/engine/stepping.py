@@ -19,7 +19,7 @@ from worker.core.sequence import Sequence
 from worker.core.token_counts import Row
 from worker.devices.runner import Slice, Steps
 from worker.engine import failpoints
-from worker.engine.device import Device
+from worker.engine.executor import Executor
 from worker.link.loads import StepProgress
 
 log = telemetry.logger("worker.engine.stepping")
@@ -64,7 +64,7 @@ class Outcome:
 class Stepping:
     """Runs steps on `runner`. Engine thread only."""
 
-    device: Device
+    executor: Executor
     runner: Steps
     #: Told of every layer.
     beats: Progress = field(default_factory=Progress)
@@ -79,16 +79,16 @@ class Stepping:
         error is raised.
         """
         outcome, batch = Outcome(), list(step.batch)
-        began = self.device.clock.now()
+        began = self.executor.clock.now()
         self.beats.step(began, step.expected_s)
         self._run(batch, step.coming, progress, outcome)
-        ended = self.device.clock.now()
+        ended = self.executor.clock.now()
         self.beats.stepped(ended)
         outcome.seconds = ended - began
         if len(outcome.failed) == len(batch):
             self._probe(*batch[0], next(iter(outcome.failed.values())))
         if outcome.failed and progress is not None:
-            progress.reached(self.device.shape.layers)  # nobody may wait for the layers of those that failed
+            progress.reached(self.executor.shape.layers)  # nobody may wait for the layers of those that failed
         return outcome
 
     def _run(self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome) -> None:
@@ -111,7 +111,7 @@ class Stepping:
 
     def _probe(self, s: Sequence, count: int, error: Exception) -> None:
         """Raise `error` when not even a lone token can be computed, on a page of this sequence that nobody shares."""
-        last = s.blocks[(s.computed + count - 1) // self.device.shape.chunk_tokens]
+        last = s.blocks[(s.computed + count - 1) // self.executor.shape.chunk_tokens]
         harmless = Slice([0], 0, last.pages[:, None].copy(), False)
         try:
             self.runner.step([harmless], lambda layer: None, lambda layer: None)
@@ -125,9 +125,9 @@ class Stepping:
         slices = []
         tables = {}
         for s, count in batch:
-            chunks = -(-(s.computed + count) // self.device.shape.chunk_tokens)
+            chunks = -(-(s.computed + count) // self.executor.shape.chunk_tokens)
             known = self._tables.get(s)
-            tables[s] = table = known if known is not None and known.blocks is s.blocks else _Table(s.blocks, self.device.shape.layers)
+            tables[s] = table = known if known is not None and known.blocks is s.blocks else _Table(s.blocks, self.executor.shape.layers)
             pages = table.upto(chunks)
             slices.append(Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens)))
         self._tables = tables
@@ -143,7 +143,7 @@ class Stepping:
             if progress:
                 progress.reached(layer + 1)
 
-        clock = self.device.clock
+        clock = self.executor.clock
         arriving = [s.request.request_id for s, _ in batch if s.request.request_id in coming]
         logits = self.runner.step(slices, before_layer, after_layer)
         return logits.cpu().numpy(), void
@@ -151,22 +151,22 @@ class Stepping:
     def _wait_for_layer(self, coming: list[Coming], layer: int) -> bool:
         """Until this layer of what is coming is here. False when it will not come."""
         rows = [(each.load_id, each.row) for each in coming if layer in each.layers]
-        deadline = self.device.clock.now() + LAYER_TIMEOUT_S
-        with self.device.table.progress:
+        deadline = self.executor.clock.now() + LAYER_TIMEOUT_S
+        with self.executor.table.progress:
             while rows:
                 rows = [(load_id, row) for load_id, row in rows if not self._here(load_id, row, layer)]
                 if not rows:
                     break
-                if any(self._over(load_id) for load_id, _ in rows) or self.device.clock.now() > deadline:
+                if any(self._over(load_id) for load_id, _ in rows) or self.executor.clock.now() > deadline:
                     return False
-                self.device.table.progress.wait(0.2)
-                self.beats.seen(self.device.clock.now())  # what is slow is elsewhere, and the wait has an end
+                self.executor.table.progress.wait(0.2)
+                self.beats.seen(self.executor.clock.now())  # what is slow is elsewhere, and the wait has an end
         return True
 
     def _here(self, load_id: int, row: int, layer: int) -> bool:
-        load = self.device.table.open.get(load_id)
+        load = self.executor.table.open.get(load_id)
         return load is not None and bool(load.ready[row, layer])
 
     def _over(self, load_id: int) -> bool:
-        load = self.device.table.open.get(load_id)
+        load = self.executor.table.open.get(load_id)
         return load is None or load.closed

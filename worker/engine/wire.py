@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contracts.convert import session_from_wire
 from contracts.v1 import kvstore_pb2
+from storelink.core.load_plan import Source
 from worker.core import events as ev
-from worker.core.load_plan import Source
 
 
 def from_store(message: kvstore_pb2.StoreToWorker, fingerprint: bytes) -> ev.Event | None:

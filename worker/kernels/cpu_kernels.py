@@ -76,6 +76,7 @@ class CpuKernels:
         for name, arguments in {
             "speed": [i, p],
             "team": [i],
+            "team_use": [p, i],
             "team_end": [p],
             "pack": [i, p, p, q, q, q],
             "embed": [i, p, p, i, i, p],
@@ -85,7 +86,15 @@ class CpuKernels:
             "logits": [p, i, p, p, p, q, p, i, p],
         }.items():
             getattr(self._lib, f"upbeat_{name}").argtypes = arguments
+        self.threads = threads
         self._team = self._lib.upbeat_team(threads)
+
+    def use(self, width: int) -> None:
+        """From the next call on, so many of the threads compute, 1 to `threads`; the others sleep. No result depends on it. To be called on
+        the thread that calls the other functions. Raises ValueError."""
+        if not 1 <= width <= self.threads:
+            raise ValueError(f"width must be 1 to {self.threads}, got {width}")
+        self._lib.upbeat_team_use(self._team, width)
 
     def speed(self) -> KernelSpeed:
         """What products of bfloat16 reach here, measured now, which takes some ten milliseconds of one thread."""

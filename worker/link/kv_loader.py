@@ -18,11 +18,12 @@ import numpy as np
 from contracts.v1 import kvstore_pb2
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
+from storelink.ends import ArenaGone, ArenaHere
+from storelink.link import StoreLink
 from worker.core.events import LoadClosed, PiecesCame, SaveCopied
 from worker.core.hbm import NO_PAGE
 from worker.core.pages import Pages
-from worker.link.loads import ArenaGone, ArenaHere, LoadTable, Save, Transfer, Wake
-from worker.link.store_link import StoreLink
+from worker.link.loads import LoadTable, Save, Transfer, Wake
 from worker.memory.copier import Arena, Copier, HostCopier, UnderWay
 from worker.memory.paged_kv import PagedKv
 
@@ -133,7 +134,7 @@ class KvLoader:
             elif isinstance(work, _Cancel):
                 self._leave(work.load)
             elif isinstance(work, ArenaHere):
-                arena = work.arena
+                arena = _bytes_of(work.arena)
                 self.copier.adopt(arena)
             elif isinstance(work, ArenaGone):
                 arena = None
@@ -225,7 +226,7 @@ class KvLoader:
             elif isinstance(work, kvstore_pb2.SaveGrant):
                 self._granted(offered.pop(work.save_id, None), work, arena)
             elif isinstance(work, ArenaHere):
-                arena = work.arena
+                arena = _bytes_of(work.arena)
             elif isinstance(work, ArenaGone):
                 arena = None
                 work.left()
@@ -256,6 +257,10 @@ class KvLoader:
             self.copier.save(arena, offsets[:, layer], pages[:, layer])
         self.saved += len(ok) * layers
         self._to_engine(SaveCopied(save.save_id, ok, sorted(set(indices) - set(ok)), held, refused))
+
+
+def _bytes_of(arena: memoryview) -> Arena:
+    return np.frombuffer(arena, np.uint8)
 
 
 def _nothing() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,21 +71,6 @@ class Save:
     save_id: int
     pages: Pages
     progress: StepProgress | None = None
-
-
-# What reaches the loader with the store's messages, in their order.
-@dataclass(frozen=True, slots=True)
-class ArenaHere:
-    """The messages that follow are about this arena."""
-
-    arena: npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaGone:
-    """No more messages about it follow. left: told once when loads, and once when saves, copy from and to it no more."""
-
-    left: Callable[[], None]
 
 
 # What reaches the engine's inbox, beside events of the core.

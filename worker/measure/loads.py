@@ -25,7 +25,7 @@ from worker.core.hbm import Block, Save
 from worker.core.policy import Policy
 from worker.core.saving import Saving
 from worker.core.state import CoreState
-from worker.engine.device import Device
+from worker.engine.executor import Executor
 
 #: Sets of chunks that are read in turn, and how many of them the store's arena has room for.
 SETS, ARENA_SETS = 4, 2.5
@@ -59,13 +59,13 @@ class Mover:
     inbox: where the device's link and loader report to. large: chunks of a large load.
     """
 
-    device: Device
+    executor: Executor
     inbox: queue.SimpleQueue[object]
     large: int
     state: CoreState = field(init=False)
 
     def __post_init__(self) -> None:
-        d = self.device
+        d = self.executor
         self.state = CoreState(d.shape, d.cache, Policy(), d.salt_of, "profile")
 
     def attached(self) -> None:
@@ -80,8 +80,8 @@ class Mover:
         for block, key in zip(blocks, keys, strict=True):
             block.ready[:], block.key = True, key
         saving.offer(session, blocks)
-        self.state.now = self.device.clock.now()
-        saving.turn_ended(Manifest(session, "profile", self.device.shape.fingerprint, list(keys)), blocks)
+        self.state.now = self.executor.clock.now()
+        saving.turn_ended(Manifest(session, "profile", self.executor.shape.fingerprint, list(keys)), blocks)
         self._until(lambda event: not saving.busy, saving)
         taken = all(block.save is Save.BELOW for block in blocks)
         self._drop(blocks)
@@ -90,7 +90,7 @@ class Mover:
 
     def load(self, keys: Sequence[bytes], sources: Sequence[str] = ()) -> float:
         """Seconds until all of these chunks are in HBM. Raises LoadFailed unless they came."""
-        d = self.device
+        d = self.executor
         blocks = self._blocks(len(keys))
         every = [list(range(d.shape.layers))] * len(keys)
         threading.Event().wait(_REST_S)
@@ -105,7 +105,7 @@ class Mover:
         return seconds
 
     def _blocks(self, count: int) -> list[Block]:
-        cache, layers = self.device.cache, range(self.device.shape.layers)
+        cache, layers = self.executor.cache, range(self.executor.shape.layers)
         blocks = [cache.new_block(i, _SESSION, layers) for i in range(count)]
         for block in blocks:
             cache.use(block)
@@ -115,20 +115,20 @@ class Mover:
     def _drop(self, blocks: list[Block]) -> None:
         for block in blocks:
             block.key = None
-            self.device.cache.release(block)
+            self.executor.cache.release(block)
 
     def _execute(self) -> None:
         asked, self.state.out = self.state.out, []
         for instruction in asked:
-            self.device.execute(instruction)
+            self.executor.execute(instruction)
 
     def _until(self, over: Callable[[object], bool], saving: Saving) -> None:
         """Take events, as the engine does, until `over(event)`."""
-        deadline = self.device.clock.now() + _ANSWER_S
+        deadline = self.executor.clock.now() + _ANSWER_S
         while True:
             self._execute()
             try:
-                event = self.inbox.get(timeout=max(deadline - self.device.clock.now(), 0.001))
+                event = self.inbox.get(timeout=max(deadline - self.executor.clock.now(), 0.001))
             except queue.Empty:
                 raise LoadFailed(f"the store said nothing for {_ANSWER_S:.0f} s") from None
             match event:
@@ -136,10 +136,10 @@ class Mover:
                     saving.copied(event)
                     self._execute()
                 case LoadClosed():
-                    while self.device.table.arrived:
-                        self.state.came(self.device.table.arrived.popleft())
+                    while self.executor.table.arrived:
+                        self.state.came(self.executor.table.arrived.popleft())
                     self.state.closed(event)
-                    self.device.table.open.pop(event.load_id, None)
+                    self.executor.table.open.pop(event.load_id, None)
                 case StoreDown():
                     raise LoadFailed("the store went away")
             if over(event):
@@ -196,7 +196,7 @@ def own_rates(mover: Mover, flush: Callable[[], None], ssd: Path, repetitions: i
         return from_ssd(chunks)
 
     loads: dict[str, Load] = {"ssd": from_ssd, "ssd_cold": from_cold_ssd, "dram": lambda chunks: mover.load(last)}
-    return rates(mover.device.shape, mover.large, loads, repetitions, say)
+    return rates(mover.executor.shape, mover.large, loads, repetitions, say)
 
 
 def peer_rate(
@@ -210,7 +210,7 @@ def peer_rate(
         flush()
         return reader.load(keys, [owner_node])
 
-    return rates(reader.device.shape, reader.large, {"peer": load}, repetitions, say)["peer"]
+    return rates(reader.executor.shape, reader.large, {"peer": load}, repetitions, say)["peer"]
 
 
 def forget_page_cache(folder: Path) -> None:

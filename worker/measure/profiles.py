@@ -10,7 +10,7 @@ from contracts.kv import KvShape
 from contracts.profile import Profile, Subject
 from runtime.config import Config
 from runtime.profiles import cores, processor
-from worker.core.load_plan import LoadRate, LoadRates, Source
+from storelink.core.load_plan import LoadRate, LoadRates, Source
 from worker.core.pace import Pace
 from worker.measure.steps import Computed
 
@@ -25,7 +25,7 @@ _SOURCES = {Source.DRAM: ("dram",), Source.SSD: ("ssd", "ssd_cold"), Source.PEER
 
 def compute_threads(config: Config) -> int:
     """Threads that compute: as configured, else the machine's cores shared evenly between its workers."""
-    return config.worker.threads or max(1, (os.cpu_count() or 1) // config.nodes.count)
+    return config.worker.threads or max(1, (os.cpu_count() or 1) // config.devices)
 
 
 def subject(shape: KvShape, threads: int, computes: str) -> Subject:

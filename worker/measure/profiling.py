@@ -27,14 +27,16 @@ from runtime import rpc, telemetry
 from runtime.clock import RealClock
 from runtime.config import GIB, Config, load_config
 from runtime.service import Tasks, run
+from storelink.link import StoreLink
+from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
 from worker.core.pages import PagePool
-from worker.devices.platforms import Platform, choose_platform
+from worker.devices.device import Device, choose_device
 from worker.devices.runner import Steps
-from worker.engine.device import Device
+from worker.engine.executor import Executor
+from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
-from worker.link.store_link import End, StoreLink
 from worker.measure.loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
 from worker.measure.profiles import compute_threads, profile_of, subject
 from worker.measure.steps import QUICK, Computed, Grid, on_free_pages
@@ -53,7 +55,7 @@ class Computer:
     model: Model
     kv: PagedKv
     runner: Steps
-    chosen: Platform
+    chosen: Device
     threads: int
 
 
@@ -63,10 +65,10 @@ def assemble(config: Config) -> Computer:
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     granule, w = config.worker.granule_bytes, config.worker
-    chosen = choose_platform(config, threads)
+    chosen = choose_device(config, threads)
     memory, digests = chosen.memory, config.run_dir / "digests"
     model = load_model(config.model, memory, w.dtype, w.device, config.kv.chunk_tokens, digests, chosen.pack)
-    kv = PagedKv(memory, model.shape, max(memory.free * granule // model.shape.piece_bytes, 1))
+    kv = PagedKv.reserve(memory, model.shape, max(memory.free * granule // model.shape.piece_bytes, 1), Owner(Use.KV, config.model.name))
     runner, _ = chosen.movers(model, kv)
     return Computer(model, kv, runner, chosen, threads)
 
@@ -81,16 +83,16 @@ class Attachment:
     """A mover attached to one node's store, with pages of its own over `kv`."""
 
     def __init__(self, config: Config, node: int, kv: PagedKv, copier: Copier, pool: PagePool, tasks: Tasks) -> None:
-        places, inbox = config.node(node), queue.SimpleQueue[object]()
+        places, inbox, log = config.node(node), queue.SimpleQueue[object](), telemetry.logger("storelink.link")
         table = LoadTable()
         loader = KvLoader(kv, table, inbox.put, copier)
-        device = Device(kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32))
-        device.link = loader.link = StoreLink(
-            places.store_address, "profile", [End(kv.shape, inbox.put, loader.from_store)], config.kv.hugepages
+        executor = Executor(kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32))
+        executor.link = loader.link = StoreLink(
+            places.store_address, "profile", [end_of(kv.shape, inbox.put, loader.from_store)], log, config.kv.hugepages
         )
         loader.start()
-        tasks.start(device.link.run(), f"store link {node}")
-        self.mover = Mover(device, inbox, large_chunks(kv.shape, int(config.kv.dram_gib * GIB)))
+        tasks.start(executor.link.run(), f"store link {node}")
+        self.mover = Mover(executor, inbox, large_chunks(kv.shape, int(config.kv.dram_gib * GIB)))
         self._loader, self._address, self._loop = loader, places.store_address, asyncio.get_running_loop()
 
     def flush(self) -> None:
@@ -111,7 +113,7 @@ class Attachment:
         self._loader.stop()
 
 
-async def measure_loads(config: Config, kv: PagedKv, chosen: Platform, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
+async def measure_loads(config: Config, kv: PagedKv, chosen: Device, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
     """Rates by source; from a peer only where the configuration has two nodes. No slab of `kv` may be mapped."""
     tasks = Tasks()
     # One ledger for all attachments, which are used one after the other.

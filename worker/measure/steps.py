@@ -61,7 +61,7 @@ class Stopwatch:
 
     def __init__(self, runner: Steps, kv: PagedKv, pages: int, clock: Clock) -> None:
         # On a device that is told what to do ahead of time, the hooks tell when a layer was queued, not when it ran.
-        self._hooks_follow = kv.pool.device.type == "cpu"
+        self._hooks_follow = kv.memory.device.type == "cpu"
         self._runner, self._kv, self._pages, self._clock = runner, kv, pages, clock
 
     def slices(self, batch: int, tokens: int, context: int) -> list[Slice]:
@@ -100,7 +100,7 @@ def on_free_pages(runner: Steps, kv: PagedKv, grid: Grid, clock: Clock, say: Cal
     """Measure the grid on as many slabs of `kv` as it needs, or as there are. None of them may be mapped, and none is afterwards."""
     tokens = max(grid.batches[-1] * (grid.contexts[-1] + 1), grid.before[-1] + grid.tokens[-1])
     chunks = -(-tokens // kv.shape.chunk_tokens) + grid.batches[-1]
-    slabs = min(-(-chunks * kv.shape.layers // kv.pages_per_slab), kv.slab_count, kv.pool.free // kv.slab_granules)
+    slabs = min(-(-chunks * kv.shape.layers // kv.pages_per_slab), kv.slab_count, kv.memory.free // kv.slab_granules)
     for slab in range(slabs):
         kv.map_slab(slab)
     try:

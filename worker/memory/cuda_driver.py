@@ -41,6 +41,14 @@ class VirtualMemory(Protocol):
         """Returns the memory of a handle that is shown nowhere."""
         ...
 
+    def export(self, handle: int) -> int:
+        """A file descriptor by which another process can `adopt` the memory; the caller closes it."""
+        ...
+
+    def adopt(self, file: int) -> int:
+        """A handle to memory that another process exported; to be released as one of ours."""
+        ...
+
     def map(self, address: int, bytes_: int, handle: int) -> None:
         """Shows all of `handle` at `address`; it can be read and written once `allow` was called."""
         ...
@@ -79,6 +87,9 @@ class CudaDriver:
         location.type, location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, index
         self._kind = driver.CUmemAllocationProp()
         self._kind.type, self._kind.location = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, location
+        self._exports = self._exportable(device)
+        if self._exports:
+            self._kind.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._access = driver.CUmemAccessDesc()
         self._access.location, self._access.flags = location, driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -107,6 +118,22 @@ class CudaDriver:
     def release(self, handle: int) -> None:
         """See `VirtualMemory.release`."""
         self._call(self._at().cuMemRelease(handle), "cuMemRelease")
+
+    def export(self, handle: int) -> int:
+        """See `VirtualMemory.export`. Raises CudaError where the device cannot."""
+        if not self._exports:
+            raise CudaError("this device's driver gives no file descriptors of its memory; nothing can be lent to another process")
+        kind = self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        return int(self._call(self._at().cuMemExportToShareableHandle(handle, kind, 0), "cuMemExportToShareableHandle"))
+
+    def adopt(self, file: int) -> int:
+        """See `VirtualMemory.adopt`."""
+        kind = self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        return int(self._call(self._at().cuMemImportFromShareableHandle(file, kind), "cuMemImportFromShareableHandle"))
+
+    def _exportable(self, device: Any) -> bool:
+        asked = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        return bool(self._call(self._driver.cuDeviceGetAttribute(asked, device), "cuDeviceGetAttribute"))
 
     def map(self, address: int, bytes_: int, handle: int) -> None:
         """See `VirtualMemory.map`."""

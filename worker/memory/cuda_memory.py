@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from worker.memory.cuda_driver import VirtualMemory
-from worker.memory.granules import GranulePool
+from worker.memory.device_memory import DeviceMemory
+from worker.memory.exports import Exported
 
 
 class CudaMemory:
-    """See `worker.memory.granules.PhysicalMemory`."""
+    """See `worker.memory.physical.PhysicalMemory`."""
 
     def __init__(self, driver: VirtualMemory, granule_bytes: int, device: torch.device) -> None:
         """Raises ValueError unless `granule_bytes` is a positive multiple of what the driver maps."""
@@ -36,12 +37,10 @@ class CudaMemory:
     def show(self, address: int, granules: Sequence[int]) -> None:
         """See `PhysicalMemory.show`. When the driver refuses, nothing is shown."""
         size, begun = self._granule_bytes, 0
-        fresh: list[int] = []
+        fresh = [granule for granule in granules if granule not in self._handles]
         try:
             for granule in granules:
-                if granule not in self._handles:
-                    self._handles[granule] = self._driver.create(size)
-                    fresh.append(granule)
+                self._create(granule)
                 self._driver.map(address + begun * size, size, self._handles[granule])
                 begun += 1
             if begun:
@@ -67,6 +66,21 @@ class CudaMemory:
             if (handle := self._handles.pop(granule, None)) is not None:
                 self._driver.release(handle)
 
+    def export(self, granules: Sequence[int]) -> Exported:
+        """See `PhysicalMemory.export`: a handle a granule. Raises CudaError where the device has none to give."""
+        fresh = [granule for granule in granules if granule not in self._handles]
+        if fresh:  # what is shown first is zeroed then
+            address = self._driver.reserve(len(fresh) * self._granule_bytes)
+            self.show(address, fresh)
+            self.hide(address, len(fresh))
+            self._driver.free(address, len(fresh) * self._granule_bytes)
+        files = tuple(self._driver.export(self._handles[granule]) for granule in granules)
+        return Exported(self._granule_bytes, files, tuple((n, 0) for n in range(len(files))))
+
+    def _create(self, granule: int) -> None:
+        if granule not in self._handles:
+            self._handles[granule] = self._driver.create(self._granule_bytes)
+
     def resident_bytes(self) -> int:
         """See `PhysicalMemory.resident_bytes`."""
         return len(self._handles) * self._granule_bytes
@@ -76,15 +90,35 @@ class CudaMemory:
         self.drop(list(self._handles))
 
 
-class CudaPool(GranulePool):
-    """`total_bytes` of memory of `device` in granules of `granule_bytes`."""
+def cuda_memory(driver: VirtualMemory, total_bytes: int, granule_bytes: int, device: torch.device) -> DeviceMemory:
+    """`total_bytes` of memory of `device` in granules of `granule_bytes`. Raises ValueError when a size is not positive, or no multiple."""
+    physical = CudaMemory(driver, granule_bytes, device)
+    if total_bytes <= 0 or total_bytes % granule_bytes:
+        raise ValueError(f"total_bytes {total_bytes} must be a positive multiple of the granule, {granule_bytes}")
+    return DeviceMemory(physical, total_bytes // granule_bytes, granule_bytes)
 
-    def __init__(self, driver: VirtualMemory, total_bytes: int, granule_bytes: int, device: torch.device) -> None:
-        """Raises ValueError when a size is not positive, or not a multiple."""
-        memory = CudaMemory(driver, granule_bytes, device)
-        if total_bytes <= 0 or total_bytes % granule_bytes:
-            raise ValueError(f"total_bytes {total_bytes} must be a positive multiple of the granule, {granule_bytes}")
-        super().__init__(memory, total_bytes // granule_bytes, granule_bytes)
+
+class CudaWindow:
+    """Granules of another process's device memory side by side in this one, from `address` on, readable and writable until `close`."""
+
+    def __init__(self, driver: VirtualMemory, exported: Exported) -> None:
+        """Raises CudaError. The descriptors may be closed afterwards."""
+        self._driver, size = driver, exported.granule_bytes
+        self.bytes = size * len(exported.places)
+        self.address = driver.reserve(self.bytes)
+        self._handles = [driver.adopt(exported.files[file]) for file, _ in exported.places]
+        for n, handle in enumerate(self._handles):
+            driver.map(self.address + n * size, size, handle)
+        driver.allow(self.address, self.bytes)
+
+    def close(self) -> None:
+        """Nothing may refer to the range any more. Waits for the device."""
+        self._driver.settle()
+        size = self.bytes // max(len(self._handles), 1)
+        for n, handle in enumerate(self._handles):
+            self._driver.unmap(self.address + n * size, size)
+            self._driver.release(handle)
+        self._driver.free(self.address, self.bytes)
 
 
 def _stretches(wanted: Sequence[bool]) -> list[tuple[int, int]]:

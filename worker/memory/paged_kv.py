@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from contracts.kv import KvShape
-from worker.memory.granules import GranulePool
+from worker.core.granules import Owner
+from worker.memory.device_memory import DeviceMemory, Span
 from worker.memory.tensors import bytes_at, tensor_at
 
 MAX_WASTE = 0.05
@@ -28,34 +29,46 @@ def slab_size(page_bytes: int, granule_bytes: int, max_waste: float = MAX_WASTE)
 
 
 class PagedKv:
-    """Address space for `max_pages` pages (rounded up to whole slabs), backed slab by slab from `pool`.
+    """A model's slabs side by side over `span`, which shows nothing yet; backed slab by slab from its memory, for its owner.
 
     Invariant: a slab is either mapped whole or not at all. Reading or writing a page of an unmapped slab kills the process.
     """
 
-    def __init__(self, pool: GranulePool, shape: KvShape, max_pages: int) -> None:
-        if max_pages < 1:
-            raise ValueError(f"max_pages must be at least 1, got {max_pages}")
-        self.pool = pool
+    def __init__(self, span: Span, shape: KvShape) -> None:
+        """Raises ValueError for a span that holds no slab, and for pieces that are not K and V of heads."""
+        if not shape.is_of_heads:
+            raise ValueError(
+                f"pieces of {shape.piece_bytes} bytes are not K and V of {shape.kv_heads} heads: these pages hold nothing else"
+            )
+        self.span, self.memory = span, span.memory
         self.shape = shape
         self.dtype: torch.dtype = getattr(torch, shape.dtype)
         self.page_bytes = shape.piece_bytes
-        self.slab_granules = slab_size(self.page_bytes, pool.granule_bytes)
-        self.slab_bytes = self.slab_granules * pool.granule_bytes
+        self.slab_granules = slab_size(self.page_bytes, self.memory.granule_bytes)
+        self.slab_bytes = self.slab_granules * self.memory.granule_bytes
         self.pages_per_slab = self.slab_bytes // self.page_bytes
-        self.slab_count = -(-max_pages // self.pages_per_slab)
+        self.slab_count = span.granules // self.slab_granules
+        if self.slab_count < 1:
+            raise ValueError(f"a span of {span.granules} granules holds no slab of {self.slab_granules}")
         self.max_pages = self.slab_count * self.pages_per_slab
-        self.span = pool.reserve(self.slab_count * self.slab_bytes)
-        self._mapped: set[int] = set()
         #: Of the host's memory only.
-        self._bytes = bytes_at(self.span.address, self.slab_count * self.slab_bytes) if pool.device.type == "cpu" else None
+        self._bytes = bytes_at(span.address, self.slab_count * self.slab_bytes) if self.memory.device.type == "cpu" else None
         self._build_views()
+
+    @classmethod
+    def reserve(cls, memory: DeviceMemory, shape: KvShape, pages: int, owner: Owner) -> PagedKv:
+        """Over a span of its own, with address space for so many pages, rounded up to whole slabs."""
+        if pages < 1:
+            raise ValueError(f"pages must be at least 1, got {pages}")
+        granules = slab_size(shape.piece_bytes, memory.granule_bytes)
+        slab_bytes = granules * memory.granule_bytes
+        return cls(memory.reserve(-(-pages // (slab_bytes // shape.piece_bytes)) * slab_bytes, owner), shape)
 
     def _build_views(self) -> None:
         """Strided views over the whole range: pages, runs (K or V of one head of one page) and tokens within runs."""
         s = self.shape
         self._uniform = self.slab_bytes == self.pages_per_slab * self.page_bytes
-        elements = tensor_at(self.span.address, self.dtype, [self.slab_count * self.slab_bytes // self.dtype.itemsize], self.pool.device)
+        elements = tensor_at(self.span.address, self.dtype, [self.slab_count * self.slab_bytes // self.dtype.itemsize], self.memory.device)
         page, run, slab = s.kv_heads * 2 * s.chunk_tokens * s.head_dim, s.chunk_tokens * s.head_dim, self.slab_bytes // self.dtype.itemsize
         self.view = torch.as_strided(
             elements,
@@ -70,29 +83,29 @@ class PagedKv:
             self.flat = self.view.view(self.max_pages, *self.view.shape[2:])
             self._runs = self._runs.view(-1, run)
             self._tokens = self._tokens.view(-1, s.head_dim)
-        self._scratch = torch.empty(0, run, dtype=self.dtype, device=self.pool.device)
+        self._scratch = torch.empty(0, run, dtype=self.dtype, device=self.memory.device)
         # Offsets of a page's runs: [kv_heads, 2, 1].
-        self._run_of = torch.arange(s.kv_heads * 2, device=self.pool.device).view(s.kv_heads, 2, 1)
+        self._run_of = torch.arange(s.kv_heads * 2, device=self.memory.device).view(s.kv_heads, 2, 1)
 
     @property
     def mapped_slabs(self) -> list[int]:
         """The slabs whose pages can be used, ascending."""
-        return sorted(self._mapped)
+        return [slab for slab in range(self.slab_count) if self._is_mapped(slab)]
+
+    def _is_mapped(self, slab: int) -> bool:
+        return self.span.shows(slab * self.slab_granules, 1)
 
     def map_slab(self, slab: int) -> None:
-        """Takes granules from the pool for `slab`; its pages are zero. Raises OutOfGranules, changing nothing, when there are too few."""
-        if slab in self._mapped:
+        """Takes granules for `slab`, whose pages have any content. Raises OutOfGranules, changing nothing, when there are too few."""
+        if self._is_mapped(slab):
             raise ValueError(f"slab {slab} is mapped already")
-        granules = self.pool.take(self.slab_granules)
-        self.span.map(slab * self.slab_granules, granules)
-        self._mapped.add(slab)
+        self.span.map(slab * self.slab_granules, self.memory.take(self.slab_granules, self.span.owner))
 
-    def unmap_slab(self, slab: int) -> None:
-        """Gives the granules of `slab` back; the content of its pages is gone."""
-        if slab not in self._mapped:
+    def unmap_slab(self, slab: int, *, keep: bool = False) -> None:
+        """Gives the granules of `slab` back, whose content is gone. keep: warm, with their memory."""
+        if not self._is_mapped(slab):
             raise ValueError(f"slab {slab} is not mapped")
-        self.pool.give(self.span.unmap(slab * self.slab_granules, self.slab_granules))
-        self._mapped.remove(slab)
+        self.memory.give(self.span.unmap(slab * self.slab_granules, self.slab_granules), keep=keep)
 
     def offsets(self, pages: np.ndarray) -> np.ndarray:
         """Bytes from `span.address` to each of the pages, int64, of the same shape."""
@@ -107,7 +120,7 @@ class PagedKv:
     def page_bytes_view(self, page: int) -> np.ndarray:
         """The page's bytes, uint8 `[page_bytes]`, zero copy and writable. Raises ValueError where pages are not in host memory."""
         if self._bytes is None:
-            raise ValueError(f"pages are on {self.pool.device}; a copier moves their bytes")
+            raise ValueError(f"pages are on {self.memory.device}; a copier moves their bytes")
         slab, index = divmod(page, self.pages_per_slab)
         at = slab * self.slab_bytes + index * self.page_bytes
         return self._bytes[at : at + self.page_bytes]
@@ -163,5 +176,4 @@ class PagedKv:
 
     def close(self) -> None:
         """Gives everything back. Views must not be touched any more."""
-        self._mapped.clear()
         self.span.close()

@@ -1,4 +1,4 @@
-"""Loading a model: from a Hugging Face directory into the granule pool, in the type it is served in."""
+"""Loading a model: from a Hugging Face directory into the device's memory, in the type it is served in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES, KvShape, fingerprint
 from runtime.model_config import ModelConfig, load_config, read_json, token_ids
-from worker.memory.granules import GranulePool, OutOfGranules
+from worker.core.granules import OutOfGranules, Owner, Use
+from worker.memory.device_memory import DeviceMemory
 from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.llama import RopeTable
 from worker.models.weights import Checkpoint, Pack, SlotTable, TopWeights, WeightSpan, layer_parts, top_parts
@@ -24,7 +25,7 @@ class Model:
     """A loaded model.
 
     layers: the slot table; a layer may be unloaded and loaded again between steps.
-    weight_bytes: physical bytes that its weights take from the pool when all layers are loaded.
+    weight_bytes: physical bytes that its weights take of the device when all layers are loaded.
     """
 
     config: ModelConfig
@@ -38,32 +39,40 @@ class Model:
     weight_bytes: int
 
     def unload_layer(self, layer: int) -> int:
-        """Gives the granules of `layer` to the pool; returns how many."""
+        """Gives the granules of `layer` back; returns how many."""
         return self.layers.unload_layer(layer)
 
     def load_layer(self, layer: int) -> None:
-        """Fills `layer` again. Raises OutOfGranules, changing nothing, when the pool has too few."""
+        """Fills `layer` again. Raises OutOfGranules, changing nothing, when too few are free."""
         self.layers.load_layer(layer)
 
 
 def load_model(
-    directory: Path, pool: GranulePool, dtype: str, device: str, chunk_tokens: int, cache_dir: Path | None, pack: Pack | None = None
+    directory: Path,
+    memory: DeviceMemory,
+    dtype: str,
+    device: str,
+    chunk_tokens: int,
+    cache_dir: Path | None,
+    pack: Pack | None = None,
+    name: str = "",
 ) -> Model:
-    """The model in `directory`, its weights in `pool`.
+    """The model in `directory`, its weights in `memory`, owned by `name` (empty: the directory's).
 
     dtype, device: as in the configuration (`worker.dtype`, `worker.device`).
     cache_dir: where digests of large checkpoints are remembered. pack: lays matrices out for the kernels that compute with them; the
     model then serves these and nothing else. Raises ConfigError naming what is wrong and the remedy.
     """
-    if device not in ("auto", pool.device.type):
-        raise ConfigError(f"worker.device = {device!r} is not where the pool is; set worker.device: {pool.device.type}")
+    if device not in ("auto", memory.device.type):
+        raise ConfigError(f"worker.device = {device!r} is not where the memory is; set worker.device: {memory.device.type}")
     config = load_config(directory)
     checkpoint = Checkpoint(directory)
     served = choose_dtype(dtype, checkpoint)
-    layers = SlotTable([WeightSpan(pool, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)])
-    top = WeightSpan(pool, top_parts(checkpoint, config), served)
+    owner = Owner(Use.WEIGHTS, name or directory.name)
+    layers = SlotTable([WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)])
+    top = WeightSpan(memory, owner, top_parts(checkpoint, config), served)
     checkpoint.check_all_taken()
-    weight_bytes = top.bytes + sum(layers.layer_granules(n) for n in range(config.layers)) * pool.granule_bytes
+    weight_bytes = top.bytes + sum(layers.layer_granules(n) for n in range(config.layers)) * memory.granule_bytes
     try:
         views = top.load()
         for n in range(config.layers):
@@ -71,13 +80,13 @@ def load_model(
     except OutOfGranules:
         raise ConfigError(
             f"kv.hbm_gib: the weights of {directory} need {weight_bytes / 2**30:.2f} GiB of the device's "
-            f"{pool.total * pool.granule_bytes / 2**30:.2f} GiB; raise kv.hbm_gib to more than that, the KV cache included"
+            f"{memory.total * memory.granule_bytes / 2**30:.2f} GiB; raise kv.hbm_gib to more than that, the KV cache included"
         ) from None
     digest = model_digest(cached_weights_digest(checkpoint, cache_dir), config)
     name = str(served).removeprefix("torch.")
     return Model(
         config=config,
-        shape=KvShape(
+        shape=KvShape.of_heads(
             fingerprint=fingerprint(digest, dtype=name, chunk_tokens=chunk_tokens),
             layers=config.layers,
             kv_heads=config.kv_heads,

@@ -1,4 +1,4 @@
-"""Where weights live: each layer in one granule-aligned span of the pool, reached through a slot table.
+"""Where weights live: each layer in one granule-aligned span of the device's memory, reached through a slot table.
 
 A layer's q, k and v projections are packed into one matrix, its gate and up projections into another. The identical host
 copy of a span is the checkpoint itself: the safetensors files stay mapped privately (the page cache holds them), and
@@ -22,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from contracts.errors import ConfigError, UpbeatError
 from runtime.model_config import ModelConfig, read_json
-from worker.memory.granules import GranulePool, Span
+from worker.core.granules import Owner
+from worker.memory.device_memory import DeviceMemory, Span
 from worker.memory.tensors import MappedFiles, tensor_at
 
 _ALIGNMENT = 256
@@ -202,8 +203,8 @@ Pack = Callable[[str, Sequence[torch.Tensor], torch.Tensor], bool]
 class WeightSpan:
     """Tensors packed into one span: laid out once, filled from the host copy as often as needed."""
 
-    def __init__(self, pool: GranulePool, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
-        self.pool = pool
+    def __init__(self, memory: DeviceMemory, owner: Owner, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
+        self.memory = memory
         self._pack = pack
         self._parts = parts
         self._dtype = dtype
@@ -212,7 +213,7 @@ class WeightSpan:
         for part in parts:
             self._offsets.append(end)
             end += -(-math.prod(part.shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        self.span: Span = pool.reserve(end)
+        self.span: Span = memory.reserve(end, owner)
         self.loaded = False
 
     @property
@@ -223,11 +224,11 @@ class WeightSpan:
     def load(self) -> dict[str, torch.Tensor]:
         """Takes granules, fills them from the host copy and returns the views. Raises OutOfGranules, changing nothing."""
         if not self.loaded:
-            self.span.map(0, self.pool.take(self.span.granules))
+            self.span.map(0, self.memory.take(self.span.granules, self.span.owner))
             self.loaded = True
         views = {}
         for part, offset in zip(self._parts, self._offsets, strict=True):
-            view = tensor_at(self.span.address + offset, self._dtype, part.shape, self.pool.device)
+            view = tensor_at(self.span.address + offset, self._dtype, part.shape, self.memory.device)
             if self._pack is None or not self._pack(part.field, part.sources, view):
                 for place, source in zip(torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True):
                     place.copy_(source)
@@ -241,17 +242,33 @@ class WeightSpan:
         if not self.loaded:
             return 0
         granules = self.span.unmap(0, self.span.granules)
-        self.pool.give(granules)
+        self.memory.give(granules)
         self.loaded = False
         return len(granules)
 
 
 class SlotTable:
-    """The layers' weights by number. Reading an unloaded slot raises LayerUnloaded."""
+    """The layers' weights by number. Reading an unloaded slot raises LayerUnloaded.
+
+    before_use, after_use: called with a layer's number around its use in a step, on the thread that runs steps: the first may load it, or
+    wait until it is there (MIRAGE, section 5: layers of which some share memory come in turn). After the second what was launched may
+    still run. A step that fails uses a layer without an end.
+    """
 
     def __init__(self, spans: list[WeightSpan]) -> None:
         self._spans = spans
         self._slots: list[LayerWeights | None] = [None] * len(spans)
+        self.before_use: Callable[[int], object] = lambda layer: None
+        self.after_use: Callable[[int], object] = lambda layer: None
+
+    def acquire(self, layer: int) -> LayerWeights:
+        """A layer's weights, for the step that uses them now. Raises LayerUnloaded."""
+        self.before_use(layer)
+        return self[layer]
+
+    def computed(self, layer: int) -> None:
+        """The step has used the layer's weights, or has launched what does."""
+        self.after_use(layer)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -275,12 +292,12 @@ class SlotTable:
 
     def load_layer(self, layer: int) -> None:
         """Fills the layer's span and points its slot there; nothing happens when it is loaded.
-        Raises OutOfGranules, changing nothing, when the pool has too few."""
+        Raises OutOfGranules, changing nothing, when too few are free."""
         if self._slots[layer] is None:
             self._slots[layer] = LayerWeights(**self._spans[layer].load())
 
     def unload_layer(self, layer: int) -> int:
-        """Empties the slot and gives the layer's granules to the pool; returns how many. The layer must not be in use."""
+        """Empties the slot and gives the layer's granules back; returns how many. The layer must not be in use."""
         self._slots[layer] = None
         return self._spans[layer].unload()
 

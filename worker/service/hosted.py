@@ -12,7 +12,7 @@ from contracts.template_kwargs import decode_template_kwargs
 from runtime import telemetry
 from runtime.config import WorkerSection
 from worker.core.bounds import check_request
-from worker.engine.engine import Engine
+from worker.engine.engine import NativeEngine
 from worker.sampling.grammars import GrammarCompiler, Grammars
 from worker.text.codec import TextCodec
 from worker.text.token_calls import TokenCalls
@@ -25,7 +25,7 @@ log = telemetry.logger("worker.service.hosted")
 class Hosted:
     """See the module. max_tokens: longest prompt plus output. tokenising: threads that all models of a worker share."""
 
-    engine: Engine
+    engine: NativeEngine
     codec: TextCodec
     max_tokens: int
     vocab_size: int

@@ -21,7 +21,7 @@ from contracts.convert import shape_to_wire
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
 from worker.core.counts import Counts
-from worker.engine.engine import Engine
+from worker.engine.contract import Engine
 
 log = telemetry.logger("worker.service.reporter")
 #: Between two reports: at least, until the scheduler says otherwise; at most while something runs; at most while nothing does.
@@ -57,11 +57,14 @@ class Reporter:
         draining: Callable[[], bool],
         device_bytes: int = 0,
         free_bytes: Callable[[], int] = lambda: 0,
+        device: int = 0,
+        devices: int = 1,
     ) -> None:
         """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured. device_bytes: of the device, for weights and
-        KV; free_bytes: of that, what nobody holds."""
+        KV; free_bytes: of that, what nobody holds. device: its number on the node, of `devices`."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
+        self._device, self._devices = device, devices
         self._rates, self._device_bytes, self._free_bytes = rates, device_bytes, free_bytes
         self._instance = uuid.uuid4().hex
         self.links = [Link(self, scheduler) for scheduler in schedulers]
@@ -92,13 +95,15 @@ class Reporter:
             instance=self._instance,
             connection=connection,
             device_bytes=self._device_bytes,
+            device=self._device,
+            devices=self._devices,
             **{f"{source}_bytes_per_s": rate for source, rate in self._rates.items()},
         )
 
     def _info(self, model: Reported) -> scheduler_pb2.ModelInfo:
         return scheduler_pb2.ModelInfo(
             name=model.engine.model_name,
-            shape=shape_to_wire(model.engine.device.shape),
+            shape=shape_to_wire(model.engine.shape),
             max_tokens=model.bound.max_tokens,
             created_s=model.created_s,
             longest_token_bytes=model.bound.longest_token_bytes,
@@ -115,7 +120,7 @@ class Reporter:
         return scheduler_pb2.MODEL_STATE_DRAINING if self.draining() else scheduler_pb2.MODEL_STATE_ACTIVE
 
     def _model_load(self, engine: Engine, counts: Counts) -> scheduler_pb2.ModelLoad:
-        page_bytes = engine.device.shape.piece_bytes
+        page_bytes = engine.shape.piece_bytes
         return scheduler_pb2.ModelLoad(
             model=engine.model_name,
             state=self._state,
@@ -126,6 +131,7 @@ class Reporter:
             request_s=counts.request_s,
             prefill_token_s=counts.prefill_token_s,
             kv_bytes_used=(counts.pages_total - counts.pages_free) * page_bytes,
+            kv_bytes_cached=counts.pages_cached * page_bytes,
             kv_bytes_limit=counts.pages_total * page_bytes,
         )
 
@@ -150,6 +156,7 @@ class Reporter:
             request_s=max(counts.request_s for counts in each_counts),
             hbm_pages_total=sum(counts.pages_total for counts in each_counts),
             hbm_pages_free=sum(counts.pages_free for counts in each_counts),
+            hbm_pages_cached=sum(counts.pages_cached for counts in each_counts),
             in_flight=[request for counts in each_counts for request in counts.in_flight],
             finished=finished,
             prefill_token_s=max(counts.prefill_token_s for counts in each_counts),

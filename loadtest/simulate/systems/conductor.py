@@ -7,9 +7,10 @@ copy is there; what it decoded meanwhile is a few tokens more, whose copy is not
 from __future__ import annotations
 
 from loadtest.simulate.events import Events
-from loadtest.simulate.node import Node
-from loadtest.simulate.sequences import Request, Running
+from loadtest.simulate.request import Request
 from loadtest.simulate.systems.contract import Active, Migration, Paused, System, View
+from loadtest.simulate.systems.node import OtherNode
+from loadtest.simulate.systems.running import Running
 
 #: A request with fewer tokens to go is not worth moving.
 _LEAST_LEFT_TOKENS = 32
@@ -18,7 +19,7 @@ _LEAST_LEFT_TOKENS = 32
 class Conductor:
     """See the module. migrated: requests that changed over; given_up: that ended before their copy was there."""
 
-    def __init__(self, events: Events, system: System, nodes: dict[str, Node]) -> None:
+    def __init__(self, events: Events, system: System, nodes: dict[str, OtherNode]) -> None:
         self._events, self._system, self._nodes = events, system, nodes
         self._moving: set[str] = set()
         self.migrated = self.given_up = 0
@@ -30,7 +31,7 @@ class Conductor:
         node = self._system.place(request.session, request.group, self._events.now, self._views())
         return node, tuple(name for name in self._system.sources(request.session) if name != node)
 
-    def keep(self, node: Node, sequence: Running) -> frozenset[str]:
+    def keep(self, node: OtherNode, sequence: Running) -> frozenset[str]:
         """Which tiers of its node keep the KV of a turn that has ended."""
         request, kind = sequence.request, node.kind
         tokens = request.prompt_tokens + request.answer_tokens

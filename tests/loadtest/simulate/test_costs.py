@@ -17,7 +17,7 @@ from loadtest.simulate.presets import (
     PRESETS,
     measured,
     node_kind,
-    together,
+    tensor_parallel,
 )
 
 #: lmdeploy's published table for one A100-80G: (model, prompt, seconds to the first token).
@@ -30,7 +30,7 @@ THROUGHPUT = [
     (H100, LLAMA_2_7B, 32, 2048, 2048, 2230),
     (H100, LLAMA_2_7B, 64, 2048, 128, 2058),
     (H200, LLAMA_2_13B, 64, 2048, 128, 1349),
-    (together(H100, 4), LLAMA_31_70B, 64, 2048, 128, 843),
+    (tensor_parallel(H100, 4), LLAMA_31_70B, 64, 2048, 128, 843),
 ]
 
 

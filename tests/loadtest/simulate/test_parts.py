@@ -1,4 +1,4 @@
-"""Ways, tiers and the device, each alone: small cases reckoned by hand, and rules that hold whatever happens."""
+"""Ways, and the tiers and the device of other systems, each alone: small cases reckoned by hand, and rules that hold whatever happens."""
 
 from dataclasses import replace
 
@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 
 from contracts.ids import SessionKey
 from loadtest.simulate.channels import Channel
-from loadtest.simulate.engine import Engine
 from loadtest.simulate.events import Events
-from loadtest.simulate.node import Node
+from loadtest.simulate.mean_load import MeanLoad
+from loadtest.simulate.mechanisms import DRAM, HBM, PEER, Mechanisms
 from loadtest.simulate.presets import PRESETS
-from loadtest.simulate.sequences import Request, Running
-from loadtest.simulate.tiers import DOUBTED, PLAIN, Tier, advised
+from loadtest.simulate.request import Request
+from loadtest.simulate.stretch import Stretch
+from loadtest.simulate.systems.engine import Engine
+from loadtest.simulate.systems.node import OtherNode
+from loadtest.simulate.systems.running import Running
+from loadtest.simulate.systems.tiers import Tier
 
 KIND = PRESETS["a100-llama-3.1-8b"]
 FOREVER = lambda: False  # noqa: E731
@@ -41,47 +45,52 @@ def test_what_a_request_waits_for_interrupts_what_a_hint_wants() -> None:
     assert seen == {"turn": pytest.approx(1.5), "hint": pytest.approx(2.5)}
 
 
-def test_what_is_hidden_under_compute_is_not_waited_for_but_takes_its_time() -> None:
-    events, seen = Events(), {}
-    way = Channel(events, bytes_per_s=100.0)
-    way.send(200, (0, 0), lambda: seen.setdefault("first", events.now), hidden_s=1.5)
-    way.send(100, (1, 0), lambda: seen.setdefault("second", events.now))
-    events.run(FOREVER)
-    assert seen == {"first": pytest.approx(0.5), "second": pytest.approx(3.0)}
-
-
-def test_a_promoted_job_passes_and_a_cancelled_one_never_ends() -> None:
+def test_a_cancelled_job_never_ends_and_the_next_begins_at_once() -> None:
     events, seen = Events(), {}
     way = Channel(events, bytes_per_s=100.0)
     jobs = [way.send(100, (1, n), lambda n=n: seen.setdefault(n, events.now)) for n in range(4)]
-    events.at(0.5, lambda: way.promote(jobs[2], (0, 0), 0.0))
-    events.at(0.5, lambda: way.cancel(jobs[3]))
-    assert way.ahead_s((1, 2)) == pytest.approx(3.0)
+    for at, n in ((0.5, 3), (1.5, 1)):
+        events.at(at, lambda n=n: way.cancel(jobs[n]))
     events.run(FOREVER)
-    assert seen == {2: pytest.approx(1.5), 0: pytest.approx(2.0), 1: pytest.approx(3.0)}
+    assert seen == {0: pytest.approx(1.0), 2: pytest.approx(2.5)}
+
+
+def test_load_over_time_is_a_mean_of_what_was_there() -> None:
+    events = Events()
+    load = MeanLoad(events)
+    for at, requests in ((1.0, 4), (3.0, 1)):
+        events.at(at, lambda requests=requests: load.changed(requests))
+    events.at(10.0, lambda: None)
+    events.run(FOREVER)
+    assert load.take(10.0) == pytest.approx((4 * 2 + 1 * 7) / 10) and load.take(10.0) == 0.0
+
+
+def test_steps_that_are_passed_over_or_cut_off_take_what_each_takes() -> None:
+    stretch = Stretch(2.0, 10, first_s=0.1, growth_s=0.01)
+    each = [0.1 + 0.01 * n for n in range(10)]
+    assert stretch.end_s == pytest.approx(2.0 + sum(each))
+    assert [stretch.over(2.0 + sum(each[:n]) + 0.001) for n in range(10)] == list(range(10))
+    stretch.pass_over(3)
+    assert (stretch.count, stretch.start_s, stretch.first_s) == (7, pytest.approx(2.0 + sum(each[:3])), pytest.approx(each[3]))
+    assert stretch.cut(2.0 + sum(each[:5]) + 0.05) and stretch.end_s == pytest.approx(2.0 + sum(each[:6]))
+    assert not stretch.cut(2.0 + sum(each[:6]) - 0.001), "it ends there anyway"
 
 
 # ---- tiers ------------------------------------------------------------------------------------------------------
-def test_victims_are_the_doubted_then_the_unadvised_then_the_least_urgent_advised() -> None:
+def test_the_least_recently_used_go_first_and_whole_and_running_requests_go_before_all() -> None:
     left: list[str] = []
     tier = Tier(100, lambda session: left.append(session.session_id))
-    for name, rank in (("advised", advised(0)), ("plain", PLAIN), ("behind", advised(5)), ("doubted", DOUBTED), ("urgent", advised(-1))):
-        assert tier.put(key(name), 20, rank)
-    for n in range(5):
-        assert tier.put(key(f"new{n}"), 20, advised(-9))
-    assert left == ["doubted", "plain", "behind", "advised", "urgent"]
-
-
-def test_a_hint_never_takes_the_place_of_a_better_one() -> None:
-    tier = Tier(100)
-    tier.put(key("urgent"), 100, advised(-1))
-    assert not tier.put(key("behind"), 10, advised(100)) and tier.bytes_of(key("urgent")) == 100
-    assert tier.reserve(60) and tier.bytes_of(key("urgent")) == 0 and not tier.reserve(50)
+    for name in ("a", "b", "c"):
+        assert tier.put(key(name), 30)
+    tier.touch(key("a"))
+    assert tier.put(key("d"), 30) and left == ["b"]
+    assert tier.reserve(60) and left == ["b", "c", "a"] and not tier.reserve(50)
+    assert not tier.put(key("e"), 50), "what runs does not give way"
     tier.release(60)
     tier.validate()
 
 
-DEEDS = ["plain", "advised", "doubt", "take", "reserve"]
+DEEDS = ["put", "touch", "take", "reserve"]
 
 
 @settings(deadline=None, max_examples=60)
@@ -91,15 +100,15 @@ def test_a_tier_never_holds_more_than_it_can(steps: list[tuple[int, int, str]]) 
     for name, size, what in steps:
         if what == "take":
             tier.take(key(str(name)))
-        elif what == "doubt":
-            tier.touch(key(str(name)), DOUBTED)
+        elif what == "touch":
+            tier.touch(key(str(name)))
         elif what == "reserve":
             if tier.reserve(size):
                 reserved.append(size)
             elif reserved:
                 tier.release(reserved.pop())
         else:
-            tier.put(key(str(name)), size, PLAIN if what == "plain" else advised(name % 3))
+            tier.put(key(str(name)), size)
         tier.validate()
 
 
@@ -163,14 +172,17 @@ def test_a_long_prompt_is_computed_in_pieces_and_a_more_urgent_one_first() -> No
 
 
 # ---- a node -----------------------------------------------------------------------------------------------------
-def fleet(events: Events, count: int = 2, **changes: float) -> list[Node]:
-    peers: dict[str, Node] = {}
+HOST = Mechanisms(frozenset((HBM, DRAM, PEER)))
+
+
+def fleet(events: Events, count: int = 2, **changes: float) -> list[OtherNode]:
+    peers: dict[str, OtherNode] = {}
     for n in range(count):
-        peers[f"node-{n}"] = Node(f"node-{n}", replace(KIND, **changes), events, peers, ended=lambda r: None)
+        peers[f"node-{n}"] = OtherNode(f"node-{n}", replace(KIND, **changes), events, peers, ended=lambda r: None, has=HOST)
     return list(peers.values())
 
 
-def served(events: Events, node: Node, r: Request, sources: tuple[str, ...] = ()) -> Request:
+def served(events: Events, node: OtherNode, r: Request, sources: tuple[str, ...] = ()) -> Request:
     r.sent_s = events.now
     node.submit(r, sources)
     events.run(lambda: r.end_s >= 0)
@@ -178,89 +190,20 @@ def served(events: Events, node: Node, r: Request, sources: tuple[str, ...] = ()
     return r
 
 
-def test_a_returning_turn_waits_for_what_compute_does_not_hide() -> None:
+def test_a_returning_turn_begins_when_all_of_its_cache_is_there() -> None:
     events = Events()
     here, there = fleet(events)
     first = served(events, here, request("r1", 6000, 400, session="s"))
-    assert first.cached_tokens == 0 and here.tokens_here(key("s")) == 6400
+    assert first.cached_tokens == 0 and here.tokens_in(here.dram, key("s")) == 6400
     at_home = served(events, here, request("r2", 6500, 2, history=6400, session="s"))
     compute_s = KIND.costs.prefill_s(100, 6400)
     assert at_home.cached_tokens == 6400 and at_home.first_s - at_home.sent_s == pytest.approx(compute_s)
     away = served(events, there, request("r3", 6500, 2, history=6400, session="s"), ("node-0",))
-    load_s = 6400 * KIND.shape.token_bytes / KIND.link_bytes_per_s
-    waited = away.first_s - away.sent_s
+    bytes_ = 6400 * KIND.shape.token_bytes
     assert away.cached_tokens == 6400
-    assert waited == pytest.approx(load_s - compute_s * 31 / 32 + compute_s, rel=0.02)
-
-
-def test_a_prefetched_turn_waits_for_nothing() -> None:
-    events = Events()
-    here, there = fleet(events)
-    served(events, here, request("r1", 6000, 400, session="s"))
-    there.prefetch(key("s"), 0, events.now + 60.0, 6400, ("node-0",))
-    events.run(FOREVER, limit_s=events.now + 5.0)
-    events.now += 5.0
-    assert there.tokens_in(there.hbm, key("s")) == there.tokens_in(there.dram, key("s")) == 6400
-    away = served(events, there, request("r2", 6500, 2, history=6400, session="s"))
-    assert away.first_s - away.sent_s == pytest.approx(KIND.costs.prefill_s(100, 6400))
-
-
-def test_a_hint_that_is_repeated_lasts_as_long_as_the_later_one() -> None:
-    events = Events()
-    (node,) = fleet(events, 1)
-    for name in ("s", "other"):
-        served(events, node, request(name, 3000, 200, session=name))
-    start_s = events.now
-    for seconds in (60.0, 100.0):
-        node.prefetch(key("s"), 0, start_s + seconds, 3200, ())
-
-    def first_victim() -> str:
-        left: list[SessionKey] = []
-        node.dram._left = left.append
-        room = node.dram.capacity_bytes - node.dram.cached_bytes
-        assert node.dram.put(key("big"), room + 1.0)
-        node.dram.take(key("big"))
-        return left[0].session_id
-
-    events.run(FOREVER, limit_s=start_s + 70.0)
-    node.dram.put(key("another"), 1e6)
-    assert first_victim() == "other", "the hint still holds"
-    events.run(FOREVER, limit_s=start_s + 110.0)
-    assert first_victim() == "s", "it is over, and what it held goes first"
-
-
-def test_a_withdrawn_hint_stops_its_load_and_a_cache_that_is_sooner_computed_is_computed() -> None:
-    events = Events()
-    here, there = fleet(events, link_bytes_per_s=1e6)
-    served(events, here, request("r1", 6000, 400, session="s"))
-    there.prefetch(key("s"), 0, events.now + 60.0, 6400, ("node-0",))
-    there.withdraw(key("s"))
-    turn = served(events, there, request("r2", 6500, 2, history=6400, session="s"), ("node-0",))
-    assert turn.cached_tokens == 0 and there.recomputed_tokens == 6400
-    assert turn.first_s - turn.sent_s < 1.2 * KIND.costs.prefill_s(6500, 0) + 0.1
-
-
-def test_a_hint_that_cannot_be_in_time_lets_those_pass_that_can() -> None:
-    events = Events()
-    here, there = fleet(events)
-    for name in ("late", "soon"):
-        served(events, here, request(name, 6000, 400, session=name))
-    load_s, start_s = 6400 * KIND.shape.token_bytes / KIND.link_bytes_per_s, events.now
-    there.prefetch(key("late"), 0, start_s + 60.0, 6400, ("node-0",), start_s + 0.5 * load_s)
-    there.prefetch(key("soon"), 0, start_s + 60.0, 6400, ("node-0",), start_s + 1.5 * load_s)
-    events.run(FOREVER, limit_s=start_s + 1.2 * load_s)
-    assert (there.tokens_in(there.dram, key("late")), there.tokens_in(there.dram, key("soon"))) == (0, 6400)
-    events.run(FOREVER, limit_s=start_s + 2.2 * load_s)
-    assert there.tokens_in(there.dram, key("late")) == 6400, "its turn, as nothing else is to do"
-
-
-def test_a_request_whose_cache_comes_too_late_ends_its_hints_load() -> None:
-    events = Events()
-    here, there = fleet(events, link_bytes_per_s=1e6)
-    served(events, here, request("r1", 6000, 400, session="s"))
-    there.prefetch(key("s"), 0, events.now + 60.0, 6400, ("node-0",), events.now + 1.0)
-    turn = served(events, there, request("r2", 6500, 2, history=6400, session="s"), ("node-0",))
-    assert turn.cached_tokens == 0 and there.link.ahead_s((9,)) == 0.0
+    # Into HBM it comes beside what is still on the link: a sum of each way's seconds, whichever takes longer.
+    load_s = max(bytes_ / KIND.link_bytes_per_s, bytes_ / KIND.dram_bytes_per_s)
+    assert away.first_s - away.sent_s == pytest.approx(load_s + compute_s, rel=0.02)
 
 
 def test_a_turn_that_takes_less_of_hbm_is_admitted_before_a_larger_one_that_came_sooner() -> None:

@@ -100,8 +100,8 @@ def test_balanced_is_never_worse_than_sticky(people: int, variant: str) -> None:
 
 
 def test_hints_win_where_dram_does_not_hold_every_session() -> None:
-    run = replace(RUN, people=400, seconds=150.0, warm_up_s=30.0, kind=replace(KIND, dram_bytes=8e9))
-    load = said(2000)
+    run = replace(RUN, nodes=2, people=200, seconds=150.0, warm_up_s=30.0, kind=replace(KIND, dram_bytes=8e9))
+    load = said(1000)
     with_hints, without, sticky = (
         simulate(replace(run, variant=VARIANTS[v]), load).figures for v in ("balanced", "balanced-no-hints", "sticky")
     )

@@ -9,12 +9,11 @@ from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import VARIANTS, Fleet
 from loadtest.simulate.mechanisms import Mechanisms
 from loadtest.simulate.presets import PRESETS
-from loadtest.simulate.sequences import Request
+from loadtest.simulate.request import Request
 from loadtest.simulate.systems.contract import Active, Paused, View
 from loadtest.simulate.systems.infercept import DISCARD, PRESERVE, SWAP, InferCept, LlumnixInferCept, MigratingInferCept, min_waste
 from loadtest.simulate.systems.llumnix import Llumnix, freeness
 from loadtest.simulate.systems.parrot import IN_HBM, Parrot
-from loadtest.simulate.tiers import PLAIN, Tier, advised
 
 KIND = PRESETS["a100-llama-3.1-8b"]
 
@@ -169,27 +168,3 @@ def test_a_codec_shrinks_what_comes_from_far_and_takes_the_device() -> None:
     bytes_ = 6400 * KIND.shape.token_bytes
     assert waited_s(coded) - waited_s(free) == pytest.approx(bytes_ / coded.decode_bytes_per_s, rel=0.01)
     assert waited_s(free) < 0.5 * waited_s(replace(free, codec=1.0))
-
-
-# ---- layers -----------------------------------------------------------------------------------------------------
-def test_high_layers_of_all_sessions_leave_before_the_low_ones_of_any() -> None:
-    tier = Tier(100.0, bands=4)
-    for name in ("a", "b"):
-        tier.put(key(name), 40.0)
-    assert tier.reserve(40.0)
-    assert (tier.share_of(key("a")), tier.share_of(key("b"))) == (0.75, 0.75)
-    tier.validate()
-    whole = Tier(100.0)
-    for name in ("a", "b"):
-        whole.put(key(name), 40.0)
-    assert whole.reserve(40.0) and (whole.share_of(key("a")), whole.share_of(key("b"))) == (0.0, 1.0)
-
-
-def test_what_a_live_hint_brought_is_held_only_where_memory_is_not_cooperative() -> None:
-    for hold in (False, True):
-        tier = Tier(100.0, bands=4, hold_advised=hold)
-        tier.put(key("hinted"), 60.0, advised(0))
-        tier.put(key("plain"), 30.0, PLAIN)
-        assert tier.reserve(80.0) is not hold
-        assert not hold or tier.share_of(key("plain")) == 1.0, "what cannot succeed changes nothing"
-        tier.validate()

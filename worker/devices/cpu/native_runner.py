@@ -68,14 +68,15 @@ class NativeRunner:
             elif wanted:
                 x[: len(wanted)] = x[torch.from_numpy(ends[wanted])]
                 self._kernels.finish(layer, number, buffers, lasts, len(wanted), base)
+            model.layers.computed(number)
         if wanted:
             self._kernels.logits(model.top.norm, model.top.head, buffers, len(wanted), out)
         del kept
         return out
 
     def _layer(self, number: int) -> PackedLayer:
-        """The addresses of a layer's weights; taken anew when its slot was filled again."""
-        weights = self.model.layers[number]
+        """Acquires a layer: the addresses of a layer's weights; taken anew when its slot was filled again."""
+        weights = self.model.layers.acquire(number)
         known = self._layers.get(number)
         if known is None or known[0] is not weights:
             known = self._layers[number] = weights, self._kernels.layer(weights, self.model.config.windows[number])

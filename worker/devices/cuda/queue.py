@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Recorded work. replay: queues it again, on the same addresses. bytes: device memory that the record takes."""
+
+    replay: Callable[[], None]
+    bytes: int = 0
 
 
 class Queue(Protocol):
@@ -21,8 +30,8 @@ class Queue(Protocol):
         """What is launched inside is queued here."""
         ...
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Records what `work` launches, without running it; each call of the result queues it again, on the same addresses.
+    def capture(self, work: Callable[[], None]) -> Captured:
+        """Records what `work` launches, without running it.
 
         `work` has run plainly before, so that nothing is compiled, loaded or allocated now.
         """
@@ -50,16 +59,18 @@ class CudaQueue:
         stream: AbstractContextManager[object] = torch.cuda.stream(self.stream)
         return stream
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Queue.capture`. Copies on other streams, begun by other threads, go on meanwhile."""
-        graph = torch.cuda.CUDAGraph()
+    def capture(self, work: Callable[[], None]) -> Captured:
+        """See `Queue.capture`. Copies on other streams, begun by other threads, go on meanwhile. bytes: by which the device has less free
+        memory after it; what others take in that moment counts too."""
+        graph, (before, _) = torch.cuda.CUDAGraph(), torch.cuda.mem_get_info(self.device)
         with self.computing():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             finally:
                 graph.capture_end()
-        return graph.replay
+        after, _ = torch.cuda.mem_get_info(self.device)
+        return Captured(graph.replay, max(before - after, 0))
 
     def host(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """See `Queue.host`: page-locked, from torch's cache of such memory."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker.devices.cuda.queue import Queue
+from worker.devices.cuda.queue import Captured, Queue
 from worker.devices.cuda.tables import PageTables, StepInputs
 from worker.devices.runner import Slice, check
 from worker.kernels.cuda.attention import SPLIT_TOKENS, AttentionShape, attend, attend_split
@@ -57,7 +57,7 @@ class _Work:
 @dataclass(slots=True)
 class _Graph:
     addresses: tuple[int, ...]
-    replay: Callable[[], None]
+    captured: Captured
 
 
 class _Activations:
@@ -73,6 +73,7 @@ class _Activations:
         self.packed = rows((c.heads + 2 * c.kv_heads) * c.head_dim)
         self.q, self.attended = rows(c.heads * c.head_dim), rows(c.heads * c.head_dim)
         self.gate_up, self.mid = rows(2 * c.intermediate_size), rows(c.intermediate_size)
+        self.bytes = _bytes(self.x, self.kept, self.delta, self.normed, self.packed, self.q, self.attended, self.gate_up, self.mid)
 
 
 class CudaRunner:
@@ -125,13 +126,28 @@ class CudaRunner:
             before_layer(layer)
             if self.fence.pending:
                 self.fence.wait_for(np.concatenate([s.pages[layer] for s in slices]))
+            weights = model.layers.acquire(layer)
             if graphs is None:
-                self._layer(layer, work)
+                self._layer(layer, weights, work)
             else:
-                self._replay(graphs, layer, work)
+                self._replay(graphs, layer, weights, work)
+            model.layers.computed(layer)
             self.fence.written()
             after_layer(layer)
         return self._logits(wanted, a.kept if work.lasts is not None else a.x)
+
+    # ---- memory beside granules ---------------------------------------------------------------------------------
+    def activation_bytes(self) -> int:
+        """Device memory of activations. Any thread."""
+        return self._activations.bytes + _bytes(self._parts, self._stats)
+
+    def table_bytes(self) -> int:
+        """Device memory of page tables, inputs and rotary tables. Any thread."""
+        return _bytes(self._tables.on_device, self._inputs.on_device, self._cos, self._sin)
+
+    def graph_bytes(self) -> int:
+        """Device memory of graphs, as far as the device told. Any thread."""
+        return sum(graph.captured.bytes for shape in list(self.graphs.values()) for graph in list((shape or {}).values()))
 
     # ---- what a step computes ----------------------------------------------------------------------------------
     def _decode_work(self, slices: list[Slice], rows: int) -> _Work:
@@ -172,8 +188,8 @@ class CudaRunner:
         inputs = on_device[0], on_device[1], on_device[2], on_device[3], on_device[4]
         return _Work(len(ids), *inputs, splits, on_device[5], on_device[6], on_device[7], last_splits)
 
-    def _layer(self, layer: int, work: _Work) -> None:
-        w, c, a, n = self.model.layers[layer], self.model.config, self._activations, work.tokens
+    def _layer(self, layer: int, w: LayerWeights, work: _Work) -> None:
+        c, a, n = self.model.config, self._activations, work.tokens
         add_norm(a.x[:n], a.delta[:n] if layer else None, w.input_norm, c.norm_eps, a.normed[:n])
         self._product(a.normed[:n], w.qkv, w.qkv_bias, a.packed[:n])
         norms = None if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)
@@ -243,12 +259,12 @@ class CudaRunner:
             self.graphs.popitem(last=False)
         return self.graphs[key]
 
-    def _replay(self, graphs: dict[int, _Graph], layer: int, work: _Work) -> None:
-        addresses = _addresses(self.model.layers[layer])
+    def _replay(self, graphs: dict[int, _Graph], layer: int, weights: LayerWeights, work: _Work) -> None:
+        addresses = _addresses(weights)
         graph = graphs.get(layer)
         if graph is None or graph.addresses != addresses:
-            graph = graphs[layer] = _Graph(addresses, self.queue.capture(lambda: self._layer(layer, work)))
-        graph.replay()
+            graph = graphs[layer] = _Graph(addresses, self.queue.capture(lambda: self._layer(layer, weights, work)))
+        graph.captured.replay()
 
     def _scratch(self, blocks: int, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
         c = self.model.config
@@ -273,6 +289,10 @@ class CudaRunner:
         self._activations = _Activations(self.model, tokens, self.queue.device)
         self._tables = PageTables(self.kv, self.queue, sequences, -(-self.model.max_tokens // self.kv.shape.chunk_tokens))
         self._inputs = StepInputs(self.queue, 8 * tokens + 24 * sequences + 64)
+
+
+def _bytes(*tensors: torch.Tensor) -> int:
+    return sum(t.numel() * t.itemsize for t in tensors)
 
 
 def _splits(position: int) -> int:

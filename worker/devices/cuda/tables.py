@@ -47,19 +47,19 @@ class StepInputs:
 
     def __init__(self, queue: Queue, capacity: int) -> None:
         self._queue = queue
-        self._on_device = torch.zeros(capacity, dtype=torch.int32, device=queue.device)
+        self.on_device = torch.zeros(capacity, dtype=torch.int32, device=queue.device)
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
         """Views on the device of `arrays`, each `[n, ...]` of integers. The next upload overwrites them; arrays of the same shapes
         come to the same addresses."""
         total = sum(-(-a.size // 4) * 4 for a in arrays)
-        if total > self._on_device.numel():
-            raise ValueError(f"a step of {total} numbers does not fit {self._on_device.numel()}")
+        if total > self.on_device.numel():
+            raise ValueError(f"a step of {total} numbers does not fit {self.on_device.numel()}")
         staged = self._queue.host(max(total, 1), dtype=torch.int32)
         flat, views, at = staged.numpy(), [], 0
         for a in arrays:
             flat[at : at + a.size] = a.ravel()
-            views.append(self._on_device[at : at + a.size].view(a.shape))
+            views.append(self.on_device[at : at + a.size].view(a.shape))
             at += -(-a.size // 4) * 4  # 16-byte aligned
-        self._on_device[:total].copy_(staged[:total], non_blocking=True)
+        self.on_device[:total].copy_(staged[:total], non_blocking=True)
         return views

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <tuple>
 
@@ -116,16 +117,13 @@ void write(Team& team, const Shape& s, const Buffers& b, int tokens, char* base,
     });
 }
 
-// One per thread, made again when the model is another.
+// One per thread and sizes: models that take turns have different ones.
 template <typename Scratch, typename... Sizes>
 Scratch& scratch(Sizes... sizes) {
-    static thread_local std::unique_ptr<Scratch> made;
-    static thread_local std::tuple<Sizes...> of;
-    if (!made || of != std::make_tuple(sizes...)) {
-        made.reset(new Scratch(sizes...));
-        of = std::make_tuple(sizes...);
-    }
-    return *made;
+    static thread_local std::map<std::tuple<Sizes...>, std::unique_ptr<Scratch>> made;
+    auto& one = made[std::make_tuple(sizes...)];
+    if (!one) one.reset(new Scratch(sizes...));
+    return *one;
 }
 
 template <typename W>
@@ -264,6 +262,7 @@ const char* upbeat_registers() { return REGISTERS_NAME; }
 void upbeat_speed(int type, Speed* to) { FOR_TYPE(type, *to = speed_of<W>()) }
 
 void* upbeat_team(int threads) { return new Team(threads); }
+void upbeat_team_use(void* team, int width) { static_cast<Team*>(team)->use(width); }
 void upbeat_team_end(void* team) { delete static_cast<Team*>(team); }
 
 // `from [outputs, in]` in tiles, every `spread`-th tile of `to`; both of the model's type, `outputs` a multiple of 16.

@@ -1,9 +1,12 @@
 // A fixed team of threads that split loops among themselves. The caller is one of them. Between loops the others spin for a
-// moment, as the next loop of a step follows within microseconds, then sleep.
+// moment, as the next loop of a step follows within microseconds, then sleep. A team may be used at a smaller width: the members
+// beyond it sleep, and their processors are free for others.
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -12,26 +15,30 @@ namespace upbeat {
 
 class Team {
   public:
-    explicit Team(int threads) : count_(threads) {
-        for (int i = 1; i < threads; i++) members_.emplace_back([this] { follow(); });
+    explicit Team(int threads) : count_(threads), width_(threads) {
+        for (int i = 1; i < threads; i++) members_.push_back(std::make_unique<Member>());
+        for (int i = 1; i < threads; i++) members_[i - 1]->thread = std::thread([this, i] { follow(i); });
     }
 
     ~Team() {
         {
             std::lock_guard<std::mutex> hold(mutex_);
             ending_ = true;
-            round_.fetch_add(1);
+            round_.fetch_add(ROUND);
         }
-        wake_.notify_all();
-        for (auto& m : members_) m.join();
+        for (auto& m : members_) m->wake.notify_one();
+        for (auto& m : members_) m->thread.join();
     }
 
     int count() const { return count_; }
 
-    // work(i) for every i in [0, items), in any order, by all members; returns when all are done. One caller at a time.
+    // From now on the first `width` members take part: 1 to count(). By whoever calls split.
+    void use(int width) { width_ = width < 1 ? 1 : width > count_ ? count_ : width; }
+
+    // work(i) for every i in [0, items), in any order, by the members that take part; returns when all are done. One caller at a time.
     template <typename Work>
     void split(int items, const Work& work) {
-        if (count_ == 1 || items <= 1) {
+        if (width_ == 1 || items <= 1) {
             for (int i = 0; i < items; i++) work(i);
             return;
         }
@@ -39,12 +46,12 @@ class Team {
         work_ = &call;
         items_ = items;
         next_.store(0, std::memory_order_relaxed);
-        busy_.store(count_ - 1, std::memory_order_relaxed);
+        busy_.store(width_ - 1, std::memory_order_relaxed);
         {
             std::lock_guard<std::mutex> hold(mutex_);
-            round_.fetch_add(1, std::memory_order_release);
+            round_.store((round_.load(std::memory_order_relaxed) / ROUND + 1) * ROUND + uint64_t(width_), std::memory_order_release);
         }
-        wake_.notify_all();
+        for (int i = 1; i < width_; i++) members_[i - 1]->wake.notify_one();
         take();
         for (int spins = 0; busy_.load(std::memory_order_acquire); spins++) {
             if (spins > SPINS) std::this_thread::yield();
@@ -53,36 +60,50 @@ class Team {
 
   private:
     static constexpr int SPINS = 20000;
+    // A round's number, and in the lowest bits how many take part: a member reads both at once, so that it never joins a later round
+    // by an earlier one's width.
+    static constexpr uint64_t ROUND = 1024;
+
+    struct Member {
+        std::thread thread;
+        std::condition_variable wake;
+    };
 
     void take() {
         for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) (*work_)(i);
     }
 
-    void follow() {
-        unsigned seen = 0;
+    void follow(int me) {
+        uint64_t seen = 0;
         for (;;) {
+            // One that did not take part in the last round sleeps at once.
+            const int most = int(seen % ROUND) > me ? SPINS : 0;
+            auto mine = [&] {
+                const uint64_t now = round_.load(std::memory_order_acquire);
+                return ending_ || (now / ROUND != seen / ROUND && int(now % ROUND) > me);
+            };
             int spins = 0;
-            while (round_.load(std::memory_order_acquire) == seen && spins < SPINS) spins++;
-            if (round_.load(std::memory_order_acquire) == seen) {
+            while (!mine() && spins < most) spins++;
+            if (!mine()) {
                 std::unique_lock<std::mutex> hold(mutex_);
-                wake_.wait(hold, [&] { return round_.load(std::memory_order_acquire) != seen; });
+                members_[me - 1]->wake.wait(hold, mine);
             }
-            seen = round_.load(std::memory_order_acquire);
             if (ending_) return;
+            seen = round_.load(std::memory_order_acquire);
             take();
             busy_.fetch_sub(1, std::memory_order_release);
         }
     }
 
     const int count_;
-    std::vector<std::thread> members_;
+    int width_;
+    std::vector<std::unique_ptr<Member>> members_;
     std::mutex mutex_;
-    std::condition_variable wake_;
-    std::atomic<unsigned> round_{0};
+    std::atomic<uint64_t> round_{0};
     std::atomic<int> next_{0}, busy_{0};
     int items_ = 0;
     const std::function<void(int)>* work_ = nullptr;
-    bool ending_ = false;
+    std::atomic<bool> ending_{false};
 };
 
 }  // namespace upbeat

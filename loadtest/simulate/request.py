@@ -1,0 +1,36 @@
+"""A turn that somebody asks for, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+
+from contracts.ids import SessionKey
+from contracts.workflow import Hop
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One turn that was asked. prompt_tokens: history included, of which history_tokens are the session's former prompt and answer.
+
+    Times are virtual seconds; first_s and end_s are -1 until they come. cached_tokens: of the prompt, that were not computed.
+    """
+
+    request_id: str
+    session: SessionKey
+    turn: int
+    prompt_tokens: int
+    history_tokens: int
+    answer_tokens: int
+    sent_s: float
+    done: Callable[[Request], None]
+    _: KW_ONLY
+    priority: int = 0
+    expected_tokens: int | None = None
+    #: The application run that it belongs to, and its place in the run's workflow (agents).
+    group: str = ""
+    hop: Hop | None = None
+    node: str = ""
+    cached_tokens: int = 0
+    first_s: float = -1.0
+    end_s: float = -1.0

@@ -1,0 +1,1 @@
+"""Decisions that every engine beside a store takes: pure, synchronous."""

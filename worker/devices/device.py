@@ -1,0 +1,188 @@
+"""What a worker computes on, by `worker.device`: its memory, its kernels, its runner and its copies, chosen together.
+
+A wrong value, or a device that is not there, stops the start with key, value and remedy. CUDA's modules are imported only once
+that device was chosen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from contracts.errors import ConfigError
+from runtime import niceness, telemetry
+from runtime.config import GIB, Config
+from runtime.model_config import ModelConfig, load_config
+from worker.devices.cpu.native_runner import NativeRunner
+from worker.devices.runner import Runner, Steps
+from worker.kernels.choice import choose_kernels
+from worker.kernels.cpu_kernels import CpuKernels
+from worker.memory.copier import Copier, HostCopier
+from worker.memory.device_memory import DeviceMemory, host_memory
+from worker.memory.paged_kv import PagedKv
+from worker.models.load import Model
+from worker.models.weights import Pack
+
+if TYPE_CHECKING:
+    from worker.memory.cuda_copier import CudaCopier
+
+log = telemetry.logger("worker.devices.device")
+_WIDEST_HEAD = 256
+
+
+class Device(Protocol):
+    """One device. computes: its name in profiles; pack: how its kernels want matrices laid out; niceness: of the thread that runs its
+    steps."""
+
+    computes: str
+    memory: DeviceMemory
+    pack: Pack | None
+    niceness: int
+
+    def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
+        """What runs steps of `model` over `kv`, and what moves kv's pages beside it. Called once."""
+        ...
+
+    def copier(self, kv: PagedKv) -> Copier:
+        """What moves kv's pages where nothing computes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What this machine offers. missing: the packages that the CUDA path needs and that are not installed."""
+
+    cuda: bool
+    missing: tuple[str, ...] = ()
+
+    @staticmethod
+    def here() -> Found:
+        """Looks."""
+        return Found(torch.cuda.is_available(), tuple(name for name in ("triton", "cuda.bindings") if not _installed(name)))
+
+
+def device_kind(choice: str, found: Found) -> str:
+    """`cpu` or `cuda`. Raises ConfigError when `cuda` is asked for and impossible."""
+    why = "" if found.cuda else "torch sees no CUDA device"
+    if not why and found.missing:
+        why = f"not installed: {', '.join(found.missing)}; in the checkout, {sys.executable} -m pip install -c constraints.txt -e '.[cuda]'"
+    if choice == "cpu" or (choice == "auto" and why):
+        if found.cuda and choice == "auto":
+            log.warning("the CPU computes although there is a CUDA device", reason=why)
+        return "cpu"
+    if why:
+        raise ConfigError(f"worker.device = 'cuda' is impossible here: {why}; or set worker.device: auto")
+    return "cuda"
+
+
+def choose_device(config: Config, threads: int, paths: Sequence[Path] = ()) -> Device:
+    """The device for the models in these directories; for the configured one without any. Raises ConfigError."""
+    models = [load_config(path) for path in paths or [config.model]]
+    if device_kind(config.worker.device, Found.here()) == "cpu":
+        return _Host(config, models, threads)
+    return _Cuda(config, models)
+
+
+def suits_cuda(model: ModelConfig, chunk_tokens: int) -> str:
+    """Why the CUDA kernels do not suit a model; empty when they do."""
+    if model.head_dim % 16 or model.head_dim > _WIDEST_HEAD:
+        return f"head_dim = {model.head_dim} is no multiple of 16 up to {_WIDEST_HEAD}"
+    if chunk_tokens % 16:
+        return f"kv.chunk_tokens = {chunk_tokens} is no multiple of 16"
+    return ""
+
+
+class _Host:
+    """The CPU: compiled kernels, or torch."""
+
+    def __init__(self, config: Config, models: Sequence[ModelConfig], threads: int) -> None:
+        granule = config.worker.granule_bytes
+        self.memory: DeviceMemory = host_memory(int(config.kv.hbm_gib * GIB) // granule * granule, granule)
+        self.niceness = niceness.ENGINE
+        chunk_tokens = config.kv.chunk_tokens
+        hardest = next((model for model in models if CpuKernels.suits(model, chunk_tokens)), models[0])
+        kernels = config.worker.kernels, hardest, chunk_tokens, threads
+        self._kernels = niceness.stepped_back(self.niceness, choose_kernels, *kernels)  # they start threads
+        if config.worker.batch_invariant and self._kernels is None:
+            raise ConfigError(
+                "worker.batch_invariant = true needs the compiled kernels on the CPU, and torch would compute (the log says why); "
+                "set worker.kernels: native to see it named, or worker.batch_invariant: false"
+            )
+        self.computes = "native" if self._kernels else "torch"
+        self.pack: Pack | None = self._kernels.pack if self._kernels else None
+
+    def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
+        """See `Device.movers`."""
+        if self._kernels is None:
+            return Runner(model, kv), self.copier(kv)
+        torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
+        return NativeRunner(model, kv, self._kernels), self.copier(kv)
+
+    def copier(self, kv: PagedKv) -> Copier:
+        """See `Device.copier`."""
+        return HostCopier(kv)
+
+
+class _Cuda:
+    """CUDA device 0 of those that the process sees (CUDA_VISIBLE_DEVICES)."""
+
+    def __init__(self, config: Config, models: Sequence[ModelConfig]) -> None:
+        from worker.devices.cuda.queue import CudaQueue
+        from worker.memory.cuda_driver import CudaDriver
+        from worker.memory.cuda_memory import cuda_memory
+
+        for model in models:
+            if why := suits_cuda(model, config.kv.chunk_tokens):
+                raise ConfigError(f"worker.device: the CUDA kernels do not suit this model: {why}; set worker.device: cpu")
+        self._worker, granule = config.worker, config.worker.granule_bytes
+        self._queue, self._driver = CudaQueue(), CudaDriver()
+        wanted = int(config.kv.hbm_gib * GIB) // granule * granule
+        free, total = self._driver.free_bytes()
+        if wanted > free:
+            raise ConfigError(
+                f"kv.hbm_gib = {config.kv.hbm_gib}: the device has {free / GIB:.1f} of {total / GIB:.1f} GiB free; set less, and leave "
+                "some for activations"
+            )
+        try:
+            self.memory: DeviceMemory = cuda_memory(self._driver, wanted, granule, self._queue.device)
+        except ValueError as e:
+            raise ConfigError(f"worker.granule_bytes = {granule}, kv.hbm_gib = {config.kv.hbm_gib}: {e}") from e
+        self.computes = "cuda"
+        self.pack: Pack | None = None
+        self.niceness = 0  # it launches what the device computes, and computes little itself
+
+    def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
+        """See `Device.movers`."""
+        from worker.devices.cuda.runner import CudaRunner
+
+        w, copier = self._worker, self._copier(kv)
+        runner = CudaRunner(model, kv, self._queue, copier, max(w.step_tokens, w.max_batch), w.max_batch, w.batch_invariant)
+        for what, bytes_ in (("activations", runner.activation_bytes), ("tables", runner.table_bytes), ("graphs", runner.graph_bytes)):
+            self.memory.count_beside(kv.span.owner, what, bytes_)
+        return runner, copier
+
+    def copier(self, kv: PagedKv) -> Copier:
+        """See `Device.copier`."""
+        return self._copier(kv)
+
+    def _copier(self, kv: PagedKv) -> CudaCopier:
+        from worker.memory.cuda_copier import CudaCopier
+        from worker.memory.cuda_streams import CudaStream
+
+        driver, device = self._driver, self._queue.device
+        return CudaCopier(
+            kv, driver, CudaStream(driver, device, self._queue.stream), CudaStream(driver, device), CudaStream(driver, device)
+        )
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,50 @@
+"""Address ranges of this process, by the system's calls: reserve, show a file's bytes, hide, release."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+_PROT_NONE = 0
+_MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def reserve(bytes_: int) -> int:
+    """The address of a fresh range that shows nothing: touching it kills the process. Raises OSError."""
+    return _mmap(None, bytes_, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+
+
+def show_file(address: int, bytes_: int, fd: int, offset: int) -> None:
+    """Show `bytes_` of a file from `offset` on at `address`, readable and writable; their memory is there when this returns."""
+    _mmap(address, bytes_, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE, fd, offset)
+
+
+def hide(address: int, bytes_: int) -> None:
+    """Show nothing at `address`, which stays reserved."""
+    _mmap(address, bytes_, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED, -1, 0)
+
+
+def release(address: int, bytes_: int) -> None:
+    """Give a range back, with what it shows."""
+    if _libc.munmap(address, bytes_):
+        raise os_error("munmap")
+
+
+def os_error(call: str) -> OSError:
+    """What libc's errno says of a call that has just failed."""
+    code = ctypes.get_errno()
+    return OSError(code, f"{call}: {os.strerror(code)}")
+
+
+def _mmap(address: int | None, bytes_: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    got = _libc.mmap(address, bytes_, protection, flags, fd, offset)
+    if got is None or got == _MAP_FAILED:
+        raise os_error("mmap")
+    return int(got)
