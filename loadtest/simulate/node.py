@@ -79,6 +79,8 @@ class Node:
         self._seed_rates()
         self.engine = Engine(events, kind, self.core, execute=self._do, spoke=self._spoke, ended=self._over, is_here=self._is_here)
         self.loads: dict[int, Coming] = {}
+        #: Loads that closed during the step under way, which may read what they brought.
+        self._closed: dict[int, Coming] = {}
         self._saves: dict[int, do.OfferSave] = {}
         self.outstanding: dict[str, tuple[Request, Sequence]] = {}
         self._ended_ids: list[str] = []
@@ -172,10 +174,12 @@ class Node:
                 pass  # memory is there, and nobody reads a log
 
     def _is_here(self, coming: do.Coming) -> bool | None:
-        load = self.loads.get(coming.load_id)
+        load = self.loads.get(coming.load_id) or self._closed.get(coming.load_id)
         if load is None:
             return None
-        return all((coming.row, layer) in load.here for layer in coming.layers)
+        if all((coming.row, layer) in load.here for layer in coming.layers):
+            return True
+        return False if coming.load_id in self.loads else None
 
     # ---- what the store says -----------------------------------------------------------------------------------
     def answer(self, said: store_do.Instruction) -> None:
@@ -231,8 +235,11 @@ class Node:
     def _perhaps_close(self, load: Coming) -> None:
         if load.ended and not load.on_bus and self.loads.get(load.asked.load_id) is load:
             closed = ev.LoadClosed(load.asked.load_id, len(load.here), load.first_s, load.last_s)
+            if self.engine.stepping:
+                self._closed[closed.load_id] = load
+                self.engine.after_step.append(lambda: self._closed.pop(closed.load_id))
+            del self.loads[closed.load_id]
             self.engine.tell(closed)
-            self.loads.pop(load.asked.load_id, None)
 
     def _granted(self, grant: store_do.Grant) -> None:
         save = self._saves.pop(int(grant.save[1]))

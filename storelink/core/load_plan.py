@@ -86,6 +86,7 @@ class Prefill:
     """What is computed in any case, in tokens, and what a token costs; layers of the model; whether loads overlap with compute.
 
     queued_s: others' prompts are computed first for so long. Loads come meanwhile, and what is computed again waits for its turn.
+    step_tokens: what one step computes of a prompt; 0: all of it. Each step needs every loaded layer, so only the first one hides a load.
     """
 
     tokens: int
@@ -94,6 +95,7 @@ class Prefill:
     layers: int
     overlap: bool = True
     queued_s: float = 0.0
+    step_tokens: int = 0
 
 
 def estimate_s(loaded: Sequence[Missing], computed_chunks: int, rates: Mapping[Source, LoadRate], prefill: Prefill) -> float:
@@ -121,11 +123,13 @@ def plan(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], prefill: 
 
 
 def _together(load_s: float, compute_s: float, prefill: Prefill) -> float:
-    """Two that overlap but for their first or last layer, or that follow each other; after the wait for others, which hides loading."""
+    """A load and the first step overlap but for one layer, or follow each other; the wait for others hides loading, too."""
     load_s = max(load_s - prefill.queued_s, 0.0)
     if not prefill.overlap:
         return prefill.queued_s + load_s + compute_s
-    return prefill.queued_s + max(load_s, compute_s) + min(load_s, compute_s) / max(prefill.layers, 1)
+    first_s = min(compute_s, prefill.step_tokens * prefill.token_s) if prefill.step_tokens else compute_s
+    together_s = max(load_s, first_s) + min(load_s, first_s) / max(prefill.layers, 1)
+    return prefill.queued_s + together_s + compute_s - first_s
 
 
 def layer_load_s(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], layers: int, ready_layers: int, elapsed_s: float) -> float:

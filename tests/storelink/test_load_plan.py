@@ -46,6 +46,15 @@ def test_what_is_not_known_is_tried() -> None:
     assert plan(missing(3, Source.PEER), {}, prefill(1e-9)).chunks == 3
 
 
+def test_only_the_first_step_of_a_prompt_hides_a_load() -> None:
+    whole = prefill(1e-3, tokens=2048)
+    steps, load_s = replace(whole, step_tokens=512), 0.05 + 20 * LAYERS * 0.01
+    loaded = missing(20, Source.BLOB)
+    assert estimate_s(loaded, 0, {Source.BLOB: SLOW}, whole) == pytest.approx(load_s + 2.048 / LAYERS)
+    assert estimate_s(loaded, 0, {Source.BLOB: SLOW}, steps) == pytest.approx(load_s + 0.512 / LAYERS + 3 * 0.512)
+    assert plan(loaded, {Source.BLOB: SLOW}, steps).chunks < plan(loaded, {Source.BLOB: SLOW}, whole).chunks
+
+
 def test_without_overlap_times_add_up() -> None:
     load_s, compute_s = 0.002 + 93 * LAYERS * 20e-6, 50e-3
     assert estimate_s(missing(93), 0, {Source.DRAM: FAST}, prefill(1e-3, overlap=False)) == pytest.approx(load_s + compute_s)
@@ -62,7 +71,7 @@ def test_behind_other_prompts_a_slow_tier_is_loaded_while_one_waits() -> None:
 seconds = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-12, 1e300])
 rates = st.dictionaries(st.sampled_from(Source), st.builds(LoadRate, seconds, seconds))
 stretches = st.lists(st.builds(Missing, st.integers(0, 128), st.sampled_from(Source)), max_size=40)
-prefills = st.builds(Prefill, st.integers(1, 5000), seconds, st.sampled_from([16, 64]), st.integers(0, 128), st.booleans(), seconds)
+prefills = st.builds(Prefill, st.integers(1, 5000), seconds, st.sampled_from([16, 64]), st.integers(0, 128), st.booleans(), seconds, st.sampled_from([0, 16, 512]))
 
 
 @settings(deadline=None)

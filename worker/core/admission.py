@@ -7,6 +7,7 @@ import numpy as np
 from contracts.kv import chunk_keys, leading
 from storelink.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core import instructions as do
+from worker.core.batching import mixed_tokens
 from worker.core.hbm import Block, Save
 from worker.core.load import Load
 from worker.core.pace import Pace
@@ -123,8 +124,15 @@ class Admission:
         ahead = (s for s in self.here if s is not sequence and s.request.priority <= sequence.request.priority)
         queued_s = sum(self.pace.prefill_s(s, shape.chunk_tokens) for s in ahead)
         layers = self.state.policy.plan_layers or shape.layers
-        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, layers, overlap, queued_s)
+        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, layers, overlap, queued_s, self._step_tokens())
         return plan(missing, self.state.rates.believed(self.state.now), prefill)
+
+    def _step_tokens(self) -> int:
+        """How many tokens of a prompt the next step may hold, beside those who decode now."""
+        policy, pace = self.state.policy, self.pace
+        decodes = sum(s.state is State.RUNNING and s.pending == 1 for s in self.here)
+        mixed = mixed_tokens(policy.mixed_step_s, pace.decode_s(decodes), pace.prefill_token_s)
+        return policy.step_tokens if mixed is None else min(policy.step_tokens, mixed)
 
     def _explain(self, sequence: Sequence, chosen: Plan, tokens: int) -> None:
         self.recomputed_tokens += tokens
@@ -229,7 +237,7 @@ class Admission:
                 return False
             if not self.state.policy.layerwise:
                 return False
-            tokens = len(sequence.tokens) - found * self.state.shape.chunk_tokens
+            tokens = min(len(sequence.tokens) - found * self.state.shape.chunk_tokens, self._step_tokens())
             compute_s = self.pace.prefill_token_s / layers * tokens
             if not ready or not may_start(ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S if alone else 0.0):
                 return False
