@@ -21,10 +21,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import yaml
@@ -51,6 +52,9 @@ class Stack:
     None. settings: nested like the configuration file. ready_s, stop_s: how long it may take to serve and to drain. launcher: the `upbeat`
     beside this Python by default. Invariant: at most one generation of processes runs.
     """
+
+    #: Those of this process that were started and not closed.
+    running: ClassVar[weakref.WeakSet[Stack]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class Stack:
         sections["scheduler"]["port"] = ports + 1
         sections["nodes"]["base_port"] = ports + 1 + schedulers
         self.config_file.write_text(yaml.safe_dump(sections))
+        self.running.add(self)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -172,6 +177,7 @@ class Stack:
         try:
             self.stop()
         finally:
+            self.running.discard(self)
             if self.port:
                 config = load_config(None, {"data": str(self.data), "nodes": {"count": self.nodes}})
                 for number in range(self.nodes):

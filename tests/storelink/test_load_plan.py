@@ -71,7 +71,16 @@ def test_behind_other_prompts_a_slow_tier_is_loaded_while_one_waits() -> None:
 seconds = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-12, 1e300])
 rates = st.dictionaries(st.sampled_from(Source), st.builds(LoadRate, seconds, seconds))
 stretches = st.lists(st.builds(Missing, st.integers(0, 128), st.sampled_from(Source)), max_size=40)
-prefills = st.builds(Prefill, st.integers(1, 5000), seconds, st.sampled_from([16, 64]), st.integers(0, 128), st.booleans(), seconds, st.sampled_from([0, 16, 512]))
+prefills = st.builds(
+    Prefill,
+    st.integers(1, 5000),
+    seconds,
+    st.sampled_from([16, 64]),
+    st.integers(0, 128),
+    st.booleans(),
+    seconds,
+    st.sampled_from([0, 16, 512]),
+)
 
 
 @settings(deadline=None)
