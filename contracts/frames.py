@@ -303,14 +303,21 @@ def _events(given: Any, read: Callable[[Any], E], unread: list[Any]) -> list[E]:
 
 def _output(o: Output) -> list[Any]:
     calls = None if o.tool_calls is None else [[c.index, c.id, c.name, c.arguments] for c in o.tool_calls]
-    return [o.request_id, o.text, o.tokens, o.cached_tokens, _logprobs(o.logprobs), o.finish_reason, calls]
+    return [o.request_id, o.text, o.tokens, o.cached_tokens, _logprobs(o.logprobs), o.finish_reason, calls, o.times]
 
 
 def _from_output(
-    request_id: str, text: str, tokens: list[int], cached: int, logprobs: list[Any] | None, end: Any, calls: list[Any] | None
+    request_id: str,
+    text: str,
+    tokens: list[int],
+    cached: int,
+    logprobs: list[Any] | None,
+    end: Any,
+    calls: list[Any] | None,
+    times: dict[str, float] | None = None,
 ) -> Output:
     called = None if calls is None else [ToolCallDelta(*c) for c in calls]
-    return Output(request_id, text, tokens, cached, _from_logprobs(logprobs), end, called)
+    return Output(request_id, text, tokens, cached, _from_logprobs(logprobs), end, called, times)
 
 
 def _logprobs(values: list[TokenLogprob] | None) -> list[Any] | None:

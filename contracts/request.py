@@ -145,6 +145,7 @@ class Output:
     text: new text, complete characters only, without that of tool calls. tokens: new token ids (also those whose text is
     still held back). logprobs: one a token that is part of the answer: what ends it has none.
     cached_tokens: prompt tokens whose KV was not computed; valid from the first output on.
+    times: seconds by `contracts.turn_times.Phase`: with the first token where the time until then went, with the last where the time since.
     """
 
     request_id: str
@@ -154,6 +155,7 @@ class Output:
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    times: dict[str, float] | None = None
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ class Engine:
     def catch_up(self) -> None:
         """Tell the core of the steps that are over by now, so that it knows how far everybody is."""
         if self._step is not None and self._stretch.count > 1 and (over := self._stretch.over(self._events.now)) < self._stretch.count:
-            self._stepped(self._step, over, frozenset())
+            self._stepped(self._step, over, frozenset(), 0.0)
 
     def _act(self) -> None:
         while asked := self.core.take():
@@ -109,16 +109,12 @@ class Engine:
             self._stretch = Stretch(now, 1, costs.mixed_s(decodes, context, prompts))
         else:
             first_s, slope_s = costs.decode(decodes, context)
-            self._stretch = Stretch(now, self._most(step), first_s, slope_s * decodes)
+            self._stretch = Stretch(now, min(self.core.quiet_steps(step), LONGEST), first_s, slope_s * decodes)
             if self._stretch.seconds(self._stretch.count) > (quiet_s := self.core.quiet_s):
                 self._stretch.cut(now + quiet_s)
         if self._owed_s:
             self._stretch.count, self._stretch.first_s, self._owed_s = 1, self._stretch.first_s + self._owed_s, 0.0
         self._schedule()
-
-    def _most(self, step: do.Step) -> int:
-        """Steps in one go at most: a first token is told when it is there."""
-        return 1 if any(not s.generated for s, _ in step.batch) else min(self.core.quiet_steps(step), LONGEST)
 
     def _schedule(self) -> None:
         self._version += 1
@@ -138,19 +134,19 @@ class Engine:
                 self._held = True
         if self._held:
             return
-        self.busy_s += self._events.now - self._stretch.end_s
+        stalled_s = self._events.now - self._stretch.end_s
         self._step = None
-        self._stepped(step, self._stretch.count, void)
+        self._stepped(step, self._stretch.count, void, stalled_s)
         after, self.after_step = self.after_step, []
         for follow in after:
             follow()
         self._turn_at(self._events.now)
 
-    def _stepped(self, step: do.Step, steps: int, void: Set[str]) -> None:
-        """So many of the stretch are over."""
+    def _stepped(self, step: do.Step, steps: int, void: Set[str], stalled_s: float) -> None:
+        """So many of the stretch are over; the last one waited for KV, too."""
         if not steps:
             return
-        seconds = self._stretch.seconds(steps)
+        seconds = self._stretch.seconds(steps) + stalled_s
         self._stretch.pass_over(steps)
         self.busy_s += seconds
         self.steps += steps
@@ -166,7 +162,10 @@ class Engine:
             if s.generated + steps >= s.max_tokens:
                 ended.append(s)
         over = {s.request.request_id for s in ended}
-        self.core.handle(ev.Stepped(step.batch, seconds / steps, tokens, ended=over, void=frozenset(void), steps=steps), self._events.now)
+        self.core.handle(
+            ev.Stepped(step.batch, seconds / steps, tokens, ended=over, void=frozenset(void), stalled_s=stalled_s, steps=steps),
+            self._events.now,
+        )
         self._act()
         for s in spoke:
             self._spoke(s)

@@ -168,6 +168,10 @@ class Node:
             case do.TurnEnded(manifest, ended_s):
                 manifest.last_use_s = ended_s
                 self.store.handle(store_ev.TurnEnded(manifest, now))
+            case do.Timed(request_id, times):
+                request, _ = self.outstanding[request_id]
+                if request.first_s < 0:
+                    request.waits = times
             case do.Refuse(request_id):
                 raise RuntimeError(f"{self.name} refused {request_id}")
             case _:
@@ -237,7 +241,7 @@ class Node:
             closed = ev.LoadClosed(load.asked.load_id, len(load.here), load.first_s, load.last_s)
             if self.engine.stepping:
                 self._closed[closed.load_id] = load
-                self.engine.after_step.append(lambda: self._closed.pop(closed.load_id))
+                self.engine.after_step.append(self._closed.clear)
             del self.loads[closed.load_id]
             self.engine.tell(closed)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 from contracts.ids import SessionKey
+from contracts.turn_times import Phase
 from contracts.workflow import Hop
 
 
@@ -32,5 +33,7 @@ class Request:
     hop: Hop | None = None
     node: str = ""
     cached_tokens: int = 0
+    #: Where the time until the first token went on the node.
+    waits: Mapping[Phase, float] = field(default_factory=dict)
     first_s: float = -1.0
     end_s: float = -1.0

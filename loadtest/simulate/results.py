@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -59,10 +60,20 @@ def latencies(requests: Sequence[Request]) -> dict[str, Any]:
         "requests": len(requests),
         "ttft_s": spread(r.first_s - r.sent_s for r in requests),
         "ttft_returning_turns_s": spread(r.first_s - r.sent_s for r in requests if r.turn),
+        "waits_s": _waits(requests),
+        "waits_returning_turns_s": _waits([r for r in requests if r.turn]),
         "tpot_s": spread((r.end_s - r.first_s) / (r.answer_tokens - 1) for r in requests if r.answer_tokens > 1),
         "normalised_s": spread((r.end_s - r.sent_s) / r.answer_tokens for r in requests),
         "end_to_end_s": spread(r.end_s - r.sent_s for r in requests),
     }
+
+
+def _waits(requests: Sequence[Request]) -> dict[str, float]:
+    """Mean seconds of each phase until the first token, the longest first."""
+    total: Counter[str] = Counter()
+    for request in requests:
+        total.update({str(phase): seconds for phase, seconds in request.waits.items()})
+    return {phase: round(seconds / len(requests), 6) for phase, seconds in total.most_common()}
 
 
 def figures(requests: Sequence[Request], loads: Sequence[Sequence[float]], warm_up_s: float, until_s: float) -> dict[str, Any]:

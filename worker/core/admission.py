@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from contracts.kv import chunk_keys, leading
+from contracts.turn_times import Phase
 from storelink.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core import instructions as do
 from worker.core.batching import mixed_tokens
@@ -94,6 +95,7 @@ class Admission:
         sequence.computed = sequence.came = 0
         sequence.heard_s = d.now
         sequence.on(Event.ADMITTED)
+        sequence.times.enter(Phase.OTHERS, d.now)
         if chosen is not None and sequence.worth is None:
             self._explain(sequence, chosen, (asked - usable) * size)
         first = leading(not g for g in gaps)
@@ -173,6 +175,7 @@ class Admission:
         )
         load.sequence, load.upto = sequence, usable
         sequence.load_id, sequence.found = load.load_id, None
+        sequence.times.enter(Phase.LOCATE, self.state.now)
 
     def _restart_without(self, sequence: Sequence, first: int) -> None:
         for block in sequence.blocks[first : sequence.matched]:
@@ -194,6 +197,10 @@ class Admission:
         if self._replan(sequence, load, found):
             return
         sequence.found = found
+        if load.sources:
+            sequence.times.load(max(load.sources), self.state.now)
+        else:
+            sequence.times.enter(Phase.OTHERS, self.state.now)
         self.loaded_tokens += chunks * self.state.shape.chunk_tokens
         for i in range(sequence.matched, sequence.found):
             self.state.cache.enter(sequence.blocks[i], sequence.keys[i])
@@ -246,6 +253,7 @@ class Admission:
         if sequence.generated == len(sequence.request.resume_tokens):  # not when coming back from preemption
             sequence.cached = min(sequence.computed, sequence.prompt_tokens)
         sequence.on(Event.LAYERS_NEAR)
+        sequence.times.enter(Phase.DECODE if sequence.spoken else Phase.OTHERS, self.state.now)
         return True
 
     def _layer_load_s(self, sequence: Sequence, ready: int) -> float:
@@ -271,6 +279,7 @@ class Admission:
             fields = {"request": sequence.request.request_id, "losses": sequence.losses}
             self.state.out.append(do.Note("pieces lost, recomputing", fields, bad=True))
         sequence.on(event)
+        sequence.times.enter(Phase.MEMORY if event is Event.PREEMPTED else Phase.QUEUE, self.state.now)
         if event is not Event.REPLANNED:
             sequence.reached, sequence.restarted = max(sequence.reached, sequence.computed), event
         self.vacate(sequence)

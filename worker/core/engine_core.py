@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from contracts.kv import Manifest, leading
+from contracts.turn_times import Phase
 from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.admission import Admission
@@ -23,6 +24,10 @@ from worker.core.saving import Saving
 from worker.core.scheduling import Scheduling
 from worker.core.sequence import Event, Sequence, State
 from worker.core.state import CoreState
+from worker.core.turn_times import TurnTimes
+
+#: A step that takes so many times what it should, while KV moves, was slowed by that.
+SLOW = 1.1
 
 
 class EngineCore:
@@ -38,6 +43,8 @@ class EngineCore:
         self._arrivals = 0
         self._coming: dict[str, list[do.Coming]] = {}
         self._stepping = False
+        #: What the step under way should take.
+        self._expected_s = 0.0
         #: How many were live when it was last asked how long it stays quiet.
         self._quiet_live = 0
 
@@ -96,19 +103,22 @@ class EngineCore:
         ahead = self.saving.ahead_of(batch)
         self._coming = {s.request.request_id: coming for s, _ in batch if (coming := self._arriving(s))}
         prefill_tokens, decodes = _parts(batch)
-        expected_s = self.pace.decode_s(decodes) + prefill_tokens * self.pace.prefill_token_s
-        return do.Step(tuple(batch), self._coming, expected_s, ahead)
+        self._expected_s = self.pace.decode_s(decodes) + prefill_tokens * self.pace.prefill_token_s
+        for s, _ in batch:
+            if not s.spoken:
+                s.times.enter(Phase.COMPUTE, now)
+        return do.Step(tuple(batch), self._coming, self._expected_s, ahead)
 
     def quiet_steps(self, step: do.Step) -> int:
         """How many steps like this one, which only decodes, follow each other before anything but an event has the core decide something
-        else: an answer ends, or a chunk becomes full. At least 1; it is 1 while one who waits may be admitted, or a load is waited for.
+        else: an answer begins or ends, or a chunk becomes full. At least 1; it is 1 while one who waits may be admitted, or a load is waited for.
 
         What falls due without an event does so in `quiet_s` seconds."""
         size, batch, scheduling = self.state.shape.chunk_tokens, step.batch, self.scheduling
         self._quiet_live = len(self.live)
         if step.coming or scheduling.trials.told or self.admission.restarted or not scheduling.closed:
             return 1
-        if any(s.request.alone or s.computed + 1 < len(s.tokens) for s, _ in batch) or not scheduling.all_fit(len(batch)):
+        if any(s.request.alone or not s.spoken or s.computed + 1 < len(s.tokens) for s, _ in batch) or not scheduling.all_fit(len(batch)):
             return 1
         if len(batch) < len(self.live) - sum(s.state is State.WAITING for s in self.live.values()):
             return 1
@@ -178,6 +188,7 @@ class EngineCore:
         if isinstance(way, Sequence):
             self._refuse(way, full=True)
         sequence.arrival, sequence.arrival_s = self._arrivals, self.state.now
+        sequence.times = TurnTimes(self.state.now)
         self._arrivals += 1
         self.live[sequence.request.request_id] = sequence
         self.scheduling.joined(sequence)
@@ -225,6 +236,7 @@ class EngineCore:
             self.pace.stepped(event.seconds, *_parts(event.batch), event.steps)
         if event.steps > 1:
             self.scheduling.went_on(event.seconds)
+        self._divide(event)
         for s, count in event.batch:
             request_id = s.request.request_id
             if request_id in event.failed:
@@ -242,8 +254,26 @@ class EngineCore:
                         self._refuse(s, full=False)
                 elif (token := event.tokens.get(request_id)) is not None:
                     s.tokens.append(token)
-                    if request_id in event.ended:
+                    ended = request_id in event.ended
+                    if ended or s.times.phase is not Phase.DECODE:
+                        self.state.out.append(do.Timed(request_id, s.times.take(self.state.now, Phase.DECODE)))
+                    if ended:
                         self._end(s)
+
+    def _divide(self, event: ev.Stepped) -> None:
+        """Say where the time of a step went, for those that wait for their first token."""
+        slowed_s = 0.0
+        if event.seconds - event.stalled_s > SLOW * self._expected_s and self._others_move(event.batch):
+            slowed_s = event.seconds - event.stalled_s - self._expected_s
+        for s, _ in event.batch:
+            if s.times.phase is Phase.COMPUTE:
+                stalled = None if s.request.request_id in self._coming else Phase.OTHERS
+                s.times.stepped(self.state.now, stalled, event.stalled_s, slowed_s)
+
+    def _others_move(self, batch: Iterable[tuple[Sequence, int]]) -> bool:
+        """KV of others than these is on its way into HBM or out of it."""
+        mine = {id(s) for s, _ in batch}
+        return self.saving.busy or any(load.sequence is None or id(load.sequence) not in mine for load in self.state.loads.values())
 
     def _refuse(self, s: Sequence, *, full: bool) -> None:
         self._end(s, failed=True)

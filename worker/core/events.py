@@ -51,6 +51,8 @@ class Stepped:
     doubtful: Set[str] = frozenset()
     #: It ran in one piece: its time says how fast this worker is.
     telling: bool = True
+    #: Of `seconds`: the wait for layers that were still coming.
+    stalled_s: float = 0.0
     #: So many equal ones have run, each of `seconds`; more than one only as far as `EngineCore.quiet_steps` allows.
     steps: int = 1
 

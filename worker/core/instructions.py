@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
+from contracts.turn_times import Phase
 from worker.core.pages import Pages
 from worker.core.sequence import Sequence
 
@@ -130,6 +131,14 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """Tell the caller with the request's last output where its time went: until its first token, or since (`contracts.request.Output`)."""
+
+    request_id: str
+    times: Mapping[Phase, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """For the log. bad: a warning."""
 
@@ -152,6 +161,7 @@ Instruction = (
     | HbmHolds
     | Refuse
     | Trial
+    | Timed
     | Note
 )
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from contracts.request import GenerateRequest
+from contracts.turn_times import Phase
 from worker.core.admission import Admission
 from worker.core.batching import Budget, choose, due_s, mixed_tokens
 from worker.core.fairness import Company, Group, Service, Shares, group_of, in_turns
@@ -100,6 +101,7 @@ class Scheduling:
             if self.state.policy.cache and awaits_prompt(s, live, self.state.shape.chunk_tokens):
                 continue
             if self._owes_pages(s, here):
+                s.times.enter(Phase.MEMORY, self.state.now)
                 self._closed_at = None
                 break
             if not self._admit(s, here) and (here or not self.state.cache.free_held() or not self._admit(s, here)):
@@ -219,6 +221,7 @@ class Scheduling:
                         if other.request.priority == priority and other in share.beyond and self.service.of(group_of(other)) >= served
                     ]
             if not self._preempt(giving, here, lacking):
+                s.times.enter(Phase.MEMORY if lacking else Phase.QUEUE, d.now)
                 return False
 
     # ---- batches -----------------------------------------------------------------------------------------------

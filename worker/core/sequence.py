@@ -16,6 +16,7 @@ from enum import Enum
 from contracts.errors import IllegalTransition
 from contracts.request import GenerateRequest
 from worker.core.hbm import Block
+from worker.core.turn_times import TurnTimes
 
 
 class State(Enum):
@@ -93,6 +94,8 @@ class Sequence:
     restarted: Event | None = None
     #: When the store said what it brings.
     found_s: float = 0.0
+    #: What its time goes into.
+    times: TurnTimes = field(default_factory=TurnTimes)
 
     @property
     def priority(self) -> tuple[int, int]:
@@ -103,6 +106,11 @@ class Sequence:
     def generated(self) -> int:
         """Tokens sampled so far, those of a former worker included."""
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def spoken(self) -> bool:
+        """It has had a new token here."""
+        return self.generated > len(self.request.resume_tokens)
 
     @property
     def pending(self) -> int:

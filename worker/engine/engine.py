@@ -130,6 +130,8 @@ class NativeEngine:
         self.failed: collections.Counter[str] = collections.Counter()
         self._reported_s = 0.0
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
+        #: Of the step that has just run, by request id.
+        self._outputs: dict[str, Output] = {}
         self._quiet = True
         #: Called during a turn when the set of requests has changed.
         self.on_requests: Callable[[], None] = lambda: None
@@ -232,6 +234,8 @@ class NativeEngine:
                     self._fail(request_id, _FULL if full else NoFiniteLogits())
                 case do.Trial(request_id):
                     self.on_trial(request_id)
+                case do.Timed(request_id, times):
+                    self._outputs[request_id].times = {str(phase): seconds for phase, seconds in times.items()}
                 case _:
                     self.executor.execute(instruction)
 
@@ -286,6 +290,7 @@ class NativeEngine:
             else:
                 tokens[request_id] = output.tokens[0]
                 self._frames[self._live[request_id].stream].outputs.append(output)
+                self._outputs[request_id] = output
                 if output.finish_reason:
                     ended.add(request_id)
                     del self._live[request_id]
@@ -301,8 +306,10 @@ class NativeEngine:
             mute=mute,
             doubtful=doubtful,
             telling=outcome.attempts == 1,
+            stalled_s=outcome.stalled_s,
         )
         self._tell(done)
+        self._outputs.clear()
 
     def _fail(self, request_id: str, error: RequestError) -> None:
         live = self._live.pop(request_id)

@@ -51,12 +51,14 @@ class _Table:
 @dataclass(slots=True)
 class Outcome:
     """What a step gave, by request id. rows: logits, float32 `[vocab]`, of those that are computed to their end. void: layers did not come.
-    failed: what their part raised; it counts for nothing. seconds: what the step took. attempts: how often it was begun."""
+        failed: what their part raised; it counts for nothing. seconds: what the step took. stalled_s: of that, the wait for layers.
+    attempts: how often it was begun."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     void: set[str] = field(default_factory=set)
     failed: dict[str, Exception] = field(default_factory=dict)
     seconds: float = 0.0
+    stalled_s: float = 0.0
     attempts: int = 0
 
 
@@ -94,7 +96,7 @@ class Stepping:
     def _run(self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome) -> None:
         outcome.attempts += 1
         try:
-            logits, void = self._attempt(batch, coming, progress)
+            logits, void = self._attempt(batch, coming, progress, outcome)
         except Exception as error:
             if len(batch) == 1:
                 log.exception("a step raised", request=batch[0][0].request.request_id)
@@ -118,7 +120,7 @@ class Stepping:
         except Exception:
             raise error from None
 
-    def _attempt(self, batch: Batch, coming: Arriving, progress: StepProgress | None) -> tuple[Row, set[str]]:
+    def _attempt(self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome) -> tuple[Row, set[str]]:
         """The logits of those that are computed to their end, on the host and in their order, and the ids of the requests whose part is
         void."""
         failpoints.reach("step", [s.request for s, _ in batch])
@@ -134,9 +136,13 @@ class Stepping:
         void: set[str] = set()
 
         def before_layer(layer: int) -> None:
+            if not arriving:
+                return
+            began_s = clock.now()
             for request_id in arriving:
                 if request_id not in void and not self._wait_for_layer(coming[request_id], layer):
                     void.add(request_id)
+            outcome.stalled_s += clock.now() - began_s
 
         def after_layer(layer: int) -> None:
             self.beats.seen(clock.now())
