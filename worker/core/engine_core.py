@@ -111,7 +111,8 @@ class EngineCore:
 
     def quiet_steps(self, step: do.Step) -> int:
         """How many steps like this one, which only decodes, follow each other before anything but an event has the core decide something
-        else: an answer begins or ends, or a chunk becomes full. At least 1; it is 1 while one who waits may be admitted, or a load is waited for.
+        else: an answer begins or ends, or a chunk becomes full. At least 1; it is 1 while one who waits may be admitted, or a load is
+        waited for.
 
         What falls due without an event does so in `quiet_s` seconds."""
         size, batch, scheduling = self.state.shape.chunk_tokens, step.batch, self.scheduling
