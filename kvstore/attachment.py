@@ -249,7 +249,8 @@ def _answer(instruction: do.Found | do.Pieces | do.End | do.Grant) -> pb.StoreTo
     match instruction:
         case do.Found() as f:
             sources = [0 if source is None else source + 1 for source in f.sources]
-            return pb.StoreToWorker(found=pb.LoadFound(load_id=int(f.load[1]), chunks=f.chunks, near=f.near, sources=sources))
+            found = pb.LoadFound(load_id=int(f.load[1]), chunks=f.chunks, near=f.near, sources=sources, due_s=f.due_s)
+            return pb.StoreToWorker(found=found)
         case do.Pieces() as p:
             pieces = pb.LoadPieces(
                 load_id=int(p.load[1]), chunks=[x[0] for x in p.pieces], layers=[x[1] for x in p.pieces], offsets=[x[2] for x in p.pieces]

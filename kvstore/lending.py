@@ -39,7 +39,7 @@ class _Loan:
         """Owner.answer"""
         match instruction:
             case do.Found():
-                self.outgoing.put(pb.PeerPieces(held=instruction.indices, in_dram=instruction.in_arena))
+                self.outgoing.put(pb.PeerPieces(held=instruction.indices, in_dram=instruction.in_arena, due_s=instruction.due_s))
             case do.Pieces(pieces=pieces):
                 self._node.leased.add(self._lease, [(p[2], self._piece_bytes) for p in pieces])
                 chunks, layers, offsets, checksums = zip(*pieces, strict=True)

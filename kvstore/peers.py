@@ -83,7 +83,7 @@ class Peers:
             first = True
             async for m in self._stub(question.peer).PeerLease(request, timeout=_LEASE_S):
                 if first:
-                    self._report(PeerHolds(lease, tuple(m.held), self._clock.now(), tuple(m.in_dram)))
+                    self._report(PeerHolds(lease, tuple(m.held), self._clock.now(), tuple(m.in_dram), tuple(m.due_s)))
                     first = False
                 if len({len(m.chunks), len(m.layers), len(m.offsets), len(m.checksums)}) == 1 and m.chunks:
                     self._report(PeerReady(lease, tuple(zip(m.chunks, m.layers, m.offsets, m.checksums, strict=True)), self._clock.now()))

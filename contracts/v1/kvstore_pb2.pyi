@@ -160,16 +160,18 @@ class AttachWelcome(_message.Message):
     def __init__(self, node: _Optional[str] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., nonce: _Optional[bytes] = ..., attachment: _Optional[int] = ...) -> None: ...
 
 class LoadFound(_message.Message):
-    __slots__ = ("load_id", "chunks", "near", "sources")
+    __slots__ = ("load_id", "chunks", "near", "sources", "due_s")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    DUE_S_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     chunks: int
     near: bool
     sources: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, load_id: _Optional[int] = ..., chunks: _Optional[int] = ..., near: _Optional[bool] = ..., sources: _Optional[_Iterable[int]] = ...) -> None: ...
+    due_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, load_id: _Optional[int] = ..., chunks: _Optional[int] = ..., near: _Optional[bool] = ..., sources: _Optional[_Iterable[int]] = ..., due_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class LoadPieces(_message.Message):
     __slots__ = ("load_id", "chunks", "layers", "offsets")
@@ -268,20 +270,22 @@ class PeerLeaseRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., chunks: _Optional[_Iterable[_Union[ChunkWant, _Mapping]]] = ..., reader: _Optional[str] = ...) -> None: ...
 
 class PeerPieces(_message.Message):
-    __slots__ = ("chunks", "layers", "offsets", "checksums", "held", "in_dram")
+    __slots__ = ("chunks", "layers", "offsets", "checksums", "held", "in_dram", "due_s")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     IN_DRAM_FIELD_NUMBER: _ClassVar[int]
+    DUE_S_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedScalarFieldContainer[int]
     layers: _containers.RepeatedScalarFieldContainer[int]
     offsets: _containers.RepeatedScalarFieldContainer[int]
     checksums: _containers.RepeatedScalarFieldContainer[int]
     held: _containers.RepeatedScalarFieldContainer[int]
     in_dram: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, chunks: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ..., in_dram: _Optional[_Iterable[int]] = ...) -> None: ...
+    due_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, chunks: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ..., in_dram: _Optional[_Iterable[int]] = ..., due_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PeerReleaseRequest(_message.Message):
     __slots__ = ("lease_id",)

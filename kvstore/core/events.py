@@ -169,12 +169,14 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class PeerHolds:
-    """The peer answered: these indices of the asked chunks will come. in_dram: those that are in its arena already."""
+    """The peer answered: these indices of the asked chunks will come. in_dram: those that are in its arena already. due_s: in how many
+    seconds it means to have each of `indices` there; an old one does not say."""
 
     lease: str
     indices: Sequence[int]
     now: float
     in_dram: Sequence[int] = ()
+    due_s: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,8 +150,13 @@ class Fetches:
         for chunk, layer, _, _ in fetch.pieces:
             self._index.set_piece(chunk, layer, PieceState.QUEUED)
             self._by_piece[chunk.key, layer] = fetch
-        self._meter.rates.queue(fetch.source, fetch.bytes_of(len(fetch.pieces)), late=fetch.late)
+        self._queue(fetch, len(fetch.pieces))
         self._push(fetch)
+
+    def source_of(self, key: bytes, layer: int) -> Source | None:
+        """From where a piece that is QUEUED or LOADING comes; None: it is neither."""
+        fetch = self._by_piece.get((key, layer))
+        return fetch.source if fetch is not None else None
 
     def lift(self, key: bytes, layer: int, rank: FetchRank, load_kind: LoadKind) -> None:
         """A further load wants a piece that is QUEUED or LOADING."""
@@ -159,14 +164,12 @@ class Fetches:
         if load_kind is LoadKind.DEMAND and fetch.load_kind in OPTIONAL:
             for chunk, _, _, _ in fetch.pieces:
                 self._usefulness.overtaken(chunk)
-        fetch.load_kind = min(fetch.load_kind, load_kind)
-        if rank < fetch.rank:
-            size = fetch.bytes_of(len(fetch.pieces))
-            self._meter.rates.queue(fetch.source, -size, late=fetch.late)
-            fetch.rank = rank
-            self._meter.rates.queue(fetch.source, size, late=fetch.late)
-            if not fetch.running:
-                self._push(fetch)
+        self._queue(fetch, -len(fetch.pieces))
+        fetch.load_kind, before = min(fetch.load_kind, load_kind), fetch.rank
+        fetch.rank = min(fetch.rank, rank)
+        self._queue(fetch, len(fetch.pieces))
+        if fetch.rank < before and not fetch.running:
+            self._push(fetch)
 
     def drop(self, chunk: Chunk, layer: int) -> bool:
         """Nobody wants the piece any more: take it out when its fetch has not started. True when it was."""
@@ -315,9 +318,13 @@ class Fetches:
         return self._count[kind] + len(self._heaps[kind])
 
     def _leave(self, fetch: _Fetch, pieces: int) -> None:
-        self._meter.rates.queue(fetch.source, -fetch.bytes_of(pieces), late=fetch.late)
+        self._queue(fetch, -pieces)
         if fetch.lease:
             self._read(fetch.lease, pieces)
+
+    def _queue(self, fetch: _Fetch, pieces: int) -> None:
+        optional = fetch.load_kind in OPTIONAL
+        self._meter.rates.queue(fetch.source, fetch.bytes_of(pieces), optional=optional, late=optional and fetch.late)
 
     def _push(self, fetch: _Fetch) -> None:
         heapq.heappush(self._heaps[fetch.kind], (fetch.rank, fetch.number, fetch))

@@ -8,7 +8,7 @@ Invariant (`validate`): exactly the EXPECTED pieces are promised, each by one op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from kvstore.core.events import Fault, LoadKind, SourceKind, Want
 from kvstore.core.fetches import Fetches, PieceRef, Planned
@@ -36,6 +36,7 @@ class Lease:
         "began",
         "delivered",
         "disk_before",
+        "due",
         "expected",
         "fingerprint",
         "kind",
@@ -66,6 +67,7 @@ class Lease:
         self.delivered = 0  #: pieces that the peer said can be read
         self.on_disk: frozenset[int] = frozenset()  #: indices of the chunks that the peer must read from its own SSD
         self.disk_before = 0
+        self.due: dict[bytes, float] = {}  #: by chunk: when the peer means to have it in its arena
 
 
 class Leases:
@@ -103,8 +105,9 @@ class Leases:
         """The peer of a lease; empty when it is not open."""
         return self._open[name].peer if name in self._open else ""
 
-    def holds(self, name: str, indices: Sequence[int], in_dram: frozenset[int], now: float) -> bool:
-        """The peer's answer: pieces that are ABSENT here become EXPECTED. False when the lease is not open."""
+    def holds(self, name: str, indices: Sequence[int], in_dram: frozenset[int], due_s: Mapping[int, float], now: float) -> bool:
+        """The peer's answer: pieces that are ABSENT here become EXPECTED. due_s: by index, what it says of when it has them. False when the
+        lease is not open."""
         lease = self._open.get(name)
         if lease is None or lease.answered:
             return False
@@ -119,6 +122,7 @@ class Leases:
             chunk = self._index.chunk(key, shape)
             if chunk is None or chunk.doomed:
                 continue
+            lease.due[key] = now + due_s.get(i, 0.0)
             for layer in layers:
                 if chunk.state(layer) is PieceState.ABSENT:
                     self._index.set_piece(chunk, layer, PieceState.EXPECTED)
@@ -179,6 +183,11 @@ class Leases:
         lease = self._promised[key, layer]
         if kind < lease.kind:
             lease.kind, lease.priority = kind, priority
+
+    def promised(self, key: bytes, layer: int, now: float) -> tuple[str, float]:
+        """Of an EXPECTED piece: the peer that has promised it, and in how many seconds that means to have it in its arena."""
+        lease = self._promised[key, layer]
+        return lease.peer, max(lease.due.get(key, now) - now, 0.0)
 
     def drop(self, key: bytes, layer: int) -> None:
         """Nobody waits for the EXPECTED piece any more."""

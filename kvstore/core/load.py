@@ -22,12 +22,12 @@ def sound_wants(event: LoadWanted, shape: KvShape) -> list[Want]:
 
 class Load:
     """One load. `found`: chunks before this index may still come; `acquired`: those before it have been asked for. `late`: of a hint
-    (`prefetch.is_late`)."""
+    (`prefetch.is_late`). `cut`: some of it did not come for want of room."""
 
     __slots__ = (
-        "acquired", "arrival", "asked", "asking", "deferred", "found", "fresh", "ident", "kind", "late", "leased", "missing", "offered",
-        "order", "places", "priority",
-        "probe_size", "probed", "probing", "progress", "session", "shape", "sources", "state", "tried", "void", "wants",
+        "acquired", "arrival", "asked", "asking", "cut", "deferred", "found", "fresh", "ident", "kind", "late", "leased", "missing",
+        "offered", "order", "places", "priority", "probe_size", "probed", "probing", "progress", "session", "shape", "sources", "state",
+        "tried", "void", "wants",
     )  # fmt: skip
 
     def __init__(self, event: LoadWanted, shape: KvShape, wants: list[Want], order: int, arrival: float) -> None:
@@ -40,7 +40,7 @@ class Load:
         self.sources = list(dict.fromkeys(event.sources))
         self.priority = event.priority
         self.arrival = arrival
-        self.late = False
+        self.late = self.cut = False
         self.order = order
         self.state = LoadState.LOCATING
         self.found = len(wants)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, leading
+from kvstore.core.arrivals import Arrivals
 from kvstore.core.events import Fault, FoundCopy, LoadId, LoadKind, LoadWanted, PeerHolds, SourceKind
 from kvstore.core.fetches import Fetches, PieceRef
 from kvstore.core.index import Chunk, Index
@@ -51,16 +52,20 @@ class Loads:
         self._sources = Sources(index, meter)
         self._out = out
         self._loads: dict[LoadId, Load] = {}
+        #: Sessions of hints whose load has ended with less than it wanted, since the store looked.
+        self.short: dict[SessionKey, None] = {}
         self._orders = 0
         self._fetches: Fetches
         self._leases: Leases
         self._waiting: Waiting
+        self._arrivals: Arrivals
         self._locating: Locating
 
     def connect(self, fetches: Fetches, leases: Leases) -> None:
         """The two that this one and that are called by each other."""
         self._fetches, self._leases = fetches, leases
         self._waiting = Waiting(self._index, fetches, leases)
+        self._arrivals = Arrivals(self._sources, fetches, leases, self._meter)
         self._locating = Locating(self._index, self._meter, self._sources, leases, self._waiting, self._out)
 
     # ---- beginning
@@ -149,7 +154,8 @@ class Loads:
         if load.kind is LoadKind.DEMAND and load.found < len(load.wants):
             self._out.append(Counted("chunks_missed", len(load.wants) - load.found))
         ready = tuple(i for i in indices if self._sources.ready(load, i))
-        self._out.append(Found(load.ident, len(indices), () != ready == indices, indices, ready, self._sources.expected(load, indices)))
+        expected, due_s = self._sources.expected(load, indices), self._arrivals.due_s(load, indices)
+        self._out.append(Found(load.ident, len(indices), () != ready == indices, indices, ready, expected, due_s))
         load.progress = now
         for i in indices:
             if i >= load.acquired and i < load.found:
@@ -258,6 +264,7 @@ class Loads:
             found = self._loads.get(ident)
             if found is not None and i in found.missing:
                 if fault in (Fault.NO_ROOM, Fault.CANCELLED):
+                    found.cut = True
                     self._void(found, i)
                 else:
                     self._acquire(found, i, now)
@@ -309,6 +316,8 @@ class Loads:
             self._deliver(load)
             load.state = move(LOAD_MOVES, load.state, LoadState.ENDED)
             self._out.append(End(load.ident, load.found - len(load.void)))
+            if load.kind is LoadKind.ADVISED and load.cut and load.session is not None:
+                self.short[load.session] = None
         if load.state is LoadState.ENDED and not load.leased:
             self._loads.pop(load.ident, None)
 

@@ -20,6 +20,8 @@ from kvstore.core.waiting import Waiting
 
 #: How long the blob tier may take to answer: when nothing is known, and when something is here already.
 PROBE_S, SHORT_PROBE_S = 1.5, 0.3
+#: What a peer says of when it has something is believed up to so many seconds.
+PROMISE_S = 600.0
 _MORE_PROBES, _PROBE_LIMIT = 4, 256
 
 
@@ -81,10 +83,11 @@ class Locating:
     def peer_holds(self, event: PeerHolds, loads: Iterable[Load]) -> bool:
         """The peer's answer; what would sooner come from elsewhere is not taken from it. False when nobody waits for it."""
         indices, in_dram = list(dict.fromkeys(event.indices)), frozenset(event.in_dram)
+        due_s = {i: seconds for i, seconds in zip(event.indices, event.due_s, strict=False) if 0.0 <= seconds <= PROMISE_S}
         for load in loads:
             if load.asking == event.lease:
                 indices = self._sources.accepted(load, self._leases.peer_of(event.lease), load.asked, indices, in_dram)
-        return self._leases.holds(event.lease, indices, in_dram, event.now)
+        return self._leases.holds(event.lease, indices, in_dram, due_s, event.now)
 
     def leave_slow_peers(self, loads: dict[LoadId, Load], now: float) -> None:
         """Time passed: what slow peers still owe is taken from where it comes sooner, or looked for in the blob tier."""

@@ -90,7 +90,8 @@ class Rates:
     def __init__(self) -> None:
         self._sources: dict[Source, _Measured] = {}
         self._ahead: dict[Source, int] = {}
-        self._late: dict[Source, int] = {}  #: of these, what hints want that will be late
+        self._optional: dict[Source, int] = {}  #: of these, what hints want
+        self._late: dict[Source, int] = {}  #: and of these, what will be late
         self._overtaken: set[tuple[Source, Source]] = set()
 
     def _of(self, source: Source) -> _Measured:
@@ -100,15 +101,18 @@ class Rates:
 
     # ---- what happens
 
-    def queue(self, source: Source, size: int, *, late: bool = False) -> None:
-        """So many bytes more (fewer when negative) wait for the source or are being read from it. late: behind all others."""
+    def queue(self, source: Source, size: int, *, optional: bool = False, late: bool = False) -> None:
+        """So many bytes more (fewer when negative) wait for the source or are being read from it. optional: for a hint, behind what
+        somebody waits for; late: behind all others."""
         self._ahead[source] = self._ahead.get(source, 0) + size
+        if optional:
+            self._optional[source] = self._optional.get(source, 0) + size
         if late:
             self._late[source] = self._late.get(source, 0) + size
 
-    def ahead(self, source: Source) -> int:
-        """Bytes that wait for the source or are being read from it."""
-        return self._ahead.get(source, 0)
+    def ahead(self, source: Source, *, of_demand: bool = False) -> int:
+        """Bytes that wait for the source or are being read from it; of_demand: ahead of what somebody waits for."""
+        return self._ahead.get(source, 0) - (self._optional.get(source, 0) if of_demand else 0)
 
     def moved(self, source: Source) -> int:
         """Bytes that the source has brought so far: a transfer remembers this when it begins."""
@@ -181,7 +185,8 @@ class Rates:
 
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        assert all(0 <= self._late.get(source, 0) <= size for source, size in self._ahead.items())
+        for source, size in self._ahead.items():
+            assert 0 <= self._late.get(source, 0) <= self._optional.get(source, 0) <= size
 
 
 def _within(value: float, limits: tuple[float, float]) -> float:

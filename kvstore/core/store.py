@@ -16,6 +16,7 @@ from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.core.again import Again
 from kvstore.core.capacity import Capacity
 from kvstore.core.erasure import Erasure
 from kvstore.core.fetches import Fetches, PieceRef
@@ -110,6 +111,7 @@ class Store:
             quota_bytes or {},
         )
         self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
+        self._again = Again()
         self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
         self._has_recovered = False  #: the SSD's files are known
         self._numbers = 0
@@ -296,6 +298,7 @@ class Store:
         arrival = event.now + event.arrival_s
         self.sessions.advise(event.session, Advice(event.priority, arrival, event.now + event.lifetime_s, event.device))
         self._hints[event.session] = event
+        self._again.forget(event.session)
         if event.session in self._fetching:
             return
         if self._others(event) or event.session not in self.index.manifests:
@@ -345,6 +348,18 @@ class Store:
         ident, kind, sources = (ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(event)
         self.loads.begin(ev.LoadWanted(ident, kind, event.session, manifest.fingerprint, wants, sources, event.priority, event.now))
 
+    def _bring_again(self, now: float) -> None:
+        """Hints whose load ended with less than it wanted, for want of room: it is wanted as long as they count."""
+        for session in self.loads.short:
+            self._again.short(session, now)
+        self.loads.short.clear()
+        for session in self._again.due(now):
+            hint = self._hints.get(session)
+            if hint is None:
+                self._again.forget(session)
+            elif session not in self._fetching:
+                self._begin_advised(replace(hint, now=now))
+
     def _erase(self, event: ev.SessionErased) -> None:
         if self.erasure.is_old_news(event):
             self.erasure.reopen(event.session)
@@ -357,6 +372,7 @@ class Store:
 
     def _invalidate(self, session: SessionKey, *, tell: bool = True) -> None:
         self._hints.pop(session, None)
+        self._again.forget(session)
         self._end_advised(session)
         self.sessions.invalidate(session)
         if tell:
@@ -376,6 +392,8 @@ class Store:
             self._try(tier, now)
         for session in [s for s in self._hints if not self.sessions.live(s, now)]:
             del self._hints[session]
+            self._again.forget(session)
+        self._bring_again(now)
         self.sessions.trim(now, self.index.manifests)
         self.room.refresh(now)
 
@@ -384,7 +402,7 @@ class Store:
     @property
     def busy(self) -> bool:
         """Whether ticks are of use."""
-        return self.loads.count > 0 or not self.meter.idle
+        return self.loads.count > 0 or not self.meter.idle or bool(self.loads.short) or self._again.waiting
 
     def queued(self, what: str) -> int:
         """How many reads of a source ("ssd", "peer", "blob") wait or run, or how many loads have not ended ("loads")."""

@@ -194,7 +194,7 @@ class Node:
         match said:
             case store_do.Found():
                 sources = tuple(Source.DRAM if s is None else Source(s + 1) for s in said.sources)
-                self.engine.tell(ev.Found(int(said.load[1]), said.chunks, sources))
+                self.engine.tell(ev.Found(int(said.load[1]), said.chunks, sources, said.due_s))
             case store_do.Pieces():
                 self._pieces(said)
             case store_do.End():

@@ -201,8 +201,8 @@ class Loan:
         lease, reader = self._ask.lease, self._reader
         match instruction:
             case do.Found():
-                indices, in_arena = instruction.indices, instruction.in_arena
-                self._pass(lambda: ev.PeerHolds(lease, indices, reader.now, in_arena))
+                indices, in_arena, due_s = instruction.indices, instruction.in_arena, instruction.due_s
+                self._pass(lambda: ev.PeerHolds(lease, indices, reader.now, in_arena, due_s))
             case do.Pieces():
                 pieces = instruction.pieces
                 self._pass(lambda: ev.PeerReady(lease, pieces, reader.now))

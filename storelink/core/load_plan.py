@@ -66,10 +66,15 @@ class LoadRates:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A chunk of which so many pieces are not in HBM, and where they would come from."""
+    """A chunk of which so many pieces are not in HBM, and where they would come from.
+
+    due_s: seconds until they, and all before them, are in DRAM, as the store reckons from its queues; None: it did not say, so that what
+    loads from there took lately counts.
+    """
 
     pieces: int
     source: Source
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +105,48 @@ class Prefill:
 
 def estimate_s(loaded: Sequence[Missing], computed_chunks: int, rates: Mapping[Source, LoadRate], prefill: Prefill) -> float:
     """Seconds until a prompt has its first token when `loaded` are loaded and as many chunks behind them computed."""
-    used = {m.source for m in loaded if m.pieces and m.source in rates}
-    load_s = sum(m.pieces * rates[m.source].piece_s for m in loaded if m.source in used)
-    load_s += max((rates[source].latency_s for source in used), default=0.0)
-    return _together(load_s, (prefill.tokens + computed_chunks * prefill.chunk_tokens) * prefill.token_s, prefill)
+    load = _Loading(rates)
+    for chunk in loaded:
+        load.add(chunk)
+    return _together(load.seconds, (prefill.tokens + computed_chunks * prefill.chunk_tokens) * prefill.token_s, prefill)
 
 
 def plan(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], prefill: Prefill) -> Plan:
     """How many of the missing chunks, from the first on, to load: all, unless computing from some chunk on is clearly sooner."""
     count = len(missing)
     everything = best_s = estimate_s(missing, 0, rates, prefill)
-    best, load_s, latency_s = count, 0.0, 0.0
+    best, load = count, _Loading(rates)
     for k in range(count):  # load the first k, compute the rest; sums are carried along
-        seconds = _together(load_s + latency_s, (prefill.tokens + (count - k) * prefill.chunk_tokens) * prefill.token_s, prefill)
+        seconds = _together(load.seconds, (prefill.tokens + (count - k) * prefill.chunk_tokens) * prefill.token_s, prefill)
         if seconds <= CLEARLY * everything and seconds < best_s:
             best, best_s = k, seconds
-        rate = rates.get(missing[k].source)
-        if rate is not None and missing[k].pieces:
-            load_s += missing[k].pieces * rate.piece_s
-            latency_s = max(latency_s, rate.latency_s)
+        load.add(missing[k])
     return Plan(best, best_s, everything)
+
+
+@dataclass(slots=True)
+class _Loading:
+    """Seconds that a growing prefix takes to be in HBM: whatever is the slower, the store's queues or the ways whose pace is known here."""
+
+    rates: Mapping[Source, LoadRate]
+    _latency_s: float = 0.0
+    _pieces_s: float = 0.0
+    _due_s: float = 0.0
+
+    def add(self, chunk: Missing) -> None:
+        """One more chunk."""
+        if not chunk.pieces:
+            return
+        rate = self.rates.get(chunk.source if chunk.due_s is None else Source.DRAM)
+        if rate is not None:
+            self._latency_s = max(self._latency_s, rate.latency_s)
+            self._pieces_s += chunk.pieces * rate.piece_s
+        if chunk.due_s is not None:
+            self._due_s = max(self._due_s, chunk.due_s)
+
+    @property
+    def seconds(self) -> float:
+        return max(self._latency_s + self._pieces_s, self._due_s)
 
 
 def _together(load_s: float, compute_s: float, prefill: Prefill) -> float:
@@ -137,7 +164,10 @@ def layer_load_s(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], l
 
     What the rates say counts as one more layer that came: the first layer alone says little, as it may come with the answer.
     """
-    expected_s = sum(m.pieces * rates[m.source].piece_s for m in missing if m.source in rates) / layers
+    load = _Loading({source: LoadRate(0.0, rate.piece_s) for source, rate in rates.items()})
+    for chunk in missing:
+        load.add(chunk)
+    expected_s = load.seconds / layers
     return (elapsed_s + expected_s) / (ready_layers + 1) if expected_s else elapsed_s / ready_layers
 
 

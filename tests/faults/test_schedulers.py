@@ -154,7 +154,7 @@ def _scheduler(stack: Stack, number: int):
 
 def _one_turn_each(stack: Stack, names: list[str], expected: list[list[str]]) -> None:
     for name in names:
-        assert Chat(stack.url, name).say(script(0, turns=1)[0]).text == expected[0][0]
+        assert Chat(stack.url, name).say(script(0, turns=TURNS)[0]).text == expected[0][0]
 
 
 def test_a_worker_that_is_told_to_stop_ends_what_it_runs_while_new_turns_go_elsewhere(stack: Stack, expected: list[list[str]]) -> None:
@@ -197,7 +197,7 @@ def test_an_erased_session_comes_back_through_no_scheduler(stack: Stack, expecte
     assert not any(name in _known(address) for address in addresses)
     assert httpx.get(f"{stack.url}/v1/sessions/{name}", timeout=10).status_code == 404
     again = Chat(stack.url, name)
-    assert again.say(script(0, turns=1)[0]).text == expected[0][0]
+    assert again.say(script(0, turns=TURNS)[0]).text == expected[0][0]
     _until(lambda: all(name in _known(address) for address in addresses))
 
 

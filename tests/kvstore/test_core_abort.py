@@ -143,6 +143,36 @@ def test_queued_prefetches_that_no_room_is_left_for_are_dropped_and_counted():
     assert of(do.End, out) == [do.End(("w", "2"), 0)]
 
 
+def test_a_hint_that_found_no_room_is_brought_once_there_is_some_while_it_counts():
+    store = make(4, ssd=2)
+    manifest = Manifest(SessionKey("t", "hinted"), "m", SHAPE.fingerprint, KEYS[1:2], 64, 1.0)
+    step(store, ev.ManifestsListed([manifest], 0.0))
+    for fetch in of(do.Fetch, want(store, 1, KEYS[:1], LoadKind.DEMAND)):
+        step(store, ev.FetchDone(fetch.fetch, {}, 1.0))
+    out = step(store, ev.Advised(manifest.session, 0, 5.0, 60.0, (), 1.0))
+    assert not of(do.Fetch, out) and do.Counted("fetches_without_room") in out
+    assert store.busy, "it is looked at again"
+    assert not of(do.Fetch, step(store, ev.Tick(1.1)) + step(store, ev.Tick(2.0))), "the request still has its pieces"
+    step(store, ev.PiecesTaken(("w", "1"), [(0, layer) for layer in range(4)], 2.0))
+    fetched = [f for now in (3.0, 4.0, 5.0) for f in of(do.Fetch, step(store, ev.Tick(now)))]
+    assert {f.pieces[0].key for f in fetched} == {KEYS[1]} and len(fetched) == 4
+    for fetch in fetched:
+        out = step(store, ev.FetchDone(fetch.fetch, {}, 5.0))
+    assert not store.busy
+
+
+def test_a_hint_that_found_no_room_is_left_when_it_no_longer_counts():
+    store = make(4, ssd=2)
+    manifest = Manifest(SessionKey("t", "hinted"), "m", SHAPE.fingerprint, KEYS[1:2], 64, 1.0)
+    step(store, ev.ManifestsListed([manifest], 0.0))
+    want(store, 1, KEYS[:1], LoadKind.DEMAND)
+    step(store, ev.Advised(manifest.session, 0, 5.0, 60.0, (), 1.0))
+    step(store, ev.Invalidated(manifest.session, 1.5))
+    step(store, ev.LoadCancelled(("w", "1"), 2.0))
+    assert not [f for now in (3.0, 5.0, 9.0) for f in of(do.Fetch, step(store, ev.Tick(now)))]
+    assert not store.busy
+
+
 # ---- one read a piece
 
 

@@ -55,6 +55,20 @@ def test_only_the_first_step_of_a_prompt_hides_a_load() -> None:
     assert plan(loaded, {Source.BLOB: SLOW}, steps).chunks < plan(loaded, {Source.BLOB: SLOW}, whole).chunks
 
 
+def test_what_the_store_says_of_its_queues_counts_and_not_what_loads_took_lately() -> None:
+    lately = {Source.PEER: FAST, Source.DRAM: FAST}
+    soon = [Missing(LAYERS, Source.PEER, 0.001 * k) for k in range(20)]
+    queued = [Missing(LAYERS, Source.PEER, 5.0 + 0.001 * k) for k in range(20)]
+    assert plan(soon, lately, prefill(1e-3)).chunks == 20
+    assert plan(queued, lately, prefill(1e-3)).chunks == 0, "five seconds of others' reads come first"
+    assert estimate_s(queued, 0, lately, prefill(0.0)) == pytest.approx(5.019)
+
+
+def test_from_dram_on_the_ways_own_pace_counts() -> None:
+    here = [Missing(LAYERS, Source.SSD, 0.0)] * 20
+    assert estimate_s(here, 0, {Source.DRAM: SLOW}, prefill(0.0)) == pytest.approx(0.05 + 20 * LAYERS * 0.01)
+
+
 def test_without_overlap_times_add_up() -> None:
     load_s, compute_s = 0.002 + 93 * LAYERS * 20e-6, 50e-3
     assert estimate_s(missing(93), 0, {Source.DRAM: FAST}, prefill(1e-3, overlap=False)) == pytest.approx(load_s + compute_s)
@@ -70,7 +84,7 @@ def test_behind_other_prompts_a_slow_tier_is_loaded_while_one_waits() -> None:
 
 seconds = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-12, 1e300])
 rates = st.dictionaries(st.sampled_from(Source), st.builds(LoadRate, seconds, seconds))
-stretches = st.lists(st.builds(Missing, st.integers(0, 128), st.sampled_from(Source)), max_size=40)
+stretches = st.lists(st.builds(Missing, st.integers(0, 128), st.sampled_from(Source), st.none() | seconds), max_size=40)
 prefills = st.builds(
     Prefill,
     st.integers(1, 5000),
@@ -102,7 +116,8 @@ def test_a_faster_tier_never_lowers_what_is_loaded_to_nothing(
     stretch: list[Missing], known: dict[Source, LoadRate], work: Prefill, which: int
 ) -> None:
     free = known | {source: LoadRate(0.0, 0.0) for source in Source}
-    assert plan(stretch, free, work).chunks == len(stretch)
+    at_once = [replace(m, due_s=None) for m in stretch]
+    assert plan(at_once, free, work).chunks == len(stretch)
 
 
 def test_rates_follow_what_is_observed_and_are_forgotten() -> None:

@@ -184,15 +184,12 @@ class Admission:
         self.restart(sequence, Event.LOST)
 
     # ---- what the store said -----------------------------------------------------------------------------------
-    def found(self, sequence: Sequence, load_id: int, chunks: int, sources: list[Source]) -> None:
+    def found(self, sequence: Sequence, load: Load, chunks: int, sources: list[Source], due_s: tuple[float, ...] = ()) -> None:
         """The store can bring the first `chunks` of what was asked for, from these sources."""
-        if sequence.load_id != load_id or sequence.state is not State.LOADING:
-            return
-        load = self.state.loads.get(load_id)
-        if load is None:
+        if sequence.load_id != load.load_id or sequence.state is not State.LOADING or load.load_id not in self.state.loads:
             return
         sequence.found_s = sequence.heard_s = self.state.now
-        load.sources = sources[:chunks]
+        load.sources, load.due_s = sources[:chunks], due_s[:chunks]
         found = load.blocks[chunks].index if chunks < len(load.blocks) else load.upto
         if self._replan(sequence, load, found):
             return
@@ -215,7 +212,7 @@ class Admission:
             return False
         if not load.sources or len(load.sources) > len(load.blocks):
             return False
-        missing = [Missing(len(layers), source) for layers, source in zip(load.layers, load.sources, strict=False)]
+        missing = load.missing()
         chosen = self._plan(sequence, missing, found)
         if chosen.chunks >= len(missing):
             return False
@@ -258,7 +255,7 @@ class Admission:
 
     def _layer_load_s(self, sequence: Sequence, ready: int) -> float:
         now, load = self.state.now, self.state.loads.get(sequence.load_id)
-        missing = [Missing(len(layers), source) for layers, source in zip(load.layers, load.sources, strict=False)] if load else []
+        missing = load.missing() if load is not None else []
         return layer_load_s(missing, self.state.rates.believed(now), self.state.shape.layers, ready, now - sequence.found_s)
 
     def _doubt(self, sequence: Sequence) -> bool:

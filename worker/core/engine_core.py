@@ -171,7 +171,7 @@ class EngineCore:
             case ev.Found():
                 load = self.state.loads.get(event.load_id)
                 if load is not None and load.sequence is not None:
-                    self.admission.found(load.sequence, load.load_id, event.chunks, list(event.sources))
+                    self.admission.found(load.sequence, load, event.chunks, list(event.sources), event.due_s)
             case ev.Offered():
                 self.prefetching.offered(event)
             case ev.Withdrawn():
@@ -211,7 +211,7 @@ class EngineCore:
             load.cancelled = True
             self.state.out.append(do.CloseLoad(load.load_id))
             if load.sequence is not None and load.sequence.found is None and load.sequence.load_id == load.load_id:
-                self.admission.found(load.sequence, load.load_id, 0, [])
+                self.admission.found(load.sequence, load, 0, [])
 
     def _erase(self, event: ev.Erased) -> None:
         for key in event.keys:

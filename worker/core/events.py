@@ -101,11 +101,13 @@ class StoreDown:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The store can bring the first `chunks` of what a load asked for, from these sources, in order."""
+    """The store can bring the first `chunks` of what a load asked for, from these sources, in order. due_s: when each of them, and all
+    before it, will be in the arena, as the store reckons; empty: it did not say."""
 
     load_id: int
     chunks: int
     sources: tuple[Source, ...]
+    due_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

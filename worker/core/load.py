@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
-from storelink.core.load_plan import Source
+from storelink.core.load_plan import Missing, Source
 from worker.core.hbm import Block
 from worker.core.sequence import Sequence
 
@@ -14,8 +15,8 @@ from worker.core.sequence import Sequence
 class Load:
     """blocks[i] receives `layers[i]` of the chunk i that was asked for. `hint`: nobody waits for it; else `sequence` does.
 
-    upto: chunks of the sequence that can be used when all of it has come. sources: where the found chunks come from, in order.
-    closed: nothing of it comes any more.
+    upto: chunks of the sequence that can be used when all of it has come. sources: where the found chunks come from, in order; due_s: when
+    they will be in the arena, in seconds from then. closed: nothing of it comes any more.
     """
 
     load_id: int
@@ -27,5 +28,11 @@ class Load:
     sequence: Sequence | None = None
     upto: int = 0
     sources: list[Source] = field(default_factory=list)
+    due_s: tuple[float, ...] = ()
     cancelled: bool = False
     closed: bool = False
+
+    def missing(self) -> list[Missing]:
+        """What was found, for an estimate of how long it takes."""
+        due_s: Iterable[float | None] = self.due_s if len(self.due_s) == len(self.sources) else [None] * len(self.sources)
+        return [Missing(len(each), source, due) for each, source, due in zip(self.layers, self.sources, due_s, strict=False)]

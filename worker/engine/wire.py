@@ -13,7 +13,8 @@ def from_store(message: kvstore_pb2.StoreToWorker, fingerprint: bytes) -> ev.Eve
     match message.WhichOneof("kind"):
         case "found":
             found = message.found
-            return ev.Found(found.load_id, found.chunks, tuple(Source(min(x, Source.BLOB)) for x in found.sources))
+            sources = tuple(Source(min(x, Source.BLOB)) for x in found.sources)
+            return ev.Found(found.load_id, found.chunks, sources, tuple(found.due_s))
         case "offer" if message.offer.fingerprint == fingerprint:
             offer = message.offer
             return ev.Offered(session_from_wire(offer.session), tuple(offer.keys), offer.priority, offer.arrival_s, offer.expires_s)
