@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 
 
-class Phase(StrEnum):
+class Phase(str, Enum):
     """What a turn waited for, or what was done for it. At any moment it is in one.
 
     In the gateway: ADMIT, for its tenant's and the gateway's shares; PLACE, for the scheduler; PREPARE, for the worker to have its tokens
@@ -14,6 +14,8 @@ class Phase(StrEnum):
     held others only; COMPUTE, in steps of its own; SLOWED, what those took longer than usual while KV of others moved; DECODE, from the
     first token on, with the steps of others among its own.
     """
+
+    __str__ = str.__str__
 
     ADMIT = "admit"
     PLACE = "place"
