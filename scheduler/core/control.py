@@ -171,9 +171,12 @@ class Control:
         self.explained.note(session, decision)
 
     def _sources(self, session: SessionKey, node: str) -> tuple[str, ...]:
-        """Nodes other than the device's that hold its cache."""
+        """Nodes other than the device's that hold its cache, and the one where its last turn runs or has just ended: what that computed has
+        not been reported."""
         known = self.directory.get(session)
-        return tuple(known.sources(without=node_of(node))) if known else ()
+        held = tuple(known.sources(without=node_of(node))) if known else ()
+        last = node_of(self.fleet.where(self.explained.last_turn(session)))
+        return held if last in ("", node_of(node), *held) else (*held, last)
 
     def _kept(self, session: SessionKey) -> int:
         known = self.directory.get(session)

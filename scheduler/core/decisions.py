@@ -66,6 +66,10 @@ class Decisions:
         """The model of its latest turn that is remembered, or empty."""
         return next((d.model for d in self.of(session) if d.what == "turn"), "")
 
+    def last_turn(self, session: SessionKey) -> str:
+        """The request of its latest turn that is remembered, or empty."""
+        return next((d.request_id for d in self.of(session) if d.what == "turn"), "")
+
     def of(self, session: SessionKey) -> tuple[Decision, ...]:
         """A session's, the latest first."""
         return self._by_session.get(session, ())[::-1]

@@ -201,6 +201,10 @@ class Fleet:
         self._where[request_id] = name
         self.columns.young(name, placed.urgency, placed.seconds)
 
+    def where(self, request_id: str) -> str:
+        """The device that has this request, as far as is known; empty: none."""
+        return self._where.get(request_id, "")
+
     def _leave(self, request_id: str, but: Device | None = None) -> None:
         name = self._where.get(request_id)
         if name is not None and (but is None or name != but.name):

@@ -13,7 +13,7 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from scheduler.core import snapshot
 from scheduler.core.advisories import Advisories, Hint, Pending
-from scheduler.core.control import Control, seed_of
+from scheduler.core.control import Ask, Control, Prefetch, seed_of
 from scheduler.core.directory import Held
 from scheduler.core.fleet import Load, Model, Rates
 from scheduler.core.placement import Choice, place
@@ -203,6 +203,16 @@ def test_sources_are_holders_with_the_longest_prefix_first() -> None:
     assert session.sources(without="node-1") == ["node-2", "node-0"]
     h.directory.forget_node("node-2")
     assert session.sources() == ["node-1", "node-0"]
+
+
+def test_the_node_that_runs_the_last_turn_is_a_source_before_it_has_reported_anything() -> None:
+    h = House()
+    h.hold("node-0", 100)
+    h.place(Ask("r1", S, "m", pin="node-1"), 0.0)
+    [sent] = [c for c in h.advise(hint(pin="node-0"), 0.1) if isinstance(c, Prefetch)]
+    assert sent.node == "node-0" and sent.sources == ("node-1",)
+    h.fleet.loaded("node-1", Load(), [], ["r1"], 0.2, 1)
+    assert h.place(Ask("r2", S, "m", pin="node-0"), 0.3).sources == (), "it has ended, and reports say what is there"
 
 
 def test_hints_merge_expire_and_are_used_once() -> None:
