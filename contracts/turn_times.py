@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 
@@ -9,7 +11,7 @@ class Phase(StrEnum):
     """What a turn waited for, or what was done for it. At any moment it is in one.
 
     In the gateway: ADMIT, for its tenant's and the gateway's shares; PLACE, for the scheduler; PREPARE, for the worker to have its tokens
-    (the way there, template, tokeniser, grammar). In the worker: QUEUE, behind others or for a place in the batch; MEMORY, for pages of
+    (the way there and back, template, tokeniser, grammar; lost attempts). In the worker: QUEUE, behind others or for a place in the batch; MEMORY, for pages of
     HBM; LOCATE, for the store to say what it has; LOAD_*, for pieces of its KV, by the slowest source of the load; OTHERS, for steps that
     held others only; COMPUTE, in steps of its own; SLOWED, what those took longer than usual while KV of others moved; DECODE, from the
     first token on, with the steps of others among its own.
@@ -48,3 +50,21 @@ WORDS: dict[Phase, str] = {
     Phase.SLOWED: "slowed by others' KV",
     Phase.DECODE: "decoded",
 }
+
+#: Those that the gateway measures itself; the worker tells the others.
+OF_GATEWAY = frozenset({Phase.ADMIT, Phase.PLACE, Phase.PREPARE})
+OF_WORKER = frozenset(Phase) - OF_GATEWAY
+#: Records of turns in one message to a scheduler.
+MOST_TOGETHER = 512
+#: No phase takes longer, in seconds.
+_MOST_S = 1e7
+
+
+def checked(told: object, known: Iterable[Phase] = Phase) -> dict[Phase, float]:
+    """What another process said of a turn's time, in seconds, in the order of `Phase`: of the `known` phases what can be a time, and nothing
+    else. However much was sent, only so many are looked for."""
+    if not isinstance(told, Mapping):
+        return {}
+    wanted = frozenset(known)
+    said = ((phase, told.get(phase)) for phase in Phase if phase in wanted)
+    return {phase: float(s) for phase, s in said if type(s) in (int, float) and math.isfinite(s) and 0 <= s <= _MOST_S}
