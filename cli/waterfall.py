@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 
 from contracts.turn_times import WORDS, Phase, checked
@@ -22,19 +23,19 @@ def lines(until_first_s: Mapping[str, float] | None, after_s: Mapping[str, float
     for phase, seconds in until.items():
         yield f"  {WORDS[phase]:<{_WORDS_WIDTH}}  {_bar(began_s, seconds, whole_s)}  {_ms(seconds):>{_MS_WIDTH}} ms"
         began_s += seconds
-    yield f"  First token after {_ms(whole_s)} ms{_after(after)}."
+    yield from textwrap.wrap(f"First token after {_ms(whole_s)} ms{_after(after)}.", 80, initial_indent="  ", subsequent_indent="  ")
 
 
 def _bar(began_s: float, seconds: float, whole_s: float) -> str:
     """At least a mark, however short; within the width, whatever was rounded."""
     scale = _BAR_WIDTH / whole_s if whole_s else 0.0
-    start = min(int(began_s * scale), _BAR_WIDTH - 1)
+    start = min(round(began_s * scale), _BAR_WIDTH - 1)
     end = min(max(round((began_s + seconds) * scale), start + 1), _BAR_WIDTH)
     return (" " * start + "#" * (end - start)).ljust(_BAR_WIDTH)
 
 
 def _after(after: Mapping[Phase, float]) -> str:
-    """What came after the first token: one sentence's end, at most two lines with it."""
+    """What came after the first token: a sentence's end."""
     if not after:
         return ""
     others_s = sum(after.values()) - after.get(Phase.DECODE, 0.0)

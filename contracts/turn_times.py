@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -10,11 +9,11 @@ from enum import StrEnum
 class Phase(StrEnum):
     """What a turn waited for, or what was done for it. At any moment it is in one.
 
-    In the gateway: ADMIT, for its tenant's and the gateway's shares; PLACE, for the scheduler; PREPARE, for the worker to have its tokens
-    (the way there and back, template, tokeniser, grammar; lost attempts). In the worker: QUEUE, behind others or for a place in the batch; MEMORY, for pages of
-    HBM; LOCATE, for the store to say what it has; LOAD_*, for pieces of its KV, by the slowest source of the load; OTHERS, for steps that
-    held others only; COMPUTE, in steps of its own; SLOWED, what those took longer than usual while KV of others moved; DECODE, from the
-    first token on, with the steps of others among its own.
+    In the gateway: ADMIT, for its body and its tenant's and the gateway's shares; PLACE, for the scheduler; PREPARE, for the worker to have
+    its tokens (template, tokeniser, grammar, the way there and back, attempts that were lost). In the worker: QUEUE, behind others or for a
+    place in the batch; MEMORY, for pages of HBM; LOCATE, for the store to say what it has; LOAD_*, for pieces of its KV, by the slowest
+    source of the load; OTHERS, for steps that held others only; COMPUTE, in steps of its own; SLOWED, what those took longer than usual
+    while KV of others moved; DECODE, from the first token on, with the steps of others among its own.
     """
 
     ADMIT = "admit"
@@ -57,14 +56,17 @@ OF_WORKER = frozenset(Phase) - OF_GATEWAY
 #: Records of turns in one message to a scheduler.
 MOST_TOGETHER = 512
 #: No phase takes longer, in seconds.
-_MOST_S = 1e7
+_MOST_S = 1e5
 
 
 def checked(told: object, known: Iterable[Phase] = Phase) -> dict[Phase, float]:
-    """What another process said of a turn's time, in seconds, in the order of `Phase`: of the `known` phases what can be a time, and nothing
-    else. However much was sent, only so many are looked for."""
+    """What another process said of a turn's time, in seconds, in the order of `Phase`: what can be a time of a `known` phase."""
     if not isinstance(told, Mapping):
         return {}
     wanted = frozenset(known)
-    said = ((phase, told.get(phase)) for phase in Phase if phase in wanted)
-    return {phase: float(s) for phase, s in said if type(s) in (int, float) and math.isfinite(s) and 0 <= s <= _MOST_S}
+    return {phase: float(told[phase]) for phase in Phase if phase in wanted and phase in told and _is_time(told[phase])}
+
+
+def _is_time(said: object) -> bool:
+    # What is not a number is not in any range.
+    return isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said <= _MOST_S

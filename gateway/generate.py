@@ -36,11 +36,11 @@ _NOWHERE = Route("", "")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the choices of one prompt share; arrived_s: when, by the gateway's clock. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
+    """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
 
-    prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, regex, form_field,
-    tool_use, template_kwargs, expected_tokens and weight: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's
-    choices only the first has one.
+    arrived_s: when the request came, by the gateway's clock. prompt_estimate: about how many tokens the prompt has. pin: the node that must
+    run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens and weight: see `GenerateRequest`.
+    hop: what it is in an agent workflow; of a request's choices only the first has one.
     """
 
     request_id: str

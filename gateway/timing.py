@@ -1,4 +1,4 @@
-"""A turn's record (`core.turn_times`) as callers and metrics have it: the header `Server-Timing`, a comment at the end of a stream, histograms.
+"""A turn's record (`core.turn_times`) as callers and metrics have it: the header `Server-Timing`, a comment in a stream, histograms.
 
 The comment comes only where it is asked for (`X-Upbeat-Timing: 1`): readers of streams that somebody wrote by hand may trip over one.
 """

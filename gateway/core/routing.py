@@ -87,8 +87,8 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one attempt of a request goes. kept_tokens: of its session, cached somewhere. `why` is what `X-Upbeat-Why` says. decided_by: the
-    address of the scheduler that chose the node for this attempt, or empty."""
+    """Where one attempt of a request goes. kept_tokens: of its session, cached somewhere. `why` is what `X-Upbeat-Why` says. decided_by:
+    the address of the scheduler that chose the node for this attempt, or empty."""
 
     node: str
     worker_address: str

@@ -1,9 +1,9 @@
 """Where one turn's time went: what the gateway measures and what workers tell, put together (`contracts.turn_times`).
 
 The gateway is in one phase at a time. What it cannot see, from the submit to the first token, the worker tells with that token; what the
-worker does not account for is PREPARE: the way there and back, and what came before its queue. So the phases until the first token add up to
-the time to the first token, whatever a worker says. An attempt that is lost before its first token has told nothing: it is PREPARE too. One
-that is lost later decoded until then, and the phases of the next one are counted after the first token.
+worker does not account for is PREPARE: the way there and back, and what came before its queue. So the phases until the first token add up
+to the time to it, whatever a worker says. An attempt that is lost before its first token has told nothing: it is PREPARE too.
+One that is lost later decoded until then, and the phases of the next one are counted after the first token.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class TurnTimes:
         self._accepted_s = now
 
     def spoke(self, told: object, now: float) -> None:
-        """The first token of an attempt has come. told: the worker's seconds by phase, unchecked; None: it is too old to tell, and only what
-        passed until it accepted has a phase."""
+        """The first token of an attempt has come. told: the worker's seconds by phase, unchecked; None: it is too old to tell, and only
+        what passed until it accepted has a phase."""
         if told is None:
             until_s = now if self._accepted_s is None else self._accepted_s
             self._spend(Phase.PREPARE, until_s - self._since_s)
