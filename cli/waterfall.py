@@ -28,9 +28,9 @@ def lines(until_first_s: Mapping[str, float] | None, after_s: Mapping[str, float
 
 def _bar(began_s: float, seconds: float, whole_s: float) -> str:
     """At least a mark, however short; within the width, whatever was rounded."""
-    scale = _BAR_WIDTH / whole_s if whole_s else 0.0
-    start = min(round(began_s * scale), _BAR_WIDTH - 1)
-    end = min(max(round((began_s + seconds) * scale), start + 1), _BAR_WIDTH)
+    start, end = (round(_BAR_WIDTH * at_s / whole_s) if whole_s else 0 for at_s in (began_s, began_s + seconds))
+    start = min(start, _BAR_WIDTH - 1)
+    end = min(max(end, start + 1), _BAR_WIDTH)
     return (" " * start + "#" * (end - start)).ljust(_BAR_WIDTH)
 
 
