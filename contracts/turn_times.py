@@ -50,21 +50,21 @@ WORDS: dict[Phase, str] = {
     Phase.DECODE: "decoded",
 }
 
-#: Those that the gateway measures itself; the worker tells the others.
-OF_GATEWAY = frozenset({Phase.ADMIT, Phase.PLACE, Phase.PREPARE})
-OF_WORKER = frozenset(Phase) - OF_GATEWAY
+#: In order.
+PHASES = tuple(Phase)
+#: Those that a worker tells; the others are the gateway's own.
+OF_WORKER = tuple(p for p in PHASES if p not in (Phase.ADMIT, Phase.PLACE, Phase.PREPARE))
 #: Records of turns in one message to a scheduler.
 MOST_TOGETHER = 512
 #: No phase takes longer, in seconds.
 _MOST_S = 1e5
 
 
-def checked(told: object, known: Iterable[Phase] = Phase) -> dict[Phase, float]:
-    """What another process said of a turn's time, in seconds, in the order of `Phase`: what can be a time of a `known` phase."""
+def checked(told: object, known: Iterable[Phase] = PHASES) -> dict[Phase, float]:
+    """What another process said of a turn's time, in seconds, in the order of `known`: what can be a time of those."""
     if not isinstance(told, Mapping):
         return {}
-    wanted = frozenset(known)
-    return {phase: float(told[phase]) for phase in Phase if phase in wanted and phase in told and _is_time(told[phase])}
+    return {phase: float(told[phase]) for phase in known if phase in told and _is_time(told[phase])}
 
 
 def _is_time(said: object) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contracts.turn_times import OF_WORKER, WORDS, Phase, checked
+from contracts.turn_times import OF_WORKER, PHASES, WORDS, Phase, checked
 
 _TOTAL = "total"
 
@@ -99,8 +99,11 @@ class TurnTimes:
 
 
 def _ordered(*parts: Mapping[Phase, float]) -> dict[Phase, float]:
-    sums = {phase: sum(part.get(phase, 0.0) for part in parts) for phase in Phase}
-    return {phase: seconds for phase, seconds in sums.items() if seconds > 0.0}
+    sums: dict[Phase, float] = {}
+    for part in parts:
+        for phase, seconds in part.items():
+            sums[phase] = sums.get(phase, 0.0) + seconds
+    return {phase: sums[phase] for phase in PHASES if sums.get(phase, 0.0) > 0.0}
 
 
 def server_timing(times: Mapping[Phase, float], total_s: float | None = None) -> str:
