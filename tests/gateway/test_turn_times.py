@@ -89,7 +89,7 @@ async def test_the_phases_of_a_turn_that_moved_are_of_all_its_attempts(s: Stack)
         f"{s.url}/v1/completions", json={"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 6}, headers=ASKS
     ) as r:
         text = await r.text()
-    assert len(await_events(text)) >= 6 and text.endswith("data: [DONE]\n\n")
+    assert len(events_in(text)) >= 6 and text.endswith("data: [DONE]\n\n")
     said = read(text.split("\n\n")[-3])
     assert (said["queue"], said["load-ssd"]) == (2.0, 4.0), "both attempts'"
     await until(lambda: bool(s.scheduler.timed))
@@ -98,7 +98,7 @@ async def test_the_phases_of_a_turn_that_moved_are_of_all_its_attempts(s: Stack)
     assert record.until_first_s["queue"] == record.after_s["queue"] == 0.001
 
 
-def await_events(text: str) -> list[str]:
+def events_in(text: str) -> list[str]:
     """The events of a stream's text."""
     return [block for block in text.split("\n\n") if block.startswith("data: ")]
 
