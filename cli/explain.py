@@ -1,10 +1,12 @@
-"""`upbeat explain`: a session's last decisions in words, each with the scores of its best nodes, in 80 columns."""
+"""`upbeat explain`: a session's last decisions in words, each with the scores of its best nodes, and where its time went, in 80 columns."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
 from typing import Any
+
+from cli import waterfall
 
 WIDTH = 80
 _TERMS = {
@@ -29,6 +31,8 @@ def lines(data: dict[str, Any]) -> Iterator[str]:
         yield from textwrap.wrap(f"{_title(decision)}, {_ago(decision['ago_s'])}: {decision['node']}", WIDTH)
         yield from textwrap.wrap(" ".join(_reasons(decision)), WIDTH, initial_indent="  ", subsequent_indent="  ")
         yield from _table(decision["scores"])
+        # An older gateway does not say it.
+        yield from waterfall.lines(decision.get("until_first_s"), decision.get("after_s"))
 
 
 def _title(d: dict[str, Any]) -> str:

@@ -49,6 +49,7 @@ from gateway.routes import (
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
 from gateway.slots import Turnstile
+from gateway.turn_reports import TurnReports
 from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime import telemetry
@@ -170,6 +171,7 @@ class Gateway:
             callers=Callers(k.key for k in section.api_keys),
             hosts=Hosts(section.host, section.hosts, section.cors_origins, has_keys=not keys.open),
             turnstile=_turnstile(section, share),
+            turn_reports=TurnReports(fleet.schedulers, clock),
             browser_tokens=BrowserTokens(_token_secrets(config)),
             browser_limits=BrowserLimits(),
             watches=Watches(fleet, clock),
@@ -178,6 +180,7 @@ class Gateway:
         self._tasks.start(fleet.watch(), "watch the fleet")
         self._tasks.start(workers.watch(), "watch the workers")
         self._tasks.start(parts.hints.run(), "tell hints")
+        self._tasks.start(parts.turn_reports.run(), "tell where turns' time went")
         if self._warm:
             parts.decoding.start()
         # Compressing them takes a tenth of a second, once: no answer that is being streamed shall wait for it.

@@ -23,16 +23,20 @@ _BESIDE_V1 = frozenset({"/tokenize", "/detokenize"})
 _METHODS = "GET, POST, PUT, DELETE, OPTIONS"
 _ACCEPTED = (
     "Authorization, Content-Type, Idempotency-Key, OpenAI-Organization, OpenAI-Project, X-Session-Id, X-Upbeat-Session, X-Upbeat-Node, "
-    "X-Upbeat-Workflow, X-Upbeat-Agent, X-Upbeat-Run, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, "
-    "X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Helper-Method"
+    "X-Upbeat-Timing, X-Upbeat-Workflow, X-Upbeat-Agent, X-Upbeat-Run, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, "
+    "X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, "
+    "X-Stainless-Timeout, X-Stainless-Helper-Method"
 )
 _EXPOSED = (
-    "Retry-After, X-Request-Id, X-Session-Id, X-Upbeat-Node, X-Upbeat-Why, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
-    "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
+    "Retry-After, Server-Timing, X-Request-Id, X-Session-Id, X-Upbeat-Node, X-Upbeat-Why, x-ratelimit-limit-requests, "
+    "x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, "
+    "x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 _PREFLIGHT_S = "86400"
 #: So many refused origins are logged, and so much of each is repeated.
 _LOGGED, _SHOWN = 64, 100
+#: Whose pages see `Server-Timing` among the browser's own measurements: those that may read the answer.
+_TIMING = "Timing-Allow-Origin"
 _ANY_PAGE = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
 
 
@@ -43,13 +47,15 @@ def is_api(path: str) -> bool:
 
 def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> Mapping[str, str]:
     """What an answer says to the browser; empty: this page may not read it. origin: the request's header. origins: as configured."""
-    if path in OPEN_ROUTES or (is_api(path) and "*" in origins):
+    if path in OPEN_ROUTES:
         return _ANY_PAGE
+    if is_api(path) and "*" in origins:
+        return _ANY_PAGE | {_TIMING: "*"}
     if not origins or not is_api(path):
         return {}
     if origin is None or origin not in origins:
         return {"Vary": "Origin"}
-    return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED, "Vary": "Origin"}
+    return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED, "Vary": "Origin", _TIMING: origin}
 
 
 def preflight(request: web.Request, origins: Collection[str]) -> web.Response | None:

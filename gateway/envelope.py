@@ -19,6 +19,7 @@ from gateway.connection import Connection
 from gateway.cors import cors_headers, preflight
 from gateway.pages import check_sender
 from gateway.parts import PARTS
+from gateway.timing import ARRIVED_S
 from runtime import telemetry
 
 log = telemetry.logger("gateway.http")
@@ -45,6 +46,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     connection = request.protocol
     assert isinstance(connection, Connection)
     connection.deadlines.began()
+    request[ARRIVED_S] = request.app[PARTS].clock.now()
     try:
         check_sender(request)
         response = preflight(request, request.app[PARTS].config.gateway.cors_origins) or await handler(request)

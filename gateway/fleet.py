@@ -147,7 +147,7 @@ class Fleet:
             placed = await self.schedulers.place(scheduler, wanted, self._patience.scheduler_s)
             if placed is not None:
                 metrics.child(metrics.PLACED, "scheduler" if scheduler is own else "standby").inc()
-                return _route(placed, placed.why)
+                return _route(placed, placed.why, decided_by=scheduler.address)
         return self._direct(session, model, pin, avoid)
 
     def taken(self, request_id: str, session: SessionKey, model: str, priority: int, node: str) -> None:
@@ -212,8 +212,8 @@ class Fleet:
         return next((s.address for s in self.schedulers.of(session) if s.address in heard), "")
 
 
-def _route(placed: pb.Placement, why: str, promised: bool = False) -> Route:
-    return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), why, promised, placed.kept_tokens)
+def _route(placed: pb.Placement, why: str, promised: bool = False, decided_by: str = "") -> Route:
+    return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), why, promised, placed.kept_tokens, decided_by)
 
 
 def fleet_from_wire(message: Any) -> FleetView:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from contracts.errors import NotFound, RequestError, Unavailable, from_wire
 from contracts.ids import SessionKey
 from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, ToolUse
+from contracts.turn_times import Phase
 from contracts.workflow import Hop
 from gateway import metrics
 from gateway.core.hops import Ended
@@ -22,6 +23,7 @@ from gateway.core.quarantine import Quarantine, Verdict
 from gateway.core.refusals import is_final
 from gateway.core.retry import Again, Attempts, GiveUp, Patience
 from gateway.core.routing import Route
+from gateway.core.turn_times import TurnTimes
 from gateway.fleet import Fleet
 from gateway.flights import Event, Flight, Late, WorkerLost
 from gateway.workers import Workers
@@ -36,15 +38,16 @@ _NOWHERE = Route("", "")
 class Job:
     """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
 
-    prompt_estimate: about how many tokens the prompt has. pin: the node that must run it, or empty. packed, json_schema, regex, form_field,
-    tool_use, template_kwargs, expected_tokens and weight: see `GenerateRequest`. hop: what it is in an agent workflow; of a request's
-    choices only the first has one.
+    arrived_s: when the request came, by the gateway's clock. prompt_estimate: about how many tokens the prompt has. pin: the node that must
+    run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens and weight: see `GenerateRequest`.
+    hop: what it is in an agent workflow; of a request's choices only the first has one.
     """
 
     request_id: str
     session: SessionKey
     model: str
     sampling: Sampling
+    arrived_s: float
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     prompt_tokens: list[int] | None = None
@@ -76,8 +79,11 @@ class Turn:
 @dataclass(slots=True)
 class Progress:
     """How far a choice is. `cached_tokens` is the first attempt's, as that is what the caller's cache was worth. thinking: its prompt
-    ended within a thought."""
+    ended within a thought. times: where its time went. attempt_id, decided_by: of the last attempt, and of its `Route`."""
 
+    times: TurnTimes
+    attempt_id: str = ""
+    decided_by: str = ""
     node: str = ""
     why: str = ""
     prompt_tokens: int = 0
@@ -125,7 +131,7 @@ class Generation:
         self._disturbed = False
         #: What the next placement says of the workflow: nothing, once one has.
         self._hop = turn.hop
-        self.progress = Progress()
+        self.progress = Progress(TurnTimes(job.arrived_s))
 
     def cancel(self) -> None:
         """Tell the worker that nobody reads any more."""
@@ -153,6 +159,8 @@ class Generation:
             if isinstance(event, Accepted):
                 self._shared.fleet.served(self._job.session, route.node)
                 done = self.progress
+                done.times.accepted(self._now())
+                done.attempt_id, done.decided_by = flight.request_id, route.decided_by
                 done.node, done.why, done.thinking = route.node, route.why, event.thinking
                 done.prompt_tokens = done.prompt_tokens or event.prompt_tokens
                 return
@@ -186,12 +194,17 @@ class Generation:
     def _note(self, output: Output) -> Output:
         done = self.progress
         done.tokens.extend(output.tokens)
+        ended = output.finish_reason is not None
+        if done.times.waiting and (output.tokens or ended):
+            done.times.spoke(output.times, self._now())
+        elif ended:
+            done.times.ended(output.times, self._now())
         if self._disturbed and output.tokens:
             self._disturbed = self._alone = False
             self._attempts.progressed()
         if done.cached_tokens is None:
             done.cached_tokens = min(output.cached_tokens, done.prompt_tokens)
-        if output.finish_reason is not None and self._turn.hop is not None:
+        if ended and self._turn.hop is not None:
             # Before the caller can have read it and asked again.
             self._shared.ended.note(self._job.session.tenant, self._turn.hop, self._turn.request_id)
         return output
@@ -200,6 +213,7 @@ class Generation:
     async def _place(self) -> Route:
         job, fleet = self._job, self._shared.fleet
         prefer = self._prefer if not self._begun and not self._attempts.avoid else ""
+        self.progress.times.enter(Phase.PLACE, self._now())
         while True:
             try:
                 hop = self._hop and replace(self._hop, ended=self._shared.ended.take(job.session.tenant, self._hop))
@@ -222,6 +236,7 @@ class Generation:
 
     async def _submit(self, route: Route) -> Flight | WorkerLost:
         job, shared, request = self._job, self._shared, self._request(route)
+        self.progress.times.enter(Phase.PREPARE, self._now())
         flight = await shared.workers.stream(route.node, route.worker_address).submit(
             request, shared.patience.connect_s, pinned=bool(job.pin)
         )

@@ -11,11 +11,22 @@ from runtime.telemetry import REGISTRY
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2)
+_TURN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60)
 
 REQUESTS = Counter("upbeat_gateway_requests", "Answers by route and status", ["route", "status"], registry=REGISTRY)
 TTFT = Histogram("upbeat_gateway_ttft_seconds", "Arrival to first token", ["route", "model"], buckets=_TTFT_BUCKETS, registry=REGISTRY)
 TPOT = Histogram(
     "upbeat_gateway_tpot_seconds", "Time a token after the first", ["route", "model"], buckets=_TPOT_BUCKETS, registry=REGISTRY
+)
+TURN = Histogram(
+    "upbeat_gateway_turn_seconds",
+    "Where the time of a turn went, by phase (contracts.turn_times)",
+    ["model", "phase"],
+    buckets=_TURN_BUCKETS,
+    registry=REGISTRY,
+)
+TURN_RECORDS = Counter(
+    "upbeat_gateway_turn_records", "Records of turns for the schedulers, by what became of them", ["outcome"], registry=REGISTRY
 )
 ACTIVE = Gauge("upbeat_gateway_active_generations", "Choices that are being generated", registry=REGISTRY)
 TOKENS = Counter("upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind", "model"], registry=REGISTRY)

@@ -23,6 +23,7 @@ from gateway.hints import Hints
 from gateway.sessions import Sessions
 from gateway.siblings import Siblings
 from gateway.slots import Turnstile
+from gateway.turn_reports import TurnReports
 from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime.clock import Clock
@@ -53,6 +54,7 @@ class Parts:
     browser_limits: BrowserLimits
     watches: Watches
     turnstile: Turnstile
+    turn_reports: TurnReports
     #: Origins of pages that were refused and logged; the first few of this process's life.
     refused_origins: set[str] = field(default_factory=set)
     active: int = 0

@@ -164,5 +164,7 @@ def decision_to_wire(d: Decision, now: float) -> scheduler_pb2.Decision:
         avoided=d.avoided,
         source_nodes=d.sources,
         worth=d.worth,
+        until_first_s={str(phase): s for phase, s in d.until_first_s.items()},
+        after_s={str(phase): s for phase, s in d.after_s.items()},
         scores=[scheduler_pb2.NodeScore(node=node, terms=scores) for node, scores in d.choice.scores],
     )

@@ -13,6 +13,7 @@ import grpc
 
 from contracts.convert import session_from_wire
 from contracts.errors import RequestError, to_wire
+from contracts.turn_times import MOST_TOGETHER, checked
 from contracts.v1 import scheduler_pb2, scheduler_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import Clock, RealClock
@@ -192,6 +193,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """See the proto."""
         decided, now = self.control.explained.of(session_from_wire(request.session)), self.clock.now()
         return scheduler_pb2.Explanation(decisions=[decision_to_wire(d, now) for d in decided])
+
+    async def TurnsTimed(self, request: scheduler_pb2.TurnsTimedRequest, context: Any) -> scheduler_pb2.TurnsTimedReply:
+        """See the proto. Of a message so many turns are looked at, and of a turn what can be seconds of a known phase."""
+        timed = self.control.explained.timed
+        attached = sum(
+            timed(session_from_wire(turn.session), turn.request_id, checked(turn.until_first_s), checked(turn.after_s))
+            for turn in request.turns[:MOST_TOGETHER]
+        )
+        return scheduler_pb2.TurnsTimedReply(attached=attached)
 
     # ---- workflows ---------------------------------------------------------------------------------------------
     async def DeclareWorkflow(self, request: scheduler_pb2.DeclareWorkflowRequest, context: Any) -> scheduler_pb2.Workflow:

@@ -644,7 +644,21 @@ class Explanation(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("what", "ago_s", "node", "request_id", "hinted", "prefetched_node", "prefetched_s", "moves", "pin_node", "avoided", "source_nodes", "worth", "scores", "taken")
+    __slots__ = ("what", "ago_s", "node", "request_id", "hinted", "prefetched_node", "prefetched_s", "moves", "pin_node", "avoided", "source_nodes", "worth", "scores", "taken", "until_first_s", "after_s")
+    class UntilFirstSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class AfterSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     WHAT_FIELD_NUMBER: _ClassVar[int]
     AGO_S_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -659,6 +673,8 @@ class Decision(_message.Message):
     WORTH_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
     what: str
     ago_s: float
     node: str
@@ -673,7 +689,9 @@ class Decision(_message.Message):
     worth: str
     scores: _containers.RepeatedCompositeFieldContainer[NodeScore]
     taken: bool
-    def __init__(self, what: _Optional[str] = ..., ago_s: _Optional[float] = ..., node: _Optional[str] = ..., request_id: _Optional[str] = ..., hinted: _Optional[bool] = ..., prefetched_node: _Optional[str] = ..., prefetched_s: _Optional[float] = ..., moves: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoided: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., worth: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., taken: _Optional[bool] = ...) -> None: ...
+    until_first_s: _containers.ScalarMap[str, float]
+    after_s: _containers.ScalarMap[str, float]
+    def __init__(self, what: _Optional[str] = ..., ago_s: _Optional[float] = ..., node: _Optional[str] = ..., request_id: _Optional[str] = ..., hinted: _Optional[bool] = ..., prefetched_node: _Optional[str] = ..., prefetched_s: _Optional[float] = ..., moves: _Optional[int] = ..., pin_node: _Optional[str] = ..., avoided: _Optional[int] = ..., source_nodes: _Optional[_Iterable[str]] = ..., worth: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., taken: _Optional[bool] = ..., until_first_s: _Optional[_Mapping[str, float]] = ..., after_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class NodeScore(_message.Message):
     __slots__ = ("node", "terms")
@@ -689,6 +707,44 @@ class NodeScore(_message.Message):
     node: str
     terms: _containers.ScalarMap[str, float]
     def __init__(self, node: _Optional[str] = ..., terms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class TurnsTimedRequest(_message.Message):
+    __slots__ = ("turns",)
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedCompositeFieldContainer[TurnTimed]
+    def __init__(self, turns: _Optional[_Iterable[_Union[TurnTimed, _Mapping]]] = ...) -> None: ...
+
+class TurnTimed(_message.Message):
+    __slots__ = ("session", "request_id", "until_first_s", "after_s")
+    class UntilFirstSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class AfterSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    session: _common_pb2.Session
+    request_id: str
+    until_first_s: _containers.ScalarMap[str, float]
+    after_s: _containers.ScalarMap[str, float]
+    def __init__(self, session: _Optional[_Union[_common_pb2.Session, _Mapping]] = ..., request_id: _Optional[str] = ..., until_first_s: _Optional[_Mapping[str, float]] = ..., after_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class TurnsTimedReply(_message.Message):
+    __slots__ = ("attached",)
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    attached: int
+    def __init__(self, attached: _Optional[int] = ...) -> None: ...
 
 class WorkflowName(_message.Message):
     __slots__ = ("tenant", "name")

@@ -89,6 +89,11 @@ class SchedulerStub:
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
                 _registered_method=True)
+        self.TurnsTimed = channel.unary_unary(
+                '/upbeat.v1.Scheduler/TurnsTimed',
+                request_serializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedRequest.SerializeToString,
+                response_deserializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedReply.FromString,
+                _registered_method=True)
         self.DeclareWorkflow = channel.unary_unary(
                 '/upbeat.v1.Scheduler/DeclareWorkflow',
                 request_serializer=contracts_dot_v1_dot_scheduler__pb2.DeclareWorkflowRequest.SerializeToString,
@@ -186,6 +191,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TurnsTimed(self, request, context):
+        """Where the time of turns that have ended went, for `Explain`. What it remembers no decision of is dropped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeclareWorkflow(self, request, context):
         """Call graphs of agent workflows, a tenant's own.
         """
@@ -268,6 +280,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.FromString,
                     response_serializer=contracts_dot_v1_dot_scheduler__pb2.Explanation.SerializeToString,
+            ),
+            'TurnsTimed': grpc.unary_unary_rpc_method_handler(
+                    servicer.TurnsTimed,
+                    request_deserializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedRequest.FromString,
+                    response_serializer=contracts_dot_v1_dot_scheduler__pb2.TurnsTimedReply.SerializeToString,
             ),
             'DeclareWorkflow': grpc.unary_unary_rpc_method_handler(
                     servicer.DeclareWorkflow,
@@ -587,6 +604,33 @@ class Scheduler:
             '/upbeat.v1.Scheduler/Explain',
             contracts_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
             contracts_dot_v1_dot_scheduler__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TurnsTimed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upbeat.v1.Scheduler/TurnsTimed',
+            contracts_dot_v1_dot_scheduler__pb2.TurnsTimedRequest.SerializeToString,
+            contracts_dot_v1_dot_scheduler__pb2.TurnsTimedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -87,7 +87,8 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one attempt of a request goes. kept_tokens: of its session, cached somewhere. `why` is what `X-Upbeat-Why` says."""
+    """Where one attempt of a request goes. kept_tokens: of its session, cached somewhere. `why` is what `X-Upbeat-Why` says. decided_by:
+    the address of the scheduler that chose the node for this attempt, or empty."""
 
     node: str
     worker_address: str
@@ -96,6 +97,7 @@ class Route:
     #: It was promised to the session's hint: the scheduler does not know yet that the turn is here.
     promised: bool = False
     kept_tokens: int = 0
+    decided_by: str = ""
 
 
 #: How many more requests than the least busy node a session's own may have and still be preferred.

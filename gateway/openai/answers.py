@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from contracts.turn_times import Phase
+
 Schema = dict[str, Any]
 _TEXT: Schema = {"type": "string"}
 _OPTIONAL_TEXT: Schema = {"type": ["string", "null"]}
@@ -61,7 +63,9 @@ _SESSION = _object(
 )
 _TIER = _object(tier=_TEXT, tokens=_COUNT, layers=_COUNT, layer_chunks=_list(_COUNT), bytes=_COUNT)
 _RESIDENCY = _object(**_SESSION["properties"], nodes=_list(_object(node=_TEXT, tiers=_list(_TIER))))
-_PLACEMENT = _object(id=_TEXT, object=_one("session.placement"), decisions=_list(_object(what=_TEXT, ago_s=_NUMBER, node=_TEXT)))
+_TIMES: Schema = {"type": ["object", "null"], "propertyNames": {"enum": [*Phase]}, "additionalProperties": _NUMBER}
+_DECISION = _object(what=_TEXT, ago_s=_NUMBER, node=_TEXT, until_first_s=_TIMES, after_s=_TIMES)
+_PLACEMENT = _object(id=_TEXT, object=_one("session.placement"), decisions=_list(_DECISION))
 _ERASED = _object(
     id=_TEXT,
     object=_one("session.deleted"),
@@ -125,10 +129,17 @@ TEXTS: dict[tuple[str, str], str] = {
     ("get", "/metrics"): "text/plain",
 }
 _HEADER_ID: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9._:-]{0,127}$"}
+_TIMING: Schema = {"type": "string", "description": "1: the end of a stream says where its time went, in a comment"}
+#: What requests for text may have.
+_OF_TEXT: list[tuple[str, str, Schema]] = [
+    ("header", "X-Session-Id", _HEADER_ID),
+    ("header", "X-Upbeat-Node", _TEXT),
+    ("header", "X-Upbeat-Timing", _TIMING),
+]
 #: Parameters besides those in the path: (in, name, schema).
 PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
-    ("post", "/v1/chat/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
-    ("post", "/v1/completions"): [("header", "X-Session-Id", _HEADER_ID), ("header", "X-Upbeat-Node", _TEXT)],
+    ("post", "/v1/chat/completions"): _OF_TEXT,
+    ("post", "/v1/completions"): _OF_TEXT,
     ("post", "/tokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("post", "/detokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],

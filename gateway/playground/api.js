@@ -34,8 +34,8 @@ export async function call(path, { method = "GET", body, headers = {}, signal } 
 
 export const json = async (path, options) => (await call(path, options)).json();
 
-/** The data of a stream of server-sent events, each decoded; ends at [DONE] or with the stream. */
-export async function* events(response) {
+/** The data of a stream of server-sent events, each decoded; ends at [DONE] or with the stream. commented(text) hears of comments. */
+export async function* events(response, commented = () => {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -47,7 +47,9 @@ export async function* events(response) {
       while ((end = rest.indexOf("\n\n")) >= 0) {
         const block = rest.slice(0, end);
         rest = rest.slice(end + 2);
-        const data = block.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
+        const lines = block.split("\n");
+        for (const line of lines) if (line.startsWith(": ")) commented(line.slice(2));
+        const data = lines.filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
         if (data === "[DONE]") return;
         if (data) yield JSON.parse(data);
       }

@@ -4,6 +4,7 @@ import { hintedSince, hinting } from "./hints.js";
 import { Picture, follow, share } from "./picture.js";
 import { Tasks } from "./tasks.js";
 import { Turns, milliseconds, point } from "./turns.js";
+import { ASKED, waterfall } from "./waterfall.js";
 
 const MAX_TOKENS = 256;
 
@@ -153,18 +154,18 @@ export class Chat {
     this.#history.push({ role: "user", content: text });
     this.#message("user", excerpt(text)).item.classList.toggle("long", text.length > LONG);
     const answer = this.#message("assistant", "");
-    let said = "", usage = null, ttftMs = null, node = null;
+    let said = "", usage = null, ttftMs = null, node = null, timing = null;
     try {
       const sent = performance.now();
       const response = await this.#api.call("/v1/chat/completions", {
         method: "POST",
         signal: running.signal,
-        headers: { "X-Session-Id": session },
+        headers: { "X-Session-Id": session, ...ASKED },
         body: { model: this.#model.id, messages: this.#history, stream: true, stream_options: { include_usage: true }, temperature: 0, max_tokens: maxTokens },
       });
       node = response.headers.get("X-Upbeat-Node");
       this.#why(response.headers.get("X-Upbeat-Why"));
-      for await (const chunk of this.#api.events(response)) {
+      for await (const chunk of this.#api.events(response, (comment) => (timing = comment))) {
         if (chunk.error) throw new Error(chunk.error.message);
         const { content = "", reasoning_content: thought = "" } = chunk.choices[0]?.delta ?? {};
         if (content || thought) {
@@ -200,11 +201,11 @@ export class Chat {
     if (!this.#task) by("prompt").focus({ preventScroll: true });
     if (!usage || ttftMs === null) return null;
     const turn = { session, first, hinted, left, ttftMs, node, ready: before ? share(before, node, "hbm") : null };
-    this.#measured(answer, turn, usage);
+    this.#measured(answer, turn, usage, waterfall(timing));
     return turn;
   }
 
-  #measured(answer, turn, usage) {
+  #measured(answer, turn, usage, times) {
     turn.prompt = usage.prompt_tokens;
     turn.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     turn.added = turn.prompt - this.#saidTokens;
@@ -217,6 +218,7 @@ export class Chat {
     by("fact-ready").textContent = turn.first ? "– (first turn)" : ready;
     const how = turn.first ? "first turn" : turn.hinted ? "with a hint" : "without a hint";
     answer.turn.textContent = `${turn.node} · first token after ${milliseconds(turn.ttftMs)} · ${count(turn.cached)} of ${count(turn.prompt)} tokens cached · ${how}`;
+    if (times) answer.turn.append(times);
     const { ttftMs, hinted, cached, prompt, node } = turn;
     Object.assign(answer.item.dataset, { ttft: ttftMs.toFixed(1), hinted, ready: turn.ready ?? "", left: turn.left ?? "", cached, prompt, node });
     this.#bars(turn);

@@ -17,12 +17,13 @@ from aiohttp import web
 
 from contracts.errors import RequestError, Unavailable
 from contracts.request import Output
-from gateway import metrics, sse
+from gateway import metrics, sse, timing
 from gateway.allowance import admit, settle, withdraw
 from gateway.core.admission import Caller
 from gateway.core.hops import hop_of
 from gateway.core.reasoning import ReasoningReader
 from gateway.core.seeds import SEED_MASK, choice_seed
+from gateway.core.turn_times import TurnTimes, server_timing
 from gateway.core.usage import Ticket
 from gateway.envelope import route_name
 from gateway.generate import Generation, Job, Turn, unknown_model
@@ -65,6 +66,7 @@ def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, 
         session=session.key,
         model=asked.model,
         sampling=sampling,
+        arrived_s=request[timing.ARRIVED_S],
         messages=prompt.messages,
         prompt=prompt.prompt,
         prompt_tokens=prompt.prompt_tokens,
@@ -89,7 +91,7 @@ async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: li
     parts = request.app[PARTS]
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
-    job, arrived_s = prompts[0].job, parts.clock.now()
+    job = prompts[0].job
     ticket = admit(request, job.session.tenant, sum(prompt.job.prompt_estimate for prompt in prompts))
     try:
         place = await parts.turnstile.enter(job.session.tenant, job.priority)
@@ -98,8 +100,7 @@ async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: li
         raise
     try:
         telling = Telling(request, caller, asked.said, job.session.session_id, job.model, job.priority)
-        run = _Run(request, parts, caller, asked, prompts, shape, telling, arrived_s)
-        return await _ticketed(run, ticket)
+        return await _ticketed(_Run(request, parts, caller, asked, prompts, shape, telling), ticket)
     finally:
         parts.turnstile.leave(place)
 
@@ -127,12 +128,11 @@ class _Run:
         prompts: list[Part],
         shape: Shape,
         telling: Telling,
-        arrived_s: float,
     ) -> None:
         self.request, self.parts, self.caller, self.asked, self.prompts, self.shape = request, parts, caller, asked, prompts, shape
         self.telling = telling
         self.route, self.model = route_name(request), prompts[0].job.model
-        self.arrived_s = arrived_s
+        self.arrived_s = prompts[0].job.arrived_s
         self.n = asked.n
         #: By choice index, once accepted.
         self.generations: dict[int, Generation] = {}
@@ -170,7 +170,10 @@ class _Run:
         self.telling.tell(after=True)
         for place, prompt in enumerate(self.prompts):
             index = place * self.n
-            prompt.ended(self.choices[index], self.generations[index].progress.tokens)
+            progress = self.generations[index].progress
+            prompt.ended(self.choices[index], progress.tokens)
+            timing.observe(self.model, progress.times)
+            self.parts.turn_reports.note(prompt.job.session, progress)
 
     # ---- answers -----------------------------------------------------------------------------------------------
     async def collect(self) -> web.Response:
@@ -182,11 +185,13 @@ class _Run:
 
         await _together([finish(choice.index) for choice in self.choices])
         body = sse.encoded(self.shape.whole(self.choices, self._usage()) | self._results())
-        return web.Response(body=body, headers={"Content-Type": "application/json; charset=utf-8", **self._headers()})
+        said = {"Content-Type": "application/json; charset=utf-8", timing.HEADER: self._timing()}
+        return web.Response(body=body, headers=said | self._headers())
 
     async def stream(self) -> web.StreamResponse:
         """The answer as server-sent events."""
-        events = sse.EventStream(self._headers())
+        known = server_timing(self._times.so_far(self.parts.clock.now()))
+        events = sse.EventStream({timing.HEADER: known} | self._headers())
         await events.prepare(self.request)
         for choice in self.choices:
             opening = self.shape.opening(choice.index)
@@ -200,7 +205,8 @@ class _Run:
             log.warning("stream failed", request=self.prompts[0].job.request_id, error=e.message)
             await events.end(sse.failure(e))
         else:
-            await events.end((sse.event(self.shape.usage(self._usage())) if self.asked.include_usage else b"") + sse.DONE)
+            usage = sse.event(self.shape.usage(self._usage())) if self.asked.include_usage else b""
+            await events.end(usage + (timing.comment(self._timing()) if timing.asks(self.request) else b"") + sse.DONE)
         return events
 
     async def _stream_choices(self, events: sse.EventStream) -> None:
@@ -306,6 +312,15 @@ class _Run:
             )
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("completion", usage.completion_tokens)):
             metrics.child(metrics.TOKENS, kind, self.model).inc(tokens)
+
+    @property
+    def _times(self) -> TurnTimes:
+        """The first choice's: where the time of the answer went."""
+        return self.generations[0].progress.times
+
+    def _timing(self) -> str:
+        """All that is known of it, when the answer ends."""
+        return server_timing(self._times.whole(), self.parts.clock.now() - self.arrived_s)
 
     def _headers(self) -> dict[str, str]:
         progress = self.generations[0].progress

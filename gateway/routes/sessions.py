@@ -9,6 +9,7 @@ from aiohttp import web
 from contracts.convert import session_from_wire
 from contracts.errors import InvalidRequest, NotFound, Unavailable
 from contracts.ids import check_session_id
+from contracts.turn_times import checked
 from contracts.v1 import common_pb2
 from contracts.v1 import scheduler_pb2 as pb
 from gateway.intake import server_caller_of
@@ -128,6 +129,8 @@ def _decision(d: Any) -> dict[str, Any]:
         "avoided_nodes": d.avoided,
         "source_nodes": list(d.source_nodes),
         "worth": d.worth or None,
+        "until_first_s": checked(d.until_first_s) or None,
+        "after_s": checked(d.after_s) or None,
         "scores": [{"node": s.node, "sum": sum(s.terms.values()), "terms": dict(sorted(s.terms.items()))} for s in d.scores],
     }
 

@@ -12,17 +12,20 @@ from typing import Any
 from aiohttp import web
 
 from contracts.errors import Unavailable
+from contracts.turn_times import Phase
 from contracts.v1 import worker_pb2 as pb
 from gateway.allowance import admit, settle, withdraw
 from gateway.backend import Question
 from gateway.core.admission import Caller
 from gateway.core.refusals import refusal
 from gateway.core.routing import FleetView, direct_route
+from gateway.core.turn_times import TurnTimes, server_timing
 from gateway.generate import unknown_model
 from gateway.intake import NODE_HEADER, caller_of, pinned_node, read_tokens_asked
 from gateway.openai.token_answers import detokenized, tokenized
 from gateway.openai.token_requests import TokensAsked
 from gateway.parts import PARTS
+from gateway.timing import ARRIVED_S, HEADER
 
 #: An answer is held twice for a moment: as the worker's reply, and as JSON, in which an id takes up to twice the bytes.
 _HELD_TIMES = 4
@@ -73,6 +76,8 @@ async def _answered(request: web.Request, caller: Caller, asked: TokensAsked, qu
         withdraw(request, ticket)
         raise
     parts.enter()
+    times, clock = TurnTimes(request[ARRIVED_S]), parts.clock
+    times.enter(Phase.PREPARE, clock.now())
     try:
         node, reply = await _asked(request, model, pin, question)
         parts.bodies.hold(request, _HELD_TIMES * reply.ByteSize())
@@ -84,7 +89,8 @@ async def _answered(request: web.Request, caller: Caller, asked: TokensAsked, qu
         settle(request, ticket, 0)
         parts.leave()
         parts.turnstile.leave(place)
-    return web.Response(body=bytes(body), headers={"Content-Type": "application/json; charset=utf-8", NODE_HEADER: node})
+    timing = server_timing(times.so_far(clock.now()), clock.now() - times.arrived_s)
+    return web.Response(body=bytes(body), headers={"Content-Type": "application/json; charset=utf-8", NODE_HEADER: node, HEADER: timing})
 
 
 async def _asked(request: web.Request, model: str, pin: str, question: Question) -> tuple[str, Any]:

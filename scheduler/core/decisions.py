@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from contracts.ids import SessionKey
+from contracts.turn_times import Phase
 from scheduler.core.placement import Choice
 
 #: Decisions that are kept, of all sessions and of one.
@@ -20,6 +22,7 @@ class Decision:
     node to which the hint had sent the cache, `prefetched_s` before. request_id: of a turn. pin: the caller's. avoided: nodes that had
     just failed it.
     sources: other nodes with its cache. worth: of a hint, what it was worth. taken: the gateway sent it there before it asked.
+    until_first_s, after_s: of a turn that has ended, where its time went, in seconds; empty: its gateway has not said.
     """
 
     what: str
@@ -36,6 +39,8 @@ class Decision:
     sources: tuple[str, ...] = ()
     worth: str = ""
     taken: bool = False
+    until_first_s: Mapping[Phase, float] = field(default_factory=dict)
+    after_s: Mapping[Phase, float] = field(default_factory=dict)
 
     @property
     def node(self) -> str:
@@ -61,6 +66,16 @@ class Decisions:
         while self._count > self._kept:
             _, oldest = self._by_session.popitem(last=False)
             self._count -= len(oldest)
+
+    def timed(self, session: SessionKey, request_id: str, until_first_s: Mapping[Phase, float], after_s: Mapping[Phase, float]) -> bool:
+        """Where the time of a turn went, which has this id; whether its decision is remembered. A session stays as old as it was."""
+        kept = self._by_session.get(session, ())
+        for i, decision in enumerate(kept):
+            if decision.what == "turn" and decision.request_id == request_id:
+                told = replace(decision, until_first_s=until_first_s, after_s=after_s)
+                self._by_session[session] = (*kept[:i], told, *kept[i + 1 :])
+                return True
+        return False
 
     def last_model(self, session: SessionKey) -> str:
         """The model of its latest turn that is remembered, or empty."""

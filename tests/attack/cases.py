@@ -242,6 +242,7 @@ def with_schema(draw: st.DrawFn) -> Case:
 
 
 _HEADER_NAMES = [*HEADERS, *THREADS.values(), FINAL, PRIORITY, "X-Upbeat-Node", "X-Upbeat-Workflow", "X-Upbeat-Agent", "X-Upbeat-Run",
+    "X-Upbeat-Timing",
     "Content-Type", "Accept",
                  "Content-Encoding", "Origin", "Expect", "X-Request-Id", "Idempotency-Key", "Cookie", "Transfer-Encoding", "Range",
                  "Connection"]  # fmt: skip

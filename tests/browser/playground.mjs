@@ -217,6 +217,28 @@ keyed("Enter sends, Shift+Enter breaks the line, and an Enter that ends a compos
   assert.match(await page.textContent("#messages .assistant .turn"), /node-0 · first token after .* cached · first turn/);
 });
 
+keyed("under an answer stands where its time went, folded, a row a phase from where it began", async (tab) => {
+  const page = await tab.ready();
+  await tab.turn(async () => page.locator("#prompt").pressSequentially("hello\n"));
+  assert.equal(await tab.to("/v1/chat/completions")[0].headerValue("x-upbeat-timing"), "1");
+  const answer = page.locator("#messages .assistant .waterfall");
+  assert.equal(await answer.evaluate((details) => details.open), false);
+  assert.match(await answer.locator("summary").textContent(), /^Where the [\d.]+ m?s before the first token went; then it decoded for [\d.]+ m?s$/);
+  await answer.locator("summary").focus();
+  await page.keyboard.press("Enter");
+  const rows = await answer.locator("li").evaluateAll((all) =>
+    all.map((row) => {
+      const [bar, drawn] = [row.querySelector("i"), getComputedStyle(row.querySelector("i"), "::after")];
+      return { words: row.querySelector("span").textContent, ms: row.querySelector("b").textContent, from: parseFloat(drawn.left), width: parseFloat(drawn.width), of: bar.clientWidth };
+    }),
+  );
+  assert.deepEqual(rows.map((row) => row.words).slice(-3), ["tokenised and sent", "waited in the queue", "loaded from SSD"]);
+  assert.deepEqual(rows.map((row) => row.ms).slice(-2), ["1.0 ms", "2.0 ms"]);
+  assert.ok(rows.every((row) => row.of > 40 && row.width >= 2 && row.from + row.width <= row.of + 2), JSON.stringify(rows));
+  assert.deepEqual(rows.map((row) => row.from), rows.map((row) => row.from).sort((a, b) => a - b));
+  assert.equal((await tab.answers()).at(-1).trim().split(" ").length, 5, "and the comment is no part of the answer");
+});
+
 /** A first message that makes the turns after it alike in length. */
 const LONG = "hello ".repeat(60);
 
@@ -317,9 +339,9 @@ thinking("what the model thinks stands above what it says, folded once it speaks
     });
     assert.ok(Number(turn.ttft) > 0);
     const answer = page.locator("#messages .assistant").last();
-    assert.equal(await answer.locator("details p").textContent(), "A cat.");
+    assert.equal(await answer.locator(":scope > details p").textContent(), "A cat.");
     assert.equal(await answer.locator(":scope > p").textContent(), "Hello.");
-    assert.equal(await answer.locator("details").evaluate((details) => details.open), false);
+    assert.equal(await answer.locator(":scope > details").evaluate((details) => details.open), false);
   }
   const said = tab.to("/v1/chat/completions").at(-1).postDataJSON().messages.map((message) => message.content);
   assert.deepEqual(said, ["hi", "Hello.", "again"]);

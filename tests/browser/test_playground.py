@@ -50,6 +50,7 @@ async def keyed() -> AsyncIterator[dict[str, Any]]:
         s.scheduler.residencies = Brought(s)
         for worker in s.workers:
             worker.tokens_at_most = 5
+            worker.times, worker.token_s = ({"queue": 0.001, "load-ssd": 0.002}, {}), 0.005
         yield await run("keyed", s.url, KEY)
 
 

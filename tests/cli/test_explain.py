@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli import settings as cli_settings
+from cli import waterfall
 from cli.explain import WIDTH, lines
+from contracts.turn_times import Phase, checked
 from scheduler.core.policies import POLICIES
 
 
@@ -59,6 +61,36 @@ def test_what_was_known_is_said_in_words(more: dict[str, Any], text: str) -> Non
 
 names = st.text("abcdefgh-0123456789", min_size=1, max_size=70)
 amounts = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+def test_where_a_turns_time_went_is_a_waterfall_until_its_first_token() -> None:
+    until = {"admit": 0.0004, "queue": 0.04, "load-ssd": 0.08, "compute": 0.0396}
+    shown = list(lines({"id": "chat-1", "decisions": [decision(until_first_s=until, after_s={"decode": 1.5, "memory": 0.25})]}))
+    admit, queue, load, compute, last = shown[-5:]
+    assert [row.split("  ")[1].strip() for row in (admit, queue, load, compute)] == [
+        *("waited for the gateway", "waited in the queue", "loaded from SSD", "computed")
+    ]
+    assert [row.split()[-2] for row in (admit, queue, load, compute)] == ["0.4", "40.0", "80.0", "39.6"]
+    assert [row.count("#") for row in (queue, load, compute)] == pytest.approx([10, 20, 10], abs=1) and admit.count("#") == 1
+    assert queue.rindex("#") + 1 == load.index("#") and load.rindex("#") + 1 == compute.index("#")
+    assert last == "  First token after 160.0 ms, then decoded for 1500.0 ms, waited for 250.0 ms."
+    assert max(map(len, shown)) <= WIDTH
+
+
+def test_where_nobody_has_said_it_there_is_no_waterfall() -> None:
+    assert said(decision()) == said(decision(until_first_s=None, after_s=None)) == said(decision(until_first_s={"x": 1.0}))
+    assert "First token" not in said(decision())
+
+
+seconds = st.dictionaries(st.sampled_from([*map(str, Phase)]), st.floats(0, 1e7) | st.floats() | st.integers() | st.text(max_size=2))
+
+
+@given(seconds, seconds)
+@settings(max_examples=100, deadline=None)
+def test_a_waterfall_fits_80_columns_whatever_took_how_long(until: dict[str, Any], after: dict[str, Any]) -> None:
+    shown = list(waterfall.lines(until, after))
+    assert all(len(row) <= WIDTH and row.isascii() for row in shown)
+    assert sum("#" in row for row in shown) == len(checked(until))
 
 
 @given(

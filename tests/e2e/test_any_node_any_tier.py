@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -102,6 +103,40 @@ def test_a_hint_brings_the_cache_into_hbm_of_the_other_node_and_a_spurious_one_h
     answers += converse(chat, lines[3:])
     assert [a.text for a in answers] == cold(4)
     assert answers[1].cached_tokens >= 64
+
+
+def test_a_returning_turn_says_where_its_time_went(stack: Stack) -> None:
+    chat, lines = Chat(stack.url, "timed"), script(6)
+    chat.say(lines[0], "node-0")
+    settled(stack.url, "timed", "dram", "node-0")
+    ask = {"messages": [*chat.messages, {"role": "user", "content": lines[1]}], "max_tokens": 8, "temperature": 0, "stream": True}
+    ask["model"] = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]["id"]
+    headers = {"X-Session-Id": "timed", "X-Upbeat-Node": "node-1", "X-Upbeat-Timing": "1"}
+    sent_s, first_s = time.monotonic(), 0.0
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=ask, headers=headers, timeout=60) as answer:
+        assert {"admit;", "place;", "prepare;"} <= {part.partition("dur")[0] for part in answer.headers["Server-Timing"].split(", ")}
+        lines = []
+        for line in answer.iter_lines():
+            lines.append(line)
+            if not first_s and '"content":"' in line and '"content":""' not in line:
+                first_s = time.monotonic() - sent_s
+    (comment,) = [line for line in lines if line.startswith(":")]
+    assert "load-peer;dur=" in comment and 'desc="loaded from another node"' in comment
+    turn = timed_turn(stack.url, "timed")
+    assert turn["node"] == "node-1" and {"admit", "place", "prepare", "load-peer", "compute"} <= set(turn["until_first_s"])
+    assert turn["until_first_s"]["load-peer"] > 0 and turn["after_s"]["decode"] > 0
+    assert first_s - 0.25 < sum(turn["until_first_s"].values()) <= first_s, "as its caller measured it"
+
+
+def timed_turn(url: str, session: str) -> dict[str, Any]:
+    """Its last turn as it is explained, once its times are known."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        latest: dict[str, Any] = httpx.get(f"{url}/v1/sessions/{session}/placement", timeout=10).json()["decisions"][0]
+        if latest["until_first_s"]:
+            return latest
+        time.sleep(0.1)
+    pytest.fail(f"the times of {session} never came: {latest}")
 
 
 def test_an_unmodified_client_is_recognised_by_its_history(stack: Stack) -> None:

@@ -104,6 +104,8 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
         #: What it answers instead, a token each; and its prompts end within a thought.
         self.says: list[str] | None = None
         self.thinking = False
+        #: Seconds by phase that it tells with the first token of an attempt, and with the last when that is another one.
+        self.times: tuple[Any, Any] = None, None
         #: It reads, and never says anything.
         self.silent = False
         self._streams: set[asyncio.Queue[frames.StepFrame | None]] = set()
@@ -186,6 +188,10 @@ class ToyWorker(ToyTokenizer, worker_pb2_grpc.WorkerServicer):
                 output = Output(
                     rid, "", [token], self.cached_tokens, logprobs, "stop" if last else None, [toy_call(request, position, last)]
                 )
+            if position == len(request.resume_tokens):
+                output.times = self.times[0]
+            elif last:
+                output.times = self.times[1]
             out.put_nowait(frames.StepFrame(outputs=[output]))
             if self.die_after is not None and position + 1 >= self.die_after:
                 self.die_after = None
@@ -214,6 +220,9 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.residencies = {"chat-1": _residency("chat-1")}
         self.looks: list[pb.GetSessionRequest] = []
         self.told = asyncio.Event()
+        #: Records of turns that it was told, a message each; and whether it never answers to one.
+        self.timed: list[pb.TurnsTimedRequest] = []
+        self.ignores_times = False
         self.hang = False
         self.gathering = False
         self.knows_hints = False
@@ -346,7 +355,14 @@ class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
         scores = [pb.NodeScore(node=f"node-{i}", terms={"work_s": float(i), "load_s": 0.5}) for i in range(2)]
         hint = pb.Decision(what="hint", ago_s=9.0, node="node-0", worth="full", scores=scores)
         told = {"hinted": True, "prefetched_node": "node-0", "prefetched_s": 8.0, "source_nodes": ["node-1"]}
+        told |= {"until_first_s": {"queue": 0.5, "load-ssd": 0.25, "unheard-of": 9.0}, "after_s": {"decode": 2.0}}
         return pb.Explanation(decisions=[pb.Decision(what="turn", ago_s=1.0, node="node-0", request_id="r1", scores=scores, **told), hint])
+
+    async def TurnsTimed(self, request: pb.TurnsTimedRequest, context: Any) -> pb.TurnsTimedReply:
+        self.timed.append(request)
+        if self.ignores_times:
+            await asyncio.sleep(60)
+        return pb.TurnsTimedReply(attached=len(request.turns))
 
     async def EraseSession(self, request: Any, context: Any) -> Any:
         self.erased.append(request.session)

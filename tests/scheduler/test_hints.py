@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.ids import SessionKey
+from contracts.turn_times import Phase
 from scheduler.core.advisories import Advisories, Hint, Pending, in_order, merged
 from scheduler.core.control import Ask, Command, Control, Prefetch, Settings, Withdraw
 from scheduler.core.decisions import KEPT_OF_ONE, Decision, Decisions
@@ -373,3 +374,14 @@ def test_decisions_are_bounded_and_the_latest_stay(sessions: int) -> None:
         kept.validate()
     assert min(20, KEPT_OF_ONE * sessions) - KEPT_OF_ONE < len(kept) <= 20, "a session's go together"
     assert kept.of(session(99 % sessions))[0].at_s == 99.0
+
+
+def test_where_a_turns_time_went_joins_its_decision_and_nothing_else() -> None:
+    kept = Decisions(kept=20)
+    for what, request_id in (("hint", ""), ("turn", "r1"), ("turn", "r2")):
+        kept.note(S, Decision(what, 1.0, "node-0", request_id=request_id))
+    assert kept.timed(S, "r1", {Phase.QUEUE: 1.0}, {Phase.DECODE: 2.0})
+    assert not kept.timed(S, "r3", {}, {}) and not kept.timed(S, "", {}, {}) and not kept.timed(session(7), "r1", {}, {})
+    assert [d.until_first_s for d in kept.of(S)] == [{}, {Phase.QUEUE: 1.0}, {}]
+    assert kept.of(S)[1].after_s == {Phase.DECODE: 2.0} and len(kept) == 3
+    kept.validate()

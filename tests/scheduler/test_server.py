@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 from contracts.ids import SessionKey
+from contracts.turn_times import MOST_TOGETHER
 from contracts.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from contracts.workflow import Graph, Hop
 from gateway.placing import Placing
@@ -212,6 +214,21 @@ async def test_a_turn_that_went_where_its_hint_was_promised_counts_there_and_is_
     assert world.service.control.advisories.get(SessionKey("t", "s")) is None
     last = (await world.stub.Explain(scheduler_pb2.ExplainRequest(session=key("s")))).decisions[0]
     assert (last.what, last.hinted, last.taken, last.pin_node, last.request_id) == ("turn", True, True, "", "r2")
+
+
+async def test_where_a_turns_time_went_is_explained_as_far_as_it_can_be_true(world: World) -> None:
+    await world.place("s", "r1")
+    odd = {"decode": math.nan, "compute": -1.0, "queue": math.inf, "unheard-of": 1.0, "load-ssd": 1e300}
+    turns = [
+        scheduler_pb2.TurnTimed(session=key("s"), request_id="r1", until_first_s={**odd, "admit": 0.5, "memory": 2.0}, after_s=odd),
+        scheduler_pb2.TurnTimed(session=key("s"), request_id="r2", until_first_s={"admit": 0.5}),
+        scheduler_pb2.TurnTimed(session=common_pb2.Session(tenant="other", session_id="s"), request_id="r1", until_first_s={"admit": 9.0}),
+        *[scheduler_pb2.TurnTimed()] * MOST_TOGETHER,
+        scheduler_pb2.TurnTimed(session=key("s"), request_id="r1", until_first_s={"admit": 7.0}),
+    ]
+    assert (await world.stub.TurnsTimed(scheduler_pb2.TurnsTimedRequest(turns=turns))).attached == 1
+    (turn,) = (await world.stub.Explain(scheduler_pb2.ExplainRequest(session=key("s")))).decisions
+    assert (dict(turn.until_first_s), dict(turn.after_s)) == ({"admit": 0.5, "memory": 2.0}, {})
 
 
 async def test_a_hint_that_nobody_can_use_promises_nothing(world: World) -> None:
