@@ -6,6 +6,8 @@ counts: not before `PAUSE_S` has passed, and twice as long after each vain try.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from contracts.ids import SessionKey
 
 PAUSE_S, MOST_S = 0.25, 4.0
@@ -17,6 +19,11 @@ class Again:
     def __init__(self) -> None:
         self._pauses_s: dict[SessionKey, float] = {}  #: of each that was ever cut: before the next try
         self._due_s: dict[SessionKey, float] = {}
+
+    @property
+    def sessions(self) -> Set[SessionKey]:
+        """Those that were ever cut."""
+        return self._pauses_s.keys()
 
     @property
     def waiting(self) -> bool:

@@ -6,6 +6,9 @@ from contracts.kv import KvShape
 from kvstore.core.events import LoadKind, LoadWanted, SourceKind, Want
 from kvstore.core.state import LoadState
 
+#: A load whose pieces stop coming is ended after this time.
+SILENCE_S = {LoadKind.DEMAND: 6.0, LoadKind.PEER: 30.0, LoadKind.PREFETCH: 30.0, LoadKind.ADVISED: 60.0}
+
 
 def sound_wants(event: LoadWanted, shape: KvShape) -> list[Want]:
     """The wants up to the first that makes no sense (a layer that does not exist, a key twice), with their layers spelled out."""
@@ -63,3 +66,8 @@ class Load:
     def leading_only(self) -> bool:
         """A prompt's prefix, of which a gap voids the rest; a peer takes what there is."""
         return self.kind is not LoadKind.PEER
+
+    def is_stuck(self, now: float) -> bool:
+        """Something is awaited, and nothing has come for too long."""
+        awaits = bool(self.missing) or self.state is LoadState.LOCATING
+        return awaits and now - self.progress > SILENCE_S[self.kind]

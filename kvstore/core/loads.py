@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from contracts.ids import SessionKey
-from contracts.kv import KvShape, leading
+from contracts.kv import leading
 from kvstore.core.arrivals import Arrivals
 from kvstore.core.events import Fault, FoundCopy, LoadId, LoadKind, LoadWanted, PeerHolds, SourceKind
 from kvstore.core.fetches import Fetches, PieceRef
@@ -22,6 +22,7 @@ from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, DeleteBlob, DeleteSsd, End, Found, Instruction, Offer, Pieces
 from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
+from kvstore.core.lent import lent_out
 from kvstore.core.load import Load, sound_wants
 from kvstore.core.locating import Locating
 from kvstore.core.meter import Meter
@@ -31,11 +32,6 @@ from kvstore.core.sources import COMING, Sources
 from kvstore.core.state import LOAD_MOVES, CopyState, LoadState, PieceState, move
 from kvstore.core.usefulness import Usefulness
 from kvstore.core.waiting import Waiting
-
-#: A load whose pieces stop coming is ended after this time.
-SILENCE_S = {LoadKind.DEMAND: 6.0, LoadKind.PEER: 30.0, LoadKind.PREFETCH: 30.0, LoadKind.ADVISED: 60.0}
-#: Other nodes read from this arena so many prompts at a time, and pin so much of it: who asks for more goes to its next source.
-PEER_LOADS, PEER_SHARE = 16, 2
 
 
 class Loads:
@@ -77,7 +73,7 @@ class Loads:
         if shape is None:
             self._out.extend((Found(event.load, 0, False, ()), End(event.load, 0)))
             return
-        if event.kind is LoadKind.PEER and self._lent_out(event, shape):
+        if event.kind is LoadKind.PEER and lent_out(event, shape, self._loads.values(), self._ledger.arena_bytes):
             self._out.extend((Counted("peer_loads_refused"), Found(event.load, 0, False, ()), End(event.load, 0)))
             return
         advice = self._sessions.live(event.session, event.now) if event.session else None
@@ -86,12 +82,6 @@ class Loads:
         self._loads[load.ident], load.late = load, self._sources.late(load)
         self._acquire_leading(load, event.now)
         self._locate(load, event.now)
-
-    def _lent_out(self, event: LoadWanted, shape: KvShape) -> bool:
-        """Whether other nodes read as much from here as they may. The same prompt read by many counts its bytes once."""
-        lent = [load for load in self._loads.values() if load.kind is LoadKind.PEER]
-        keys = {key for load in lent for key in load.places} | {key for key, _ in event.wants}
-        return bool(lent) and (len(lent) >= PEER_LOADS or len(keys) * shape.chunk_bytes > self._ledger.arena_bytes // PEER_SHARE)
 
     def _acquire_leading(self, load: Load, now: float) -> None:
         """Start on the chunks that this node has, while others are still being located."""
@@ -379,8 +369,7 @@ class Loads:
     def expire(self, now: float) -> None:
         """End loads whose pieces stopped coming; what has come stays leased."""
         for load in list(self._loads.values()):
-            stuck = load.missing or load.state is LoadState.LOCATING
-            if stuck and now - load.progress > SILENCE_S[load.kind]:
+            if load.is_stuck(now):
                 self._out.append(Counted("loads_timed_out"))
                 if load.state is LoadState.LOCATING:
                     load.asking, load.probing, load.sources, load.deferred = "", frozenset(), [], []

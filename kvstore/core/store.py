@@ -16,10 +16,10 @@ from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
-from kvstore.core.again import Again
 from kvstore.core.capacity import Capacity
 from kvstore.core.erasure import Erasure
 from kvstore.core.fetches import Fetches, PieceRef
+from kvstore.core.hints import Hints
 from kvstore.core.index import Index
 from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
@@ -31,14 +31,12 @@ from kvstore.core.prefetch import rank
 from kvstore.core.quotas import Quotas
 from kvstore.core.room import Room
 from kvstore.core.saves import Saves
-from kvstore.core.sessions import Advice, Sessions, use_s
+from kvstore.core.sessions import Sessions, use_s
 from kvstore.core.state import CopyState, PieceState
 from kvstore.core.usefulness import Usefulness
 
 #: Among so many pieces the one is chosen by which a disk is tried.
 _TRIAL_CHOICES = 64
-#: Owner of the loads that advisories make.
-ADVISORY = "advisory"
 
 
 class Store:
@@ -110,9 +108,7 @@ class Store:
             default_quota_bytes,
             quota_bytes or {},
         )
-        self._hints: dict[SessionKey, ev.Advised] = {}  #: the last one of each advised session
-        self._again = Again()
-        self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
+        self.hints = Hints(node, self.index, self.sessions, self.loads, self._out)
         self._has_recovered = False  #: the SSD's files are known
         self._numbers = 0
         self._most_sessions = most_sessions
@@ -149,10 +145,10 @@ class Store:
             case ev.LoadWanted():
                 if event.kind is ev.LoadKind.DEMAND and event.session is not None:
                     self.sessions.used(event.session, event.now)
-                    self._moved_here(event.session, event.sources)
+                    self.hints.turn_comes(event.session, event.sources)
                 self.loads.begin(self.erasure.allowed(event))
                 if event.kind is ev.LoadKind.DEMAND and event.session is not None:
-                    self._end_advised(event.session)  # what the request does not want of its hint's nobody does
+                    self.hints.turn_begun(event.session)
             case ev.PiecesTaken():
                 self.loads.taken(event.load, event.pieces, event.now)
             case ev.LoadCancelled():
@@ -200,11 +196,13 @@ class Store:
                         self.sessions.seen(manifest.session, event.now - max(0.0, event.wall - manifest.last_use_s))
                 self.capacity.learned = self.capacity.learned or event.complete
                 if event.complete:
-                    self.index.trim_manifests(self._most_sessions, self._hints)
+                    self.index.trim_manifests(self._most_sessions, self.hints.sessions)
             case ev.ManifestFetched():
-                self._fetched(event)
+                if event.manifest is not None:
+                    self._learn(event.manifest, asked=True)
+                self.hints.fetched(event.session, event.now)
             case ev.Advised():
-                self._advise(event)
+                self.hints.advise(event)
             case ev.Invalidated():
                 self._invalidate(event.session)
             case ev.SessionErased():
@@ -293,72 +291,11 @@ class Store:
             self.index.set_manifest(manifest)
         return True
 
-    def _advise(self, event: ev.Advised) -> None:
-        """A hint: the session rises at once; its manifest is fetched anew when the session was elsewhere."""
-        arrival = event.now + event.arrival_s
-        self.sessions.advise(event.session, Advice(event.priority, arrival, event.now + event.lifetime_s, event.device))
-        self._hints[event.session] = event
-        self._again.forget(event.session)
-        if event.session in self._fetching:
-            return
-        if self._others(event) or event.session not in self.index.manifests:
-            self._fetching.add(event.session)
-            self._out.append(do.FetchManifest(event.session))
-        else:
-            self._begin_advised(event)
-
-    def _moved_here(self, session: SessionKey, sources: Sequence[str]) -> None:
-        """A turn begins of a session that others have served: its manifest here may be an old one, or none."""
-        if any(s != self.node for s in sources) and session not in self._fetching:
-            self._fetching.add(session)
-            self._out.append(do.FetchManifest(session))
-
-    def _others(self, event: ev.Advised) -> tuple[str, ...]:
-        return tuple(s for s in event.sources if s != self.node)
-
-    def _fetched(self, event: ev.ManifestFetched) -> None:
-        self._fetching.discard(event.session)
-        if event.manifest is not None:
-            self._learn(event.manifest, asked=True)
-        hint = self._hints.get(event.session)
-        if hint is not None and self.sessions.live(event.session, event.now):
-            self._begin_advised(hint)
-
     def _declared(self, event: ev.ShapesDeclared) -> None:
-        """A worker is here: what was advised before it came is offered to it now."""
         for shape in event.shapes:
             self.index.shapes[shape.fingerprint] = shape
         self.erasure.attached(event.worker)
-        for session, hint in list(self._hints.items()):
-            if session not in self._fetching and self.sessions.live(session, event.now):
-                self._begin_advised(hint)
-
-    def _begin_advised(self, event: ev.Advised) -> None:
-        """Bring the session into the arena, as a load that nobody copies from."""
-        manifest = self.index.manifests.get(event.session)
-        if manifest is None or not manifest.keys:
-            self._out.append(do.Counted("advised_unknown_sessions"))
-            return
-        for ident in self.loads.of_session(event.session, ev.LoadKind.ADVISED):
-            if self.loads.repeated(ident, manifest.keys, event.now):
-                return
-            self.loads.cancel(ident)
-        self._numbers += 1
-        wants = [(key, ()) for key in manifest.keys]
-        ident, kind, sources = (ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(event)
-        self.loads.begin(ev.LoadWanted(ident, kind, event.session, manifest.fingerprint, wants, sources, event.priority, event.now))
-
-    def _bring_again(self, now: float) -> None:
-        """Hints whose load ended with less than it wanted, for want of room: it is wanted as long as they count."""
-        for session in self.loads.short:
-            self._again.short(session, now)
-        self.loads.short.clear()
-        for session in self._again.due(now):
-            hint = self._hints.get(session)
-            if hint is None:
-                self._again.forget(session)
-            elif session not in self._fetching:
-                self._begin_advised(replace(hint, now=now))
+        self.hints.attached(event.now)
 
     def _erase(self, event: ev.SessionErased) -> None:
         if self.erasure.is_old_news(event):
@@ -371,16 +308,10 @@ class Store:
         self.quotas.follow(named)
 
     def _invalidate(self, session: SessionKey, *, tell: bool = True) -> None:
-        self._hints.pop(session, None)
-        self._again.forget(session)
-        self._end_advised(session)
+        self.hints.forget(session)
         self.sessions.invalidate(session)
         if tell:
             self._out.append(do.TellInvalid(session))
-
-    def _end_advised(self, session: SessionKey) -> None:
-        for ident in self.loads.of_session(session, ev.LoadKind.ADVISED):
-            self.loads.cancel(ident)
 
     def _tick(self, now: float) -> None:
         for lease in self.leases.overdue(now):
@@ -390,10 +321,7 @@ class Store:
         self.loads.expire(now)
         for tier in self.meter.tick():
             self._try(tier, now)
-        for session in [s for s in self._hints if not self.sessions.live(s, now)]:
-            del self._hints[session]
-            self._again.forget(session)
-        self._bring_again(now)
+        self.hints.tick(now)
         self.sessions.trim(now, self.index.manifests)
         self.room.refresh(now)
 
@@ -402,7 +330,7 @@ class Store:
     @property
     def busy(self) -> bool:
         """Whether ticks are of use."""
-        return self.loads.count > 0 or not self.meter.idle or bool(self.loads.short) or self._again.waiting
+        return self.loads.count > 0 or not self.meter.idle or self.hints.waiting
 
     def queued(self, what: str) -> int:
         """How many reads of a source ("ssd", "peer", "blob") wait or run, or how many loads have not ended ("loads")."""
@@ -410,7 +338,7 @@ class Store:
 
     def validate(self) -> None:
         """Raise AssertionError when any part's invariant does not hold. Tests call it after every event."""
-        for part in (self.index, self.ledger, self.fetches, self.leases, self.loads, self.saves, self.erasure, self.meter):
+        for part in (self.index, self.ledger, self.fetches, self.leases, self.loads, self.hints, self.saves, self.erasure, self.meter):
             part.validate()
         self.usefulness.validate(self.index)
         slots = [o for c in self.index.resident.values() for o in c.offsets if o >= 0]

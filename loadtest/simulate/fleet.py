@@ -56,6 +56,7 @@ VARIANTS: dict[str, Variant] = {
         Variant("balanced", hints=True),
         Variant("balanced-no-hints"),
         Variant("sticky", "sticky"),
+        Variant("sticky-hints", "sticky", hints=True),
         Variant("recompute", has=NONE),
         Variant("cache-aware", "cache-aware"),
         Variant("random", "random"),

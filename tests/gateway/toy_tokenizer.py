@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import msgpack
 
-from contracts.errors import RequestError, to_wire
+from contracts.errors import InvalidRequest, RequestError, to_wire
 from contracts.v1 import worker_pb2 as pb
 
 MAX_MODEL_LEN = 2000
@@ -36,9 +37,10 @@ class ToyTokenizer:
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeReply:
         refused = await self._heard(request)
-        return (
-            pb.DetokenizeReply(refused=refused) if refused else pb.DetokenizeReply(text="".join(map(chr, msgpack.unpackb(request.tokens))))
-        )
+        tokens = [] if refused else msgpack.unpackb(request.tokens)
+        if not all(0 <= token <= sys.maxunicode for token in tokens):
+            refused = json.dumps(to_wire(InvalidRequest("the model has no such token", param="tokens")))
+        return pb.DetokenizeReply(refused=refused) if refused else pb.DetokenizeReply(text="".join(map(chr, tokens)))
 
     async def _heard(self, request: Any) -> str:
         self.asked.append(request)

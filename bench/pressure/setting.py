@@ -1,0 +1,88 @@
+"""The load and the nodes of a cell: so much of what recomputing can serve, with HBM and DRAM for so much of the live conversations' KV."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.sessions import Session
+from loadtest.simulate.costs import NodeKind
+from loadtest.simulate.presets import PRESETS
+from loadtest.simulate.scenario import scripts, trace_sessions
+from loadtest.simulate.users import Script
+
+PRESET, NODES = "a100-llama-3.1-8b", 4
+LENGTH_SCALE, MAX_TOKENS = 0.25, 30_000
+#: A conversation is live until so long after its last turn has come, in seconds. Of the live tokens at all times, this percentile counts.
+_LINGERS_S, _USUALLY = 30.0, 90
+#: Decodes that share a step when the work of a request is reckoned.
+_BATCH = 16
+#: HBM holds the longest request and this much more of it.
+_SPARE = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """use: of what recomputing can serve. memory: HBM for this part of the live KV, and DRAM for as much. ssd_bytes_per_s: a node's."""
+
+    use: float
+    memory: float
+    ssd_bytes_per_s: float
+
+    @property
+    def name(self) -> str:
+        """In tables."""
+        return f"{self.use:.0%} load, memory {self.memory:.2g}, SSD {self.ssd_bytes_per_s / 1e9:g} GB/s"
+
+
+USUAL = Cell(0.9, 1 / 3, 1e9)
+#: One thing at a time is changed.
+CELLS = (
+    *(replace(USUAL, use=use) for use in (0.5, 0.7, 0.9, 1.1)),
+    *(replace(USUAL, memory=memory) for memory in (0.1, 1.0)),
+    *(replace(USUAL, ssd_bytes_per_s=rate) for rate in (0.2e9, 3e9)),
+)
+
+
+def build(cell: Cell, conversations: int, seed: int, trace: Path | None) -> tuple[NodeKind, list[Script]]:
+    """The nodes, and what people say. Conversations have two turns or more."""
+    kind = PRESETS[PRESET]
+    sessions = [s for s in trace_sessions(trace, sessions=2 * conversations, seed=seed) if len(s.turns) > 1]
+    random.Random(seed).shuffle(sessions)
+    sessions = sorted(sessions[:conversations], key=lambda s: s.turns[0].arrival_s)
+    said = _scripts(sessions, seed, 1.0)
+    span_s = max(turn.arrival_s for script in said for turn in script.turns)
+    said = _scripts(sessions, seed, _recomputing_s(said, kind) / (NODES * cell.use) / span_s)
+    token_bytes = kind.shape.token_bytes
+    longest = _SPARE * token_bytes * max(sum(t.new_tokens + t.answer_tokens for t in script.turns) for script in said)
+    memory_bytes = max(cell.memory * _live_tokens(said) * token_bytes / NODES, longest)
+    return replace(kind, hbm_bytes=memory_bytes, dram_bytes=memory_bytes, ssd_bytes_per_s=cell.ssd_bytes_per_s), said
+
+
+def _scripts(sessions: Sequence[Session], seed: int, time_scale: float) -> list[Script]:
+    return scripts(sessions, seed=seed, length_scale=LENGTH_SCALE, time_scale=time_scale, max_tokens=MAX_TOKENS)
+
+
+def _recomputing_s(said: Sequence[Script], kind: NodeKind) -> float:
+    """Seconds of one device for all turns, each of which computes its whole prompt."""
+    total_s = 0.0
+    for script in said:
+        tokens = 0
+        for turn in script.turns:
+            tokens += turn.new_tokens
+            total_s += kind.costs.prefill_s(tokens, 0) + turn.answer_tokens * kind.costs.decode(_BATCH, float(_BATCH * tokens))[0] / _BATCH
+            tokens += turn.answer_tokens
+    return total_s
+
+
+def _live_tokens(said: Sequence[Script]) -> float:
+    """Of all conversations that go on at a time."""
+    changes = []
+    for script in said:
+        grown = [(turn.arrival_s, turn.new_tokens + turn.answer_tokens) for turn in script.turns]
+        changes += [*grown, (grown[-1][0] + _LINGERS_S, -sum(tokens for _, tokens in grown))]
+    return float(np.percentile(np.cumsum([tokens for _, tokens in sorted(changes)]), _USUALLY))
