@@ -1,11 +1,13 @@
 """When the chunks of a load will be in the arena: for whoever weighs waiting for them against computing them again. Reads only.
 
 Each source brings what ranks before this load, then the load's own pieces, at its measured pace (rates.py). What hints want ranks behind.
-A peer says itself when what it has promised will be in its own arena; the way from there to here comes on top.
+A peer says itself when what it has promised will be in its own arena; the way from there to here comes on top. What comes from a source
+that was not measured lately has no time: whoever asks has guesses of its own, and should try it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -19,6 +21,8 @@ from kvstore.core.rates import Source
 from kvstore.core.sources import Sources
 from kvstore.core.state import PieceState
 
+#: In the place of seconds.
+UNKNOWN = -1.0
 _COMING = (PieceState.QUEUED, PieceState.LOADING)
 
 
@@ -29,7 +33,8 @@ class Arrivals:
         self._sources, self._fetches, self._leases, self._meter = sources, fetches, leases, meter
 
     def due_s(self, load: Load, indices: Iterable[int]) -> tuple[float, ...]:
-        """Seconds until each of these chunks, and all before it, can be read here. Nothing for a hint: nobody waits."""
+        """Seconds until each of these chunks, and all before it, can be read here; `UNKNOWN` from the first on that nobody can tell.
+        Nothing for a hint: nobody waits."""
         if load.kind in OPTIONAL:
             return ()
         rates, now = self._meter.rates, self._meter.now
@@ -38,10 +43,12 @@ class Arrivals:
         for i in indices:
             pieces, promised_s = self._pieces(load, i)
             for source, count in pieces.items():
+                if not rates.is_known(source, now):
+                    latest_s = math.inf
                 wanted[source] += count * load.shape.piece_bytes
                 before = max(rates.ahead(source, of_demand=True) - asked[source], 0)
                 latest_s = max(latest_s, promised_s + rates.cost(source, now).of(before + wanted[source]))
-            found.append(latest_s)
+            found.append(latest_s if math.isfinite(latest_s) else UNKNOWN)
         return tuple(found)
 
     def _asked(self, load: Load) -> Counter[Source]:

@@ -23,7 +23,9 @@ class Found:
     indices: tuple[int, ...]
     in_arena: tuple[int, ...] = ()  #: those of `indices` whose wanted pieces are all readable already
     sources: tuple[SourceKind | None, ...] = ()  #: from where each of `indices` is expected; None: it is in the arena
-    due_s: tuple[float, ...] = ()  #: seconds until each of `indices`, and all before it, is in the arena, as reckoned; not said to a hint
+    due_s: tuple[
+        float, ...
+    ] = ()  #: seconds until each of `indices`, and all before it, is in the arena, as reckoned (arrivals.py); not said to a hint
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Invariant (`validate`): exactly the EXPECTED pieces are promised, each by one op
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from kvstore.core.events import Fault, LoadKind, SourceKind, Want
@@ -122,7 +123,7 @@ class Leases:
             chunk = self._index.chunk(key, shape)
             if chunk is None or chunk.doomed:
                 continue
-            lease.due[key] = now + due_s.get(i, 0.0)
+            lease.due[key] = now + due_s.get(i, 0.0 if i in in_dram else math.inf)
             for layer in layers:
                 if chunk.state(layer) is PieceState.ABSENT:
                     self._index.set_piece(chunk, layer, PieceState.EXPECTED)
@@ -185,7 +186,8 @@ class Leases:
             lease.kind, lease.priority = kind, priority
 
     def promised(self, key: bytes, layer: int, now: float) -> tuple[str, float]:
-        """Of an EXPECTED piece: the peer that has promised it, and in how many seconds that means to have it in its arena."""
+        """Of an EXPECTED piece: the peer that has promised it, and in how many seconds that means to have it in its arena; infinite: it did
+        not say."""
         lease = self._promised[key, layer]
         return lease.peer, max(lease.due.get(key, now) - now, 0.0)
 

@@ -145,6 +145,11 @@ class Rates:
         """What the source is believed to cost now."""
         return self._now(source, self._of(source), now)
 
+    def is_known(self, source: Source, now: float) -> bool:
+        """It was measured lately, so that its cost is more than a guess."""
+        measured = self._of(source)
+        return measured.samples > 0 and now - measured.measured_at < _FADE_S
+
     def usual_s(self, source: Source, size: int) -> float:
         """How long `size` bytes usually take."""
         return self._of(source).usual.of(size)

@@ -8,8 +8,9 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
+from kvstore.core.arrivals import UNKNOWN
 from kvstore.core.events import LoadKind, SourceKind
-from kvstore.core.rates import PRIORS, SSD, Source
+from kvstore.core.rates import PRIORS, SSD, Rates, Source
 from kvstore.core.store import Store
 
 SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 128, 64, "float32")  # pieces of 128 KiB
@@ -21,7 +22,14 @@ def store_with(ssd: int) -> Store:
     store = Store("node-0", 64 << 20, write_back_limit_bytes=1 << 20)
     store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
     store.handle(ev.Recovered([ev.FoundCopy(key, SHAPE, (1, 2, 3, 4)) for key in KEYS[:ssd]]))
+    measured(store, SSD)
     return store
+
+
+def measured(store: Store, source: Source) -> None:
+    """A read took what was believed."""
+    rates = store.meter.rates
+    rates.observe(source, CHUNK, rates.moved(source), rates.cost(source, 1.0).of(CHUNK), 1.0)
 
 
 def want(store: Store, number: int, keys: list[bytes], kind: LoadKind = LoadKind.DEMAND, sources: tuple[str, ...] = ()):
@@ -66,11 +74,34 @@ def test_what_is_here_is_due_at_once_and_a_hint_is_told_nothing():
     assert found(want(store, 3, KEYS[:1], LoadKind.PREFETCH)).due_s == ()
 
 
-@pytest.mark.parametrize(("said", "believed"), [((0.5, 2.0), (0.5, 2.0)), ((), (0.0, 0.0)), ((float("nan"), -1.0), (0.0, 0.0))])
-def test_a_peer_says_when_it_has_it_and_the_way_here_comes_on_top(said, believed):
+def test_of_a_source_that_was_never_measured_nothing_is_said():
+    store = Store("node-0", 64 << 20, write_back_limit_bytes=1 << 20)
+    store.handle(ev.ShapesDeclared("w", [SHAPE], 0.0))
+    store.handle(ev.Recovered([ev.FoundCopy(key, SHAPE, (1, 2, 3, 4)) for key in KEYS[:2]]))
+    for fetch in [i for i in want(store, 1, KEYS[:1]) if isinstance(i, do.Fetch)]:
+        store.handle(ev.FetchDone(fetch.fetch, {}, 1.0))
+    store.meter.rates = Rates()
+    assert found(want(store, 2, KEYS[:2])).due_s == (0.0, UNKNOWN), "the first is here"
+
+
+@pytest.mark.parametrize(
+    ("said", "in_dram", "believed"),
+    [
+        ((0.5, 2.0), (), (0.5, 2.0)),
+        ((), (0, 1), (0.0, 0.0)),
+        ((float("nan"), 1.0), (0,), (0.0, 1.0)),
+        ((1e9, 1.0), (), None),
+        ((), (), None),
+    ],
+)
+def test_a_peer_says_when_it_has_it_and_the_way_here_comes_on_top(said, in_dram, believed):
     store = store_with(0)
+    measured(store, Source(SourceKind.PEER, "node-1"))
     [ask] = [i for i in want(store, 1, KEYS[:2], sources=("node-1",)) if isinstance(i, do.AskPeer)]
-    out = store.handle(ev.PeerHolds(ask.lease, [0, 1], 1.0, (), said))
+    out = store.handle(ev.PeerHolds(ask.lease, [0, 1], 1.0, in_dram, said))
+    if believed is None:
+        assert found(out).due_s == (UNKNOWN, UNKNOWN)
+        return
     way = store.meter.rates.cost(Source(SourceKind.PEER, "node-1"), 1.0)
     assert found(out).due_s == pytest.approx([believed[0] + way.of(CHUNK), believed[1] + way.of(2 * CHUNK)])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
@@ -34,5 +33,6 @@ class Load:
 
     def missing(self) -> list[Missing]:
         """What was found, for an estimate of how long it takes."""
-        due_s: Iterable[float | None] = self.due_s if len(self.due_s) == len(self.sources) else [None] * len(self.sources)
+        told = self.due_s if len(self.due_s) == len(self.sources) else (-1.0,) * len(self.sources)
+        due_s = (seconds if seconds >= 0.0 else None for seconds in told)
         return [Missing(len(each), source, due) for each, source, due in zip(self.layers, self.sources, due_s, strict=False)]
