@@ -210,6 +210,9 @@ def encode_step(step: StepFrame) -> bytes:
         "outputs": [_output(o) for o in step.outputs],
         "failed": [[f.request_id, f.error] for f in step.failed],
     }
+    # Beside the outputs, few of which have any: a gateway that does not know them reads the outputs as ever.
+    if times := {o.request_id: o.times for o in step.outputs if o.times is not None}:
+        data["times"] = times
     if step.trial is not None:
         data["trial"] = step.trial
     if step.leaving:
@@ -274,6 +277,9 @@ def decode_step(frame: bytes) -> StepFrame:
             outputs = [_from_output(*o) for o in step["outputs"]]
         except (ValueError, TypeError, KeyError):
             outputs = _events(step.get("outputs"), lambda o: _from_output(*o), unread)
+        if isinstance(times := step.get("times"), dict):
+            for output in outputs:
+                output.times = times.get(output.request_id)
         found.outputs += outputs
         if accepted := step.get("accepted"):
             found.accepted += _events(accepted, lambda a: Accepted(*a), unread)
@@ -303,21 +309,14 @@ def _events(given: Any, read: Callable[[Any], E], unread: list[Any]) -> list[E]:
 
 def _output(o: Output) -> list[Any]:
     calls = None if o.tool_calls is None else [[c.index, c.id, c.name, c.arguments] for c in o.tool_calls]
-    return [o.request_id, o.text, o.tokens, o.cached_tokens, _logprobs(o.logprobs), o.finish_reason, calls, o.times]
+    return [o.request_id, o.text, o.tokens, o.cached_tokens, _logprobs(o.logprobs), o.finish_reason, calls]
 
 
 def _from_output(
-    request_id: str,
-    text: str,
-    tokens: list[int],
-    cached: int,
-    logprobs: list[Any] | None,
-    end: Any,
-    calls: list[Any] | None,
-    times: dict[str, float] | None = None,
+    request_id: str, text: str, tokens: list[int], cached: int, logprobs: list[Any] | None, end: Any, calls: list[Any] | None
 ) -> Output:
     called = None if calls is None else [ToolCallDelta(*c) for c in calls]
-    return Output(request_id, text, tokens, cached, _from_logprobs(logprobs), end, called, times)
+    return Output(request_id, text, tokens, cached, _from_logprobs(logprobs), end, called)
 
 
 def _logprobs(values: list[TokenLogprob] | None) -> list[Any] | None:

@@ -153,6 +153,13 @@ def test_a_submit_that_cannot_be_read_hurts_only_itself(body: bytes) -> None:
     assert read == good
 
 
+def test_where_time_went_travels_beside_the_outputs_which_a_reader_of_before_still_reads() -> None:
+    plain, timed = Output("a", "x", [1]), Output("b", "y", [2], times={"queue": 0.5})
+    frame = encode_step(StepFrame(outputs=[plain, timed]))
+    assert decode_step(frame).outputs == [plain, timed]
+    assert [len(output) for output in msgpack.unpackb(frame)["outputs"]] == [7, 7]
+
+
 def test_steps_that_travel_together_keep_each_requests_order() -> None:
     steps = [
         StepFrame([Accepted("a", 5)], [Output("b", "1", [1])], [Failed("c", to_wire(NotFound("no", param="model")))], trial="a"),
