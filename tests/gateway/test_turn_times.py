@@ -51,7 +51,8 @@ async def test_a_whole_answer_says_all_of_it_and_the_phases_add_up(s: Stack, pat
     status, _, headers = await s.post(path, {"model": MODEL, **body})
     said = read(headers[HEADER])
     assert status == 200 and set(said) == {"total", "admit", "place", "prepare", "queue", "load-ssd", "decode"}
-    assert (said["queue"], said["load-ssd"]) == (1.0, 2.0) and said["decode"] >= 40 and said["admit"] < 5_000
+    # On a busy machine the first token may come late, and decoding is then that much shorter: the total alone has a least value.
+    assert (said["queue"], said["load-ssd"]) == (1.0, 2.0) and said["decode"] > 1 and said["admit"] < 5_000
     assert said["total"] >= 50 and sum(said.values()) - said["total"] <= said["total"] + 0.5, "others' choices may take longer"
     assert "evil" not in headers[HEADER] and "X-Evil" not in headers
 
