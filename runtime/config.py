@@ -96,8 +96,8 @@ class KvSection(BaseModel):
     blob_url: str = ""
     #: Options of the blob store (`endpoint`, `access_key_id`, ...), as obstore names them.
     blob_options: dict[str, str] = {}
-    #: Bytes that wait for SSD and blob writes at most; more are skipped and counted.
-    write_back_limit_bytes: int = Field(default=512 << 20, ge=1 << 20)
+    #: Bytes that wait for SSD and blob writes at most, each; more are skipped and counted.
+    write_back_limit_bytes: int = Field(default=4 << 30, ge=1 << 20)
     #: How peers read each other's arena: NIXL where it can be imported, else sockets.
     transport: Literal["auto", "nixl", "socket"] = "auto"
     #: How the arena and the SSD exchange bytes: NIXL's POSIX backend where it can be imported, its GDS backend, or plain calls.

@@ -19,10 +19,11 @@ from loadtest.simulate.channels import Channel, Job
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import SSD, Mechanisms
+from runtime.config import KvSection
 
 #: From one process to another and back: a question of the blob tier, and one of a peer.
 _PROBE_S, _PEER_S, _TICK_S = 0.01, 0.002, 1.0
-_WRITE_BACK_BYTES = 8 << 30
+_WRITE_BACK_BYTES = KvSection().write_back_limit_bytes
 #: Everything is validated after so many events.
 _VALIDATE_EVERY = 20_000
 

@@ -66,6 +66,8 @@ def test_every_route_that_takes_a_body_is_attacked_field_by_field() -> None:
     assert {label.replace("{name}", "hostile") for label in described} <= attacked
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 @pytest.mark.stack
 @pytest.mark.timeout(280)
 async def test_two_thousand_hostile_requests_hurt_nobody_else(stack: Stack) -> None:

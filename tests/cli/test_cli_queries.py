@@ -333,6 +333,8 @@ def test_the_doctor_says_why_kernels_are_slower_than_the_processor_lets_them_be(
     assert "built for avx2 registers and this processor has avx512" in found["detail"]
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_the_doctor_reads_every_byte_of_the_weights(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(BUNDLED_MODEL, model)

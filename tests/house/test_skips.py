@@ -23,15 +23,15 @@ def run(folder: Path, body: str, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("flags", [(), ("-n", "2")], ids=["one process", "two"])
 @pytest.mark.parametrize(
-    "body",
+    ("body", "flags"),
     [
-        "def test_skips():\n    pytest.skip('no time for this')",
-        "@pytest.mark.skip(reason='no time for this')\ndef test_skips():\n    pass",
-        "pytest.importorskip('no_such_module', reason='no time for this')",
+        ("def test_skips():\n    pytest.skip('no time for this')", ()),
+        ("@pytest.mark.skip(reason='no time for this')\ndef test_skips():\n    pass", ()),
+        ("pytest.importorskip('no_such_module', reason='no time for this')", ()),
+        ("def test_skips():\n    pytest.skip('no time for this')", ("-n", "2")),
     ],
-    ids=["in a test", "by a mark", "of a module"],
+    ids=["in a test", "by a mark", "of a module", "in two processes"],
 )
 def test_a_reason_that_is_not_listed_fails_the_run(tmp_path: Path, body: str, flags: tuple[str, ...]) -> None:
     status, said = run(tmp_path, body, *flags)

@@ -87,7 +87,9 @@ def test_habits_are_kept() -> None:
 
 
 @pytest.mark.parametrize("variant", ["balanced-no-hints", pytest.param("balanced", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("people", [60, 250, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "people", [60, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.sample]), pytest.param(500, marks=pytest.mark.slow)]
+)
 def test_balanced_is_never_worse_than_sticky(people: int, variant: str) -> None:
     """Mean over seeds of latency over output tokens; what is left of chance is a hundredth."""
     ratios = []
@@ -99,6 +101,8 @@ def test_balanced_is_never_worse_than_sticky(people: int, variant: str) -> None:
     assert np.mean(ratios) <= 1.01, ratios
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_hints_win_where_dram_does_not_hold_every_session() -> None:
     run = replace(RUN, nodes=2, people=200, seconds=150.0, warm_up_s=30.0, kind=replace(KIND, dram_bytes=8e9))
     load = said(1000)
