@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 import grpc
@@ -182,8 +183,8 @@ class Link:
 
 def _advised(command: pb.PrefetchCommand, now: float) -> ev.Advised:
     a = command.advisory
-    arrival = a.expected_arrival_s if a.HasField("expected_arrival_s") else 0.0
-    lifetime = arrival + (a.ttl_s or DEFAULT_TTL_S)
+    arrival = a.expected_arrival_s if a.HasField("expected_arrival_s") else math.inf
+    lifetime = (0.0 if arrival == math.inf else arrival) + (a.ttl_s or DEFAULT_TTL_S)
     return ev.Advised(session_from_wire(a.session), a.priority, arrival, lifetime, list(command.source_nodes), now, command.device)
 
 

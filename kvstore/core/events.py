@@ -312,7 +312,8 @@ class ManifestFetched:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """A prefetch command. `arrival_s` and `lifetime_s` are seconds from now. device: of this node, that is to answer."""
+    """A prefetch command. `arrival_s` (infinity: the hint says no time) and `lifetime_s` are seconds from now. device: of this node, that
+    is to answer."""
 
     session: SessionKey
     priority: int

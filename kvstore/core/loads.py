@@ -11,6 +11,7 @@ Invariants (`validate`): a load's `missing` pieces are exactly those that it wai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from contracts.ids import SessionKey
@@ -298,7 +299,8 @@ class Loads:
         advice = self._sessions.live(load.session, now) if load.session else None
         if advice is not None and load.session is not None:
             keys = tuple(key for key, _ in load.wants[: load.found])
-            arrival, left_s = max(0.0, advice.arrival - now), advice.expires - now
+            arrival = 0.0 if advice.arrival == math.inf else max(0.0, advice.arrival - now)
+            left_s = advice.expires - now
             self._out.append(Offer(load.session, load.shape.fingerprint, keys, advice.priority, arrival, left_s, advice.device))
 
     def _check_end(self, load: Load) -> None:

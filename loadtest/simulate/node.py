@@ -7,6 +7,7 @@ matches is that much lower.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -271,7 +272,7 @@ class Node:
     ) -> None:
         """The scheduler's command for a hint."""
         now = self._events.now
-        lead_s = 0.0 if arrival_s is None else max(arrival_s - now, 0.0)
+        lead_s = math.inf if arrival_s is None else max(arrival_s - now, 0.0)
         self.store.handle(store_ev.Advised(session, priority, lead_s, expires_s - now, self._peers(sources), now))
 
     def withdraw(self, session: SessionKey) -> None:

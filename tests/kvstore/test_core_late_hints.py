@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from contracts.convert import session_to_wire
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
+from contracts.v1 import common_pb2
+from contracts.v1 import scheduler_pb2 as pb
 from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.core.events import LoadKind
@@ -13,6 +16,7 @@ from kvstore.core.fetches import RUNNING_LIMIT
 from kvstore.core.prefetch import rank
 from kvstore.core.rates import SSD
 from kvstore.core.store import Store
+from kvstore.directory import _advised
 
 SHAPE = KvShape.of_heads(b"f" * 32, 4, 2, 128, 64, "float32")  # pieces of 128 KiB, each of a band and a read of its own
 CHUNKS = {"large": 40, "small": 4, "other": 4}
@@ -103,3 +107,21 @@ def test_a_request_that_is_here_ends_what_its_hint_wanted_beyond_it(store):
     brought = [k for k in KEYS["large"] if all(store.index.chunks[k].state(layer).name == "READY" for layer in range(4))]
     assert brought[:10] == KEYS["large"][:10] and len(brought) < 40
     assert not store.meter.rates.ahead(SSD)
+
+
+def test_a_command_without_a_time_says_none_and_lives_as_long_as_it_says():
+    def said(**more: float) -> ev.Advised:
+        advisory = common_pb2.Advisory(session=session_to_wire(key("small")), advisory_id="a", ttl_s=30.0, **more)
+        return _advised(pb.PrefetchCommand(advisory=advisory), 1.0)
+
+    assert (said().arrival_s, said().lifetime_s) == (float("inf"), 30.0)
+    assert (said(expected_arrival_s=0.0).arrival_s, said(expected_arrival_s=5.0).lifetime_s) == (0.0, 35.0)
+
+
+def test_what_is_offered_for_a_hint_without_a_time_may_be_wanted_at_once(store):
+    running, offers = hint(store, "small", float("inf")), []
+    while running:
+        out = store.handle(ev.FetchDone(running.pop(0).fetch, {}, 1.0))
+        offers += [i for i in out if isinstance(i, do.Offer)]
+        running += fetches(out)
+    assert [offer.arrival_s for offer in offers] == [0.0]
