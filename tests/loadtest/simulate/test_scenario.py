@@ -86,9 +86,16 @@ def test_habits_are_kept() -> None:
     assert more > 1.3 * requests
 
 
-@pytest.mark.parametrize("variant", ["balanced-no-hints", pytest.param("balanced", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "people", [60, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.sample]), pytest.param(500, marks=pytest.mark.slow)]
+    ("people", "variant"),
+    [
+        (60, "balanced-no-hints"),
+        pytest.param(250, "balanced-no-hints", marks=[pytest.mark.slow, pytest.mark.sample]),
+        *(
+            pytest.param(*of, marks=pytest.mark.slow)
+            for of in ((500, "balanced-no-hints"), (60, "balanced"), (250, "balanced"), (500, "balanced"))
+        ),
+    ],
 )
 def test_balanced_is_never_worse_than_sticky(people: int, variant: str) -> None:
     """Mean over seeds of latency over output tokens; what is left of chance is a hundredth."""
