@@ -41,9 +41,10 @@ class Cell:
 
 USUAL = Cell(0.9, 1 / 3, 1e9)
 #: One thing at a time is changed.
+BY_MEMORY = tuple(replace(USUAL, memory=memory) for memory in (0.1, 1 / 3, 1.0))
 CELLS = (
     *(replace(USUAL, use=use) for use in (0.5, 0.7, 0.9, 1.1)),
-    *(replace(USUAL, memory=memory) for memory in (0.1, 1.0)),
+    *(cell for cell in BY_MEMORY if cell != USUAL),
     *(replace(USUAL, ssd_bytes_per_s=rate) for rate in (0.2e9, 3e9)),
 )
 
