@@ -42,7 +42,7 @@ def result() -> str:
         always += each_pair[0][-1] < 1
     return f"""
 `bench/pressure/run --trace mooncake_conversation.jsonl`: {settings["conversations"]:.0f} conversations, lengths × {settings["length_scale"]},
-{settings["nodes"]:.0f} nodes of {quoted(settings["preset"])}, {settings["seeds"]:.0f} seeds, {quoted(str(found["date"])[:10])}. Virtual time, so the machine does not matter.
+{settings["nodes"]:.0f} nodes of {quoted(settings["preset"])}, {settings["seeds"]:.0f} seed(s), {quoted(str(found["date"])[:10])}. Virtual time, so the machine does not matter.
 
 Time to the first token of returning turns, mean / p95, s, means of the seeds:
 
