@@ -126,6 +126,27 @@ def test_a_load_that_is_given_up_is_halted_before_its_pages_are_anybody_elses() 
     core.validate()
 
 
+def test_a_request_that_waits_for_memory_leaves_what_a_hint_brings_of_its_prompt_alone() -> None:
+    core = core_of(chunks=8, load_plan=False)
+    core.handle(ev.Submitted(sequence("here", PROMPT[::-1], 3)), 0.0)
+    step = core.turn(0.0)
+    assert step is not None
+    core.take()
+    core.handle(ev.StoreUp(), 0.0)
+    hinted = chunk_keys(SALT, SHAPE, PROMPT[:8])
+    core.handle(ev.Offered(SessionKey("t", "hinted"), tuple(hinted), 0, 0.0, 60.0), 0.0)
+    core.handle(done(step), 0.01)
+    assert core.turn(0.01) is not None
+    brought = [asked for asked in core.take() if isinstance(asked, do.OpenLoad)]
+    assert {key for load in brought for key in load.keys} == set(hinted)
+    core.handle(ev.Submitted(sequence("large", PROMPT[:8] + [9] * 12, session="t")), 0.011)
+    for load in brought:
+        core.handle(ev.Found(load.load_id, len(load.keys), (Source.DRAM,) * len(load.keys)), 0.02)
+        assert core.turn(0.02) is not None and core.live["large"].state is State.WAITING
+        assert not core.take(), "no load is given up, so none is asked for again"
+    core.validate()
+
+
 def test_who_cannot_wait_is_refused_and_nothing_is_kept_of_it() -> None:
     core = core_of(max_waiting=1)
     for name in ("a", "b", "c"):

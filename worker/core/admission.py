@@ -44,7 +44,7 @@ class Admission:
     def admit(self, sequence: Sequence, spare: int) -> int:
         """Give the sequence its blocks and ask for what is missing, if that leaves `spare` pages that are free or will be by themselves.
 
-        Returns 0, or how many pages are lacking, with nothing changed.
+        Returns 0, or how many pages are lacking, with nothing changed but loads of hints that gave way.
         """
         d, cache = self.state, self.state.cache
         size, layers = d.shape.chunk_tokens, d.shape.layers
@@ -62,24 +62,27 @@ class Admission:
             block.index = position  # as its key says; what brought it for a hint was not sure
             matched.append(block)
             cache.use(block)
-        self.prefetching.give_way_to(matched)
         chunks = len(sequence.tokens) // size + 1
         gaps = cache.gaps(matched)
+        pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
+        if spare and (lacking := pages + spare - cache.obtainable) > 0:  # neither a plan nor the end of a hint changes that
+            for block in matched:
+                cache.release(block)
+            self.refused_at = cache.obtainable
+            return lacking
+        if overtaken := self.prefetching.give_way_to(matched):
+            gaps = cache.gaps(matched)
         asked, chosen = usable, self._worth_loading(sequence, usable, gaps)
         if chosen is not None:
             usable = leading(not g for g in gaps) + chosen.chunks
-        trimmed = len(matched) > usable
         for block in matched[usable:]:
             cache.release(block)
         del matched[usable:], gaps[usable:]
         pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
-        counted = bool(spare) and pages + spare > cache.obtainable
-        lacking = self._lacking(pages, spare)
-        if lacking:
+        if lacking := self._lacking(pages, spare):
             for block in matched:
                 cache.release(block)
-            if counted and not trimmed:  # neither a plan nor the end of a hint changes that
-                self.refused_at = cache.obtainable
+            self.prefetching.stall(overtaken)
             return lacking
         cache.weigh(sequence.request.tenant, sequence.request.weight)
         cache.claim(matched)

@@ -9,6 +9,7 @@ Invariant: no sequence waits for a load of a hint (`give_way_to`). What is asked
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from contracts.ids import SessionKey
@@ -94,11 +95,11 @@ class Prefetching:
         return self._offers.due_s() - self.state.now if open_ < IN_FLIGHT else math.inf
 
     # ---- giving way --------------------------------------------------------------------------------------------
-    def give_way_to(self, blocks: list[Block]) -> None:
+    def give_way_to(self, blocks: list[Block]) -> list[SessionKey]:
         """A request uses these blocks from now on: what is on its way into them for a hint is the request's to ask for.
 
         Mutates the blocks: pages that have not come are gone. The store goes on with reads that it has begun, so that no piece is
-        read twice.
+        read twice. Returns whose loads were given up.
         """
         wanted = {id(block) for block in blocks if block.moving and not block.complete}
         overtaken = [f for f in self._fetches if wanted and any(id(b) in wanted for b in f.load.blocks)]
@@ -110,6 +111,12 @@ class Prefetching:
             if id(block) in wanted
         )
         self._abort(overtaken)
+        return [fetch.band.offer.session for fetch in overtaken]
+
+    def stall(self, sessions: Iterable[SessionKey]) -> None:
+        """The request that their loads gave way to waits all the same: they wait too, until memory may have become free."""
+        for session in sessions:
+            self._offers.stall(session)
 
     def give_up_one(self) -> bool:
         """A request needs memory: give up the least urgent load of the highest layers. False when no load of a hint is under way."""
@@ -118,7 +125,7 @@ class Prefetching:
             return False
         last = max(self._fetches, key=lambda f: (f.band.offer.priority, f.band.number))
         self._abort([last])
-        self._offers.stall(last.band.offer.session)
+        self.stall([last.band.offer.session])
         return True
 
     def _abort(self, fetches: list[_Fetch]) -> None:
