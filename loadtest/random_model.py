@@ -20,6 +20,8 @@ from typing import Any
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "demo"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _DEVIATION = 0.02
+#: A worker's memory comes in pieces of this size.
+_GRANULE_BYTES = 2 << 20
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -64,6 +66,21 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "float32",
     ),
+    # 10 M parameters with the KV of a model ten times its size, 12 KiB a token: see bench/hbm_pressure/README.md.
+    "shallow": (
+        {
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "vocab_size": 2560,
+            "max_position_embeddings": 16_384,
+            "tie_word_embeddings": True,
+        },
+        "bfloat16",
+    ),
     "131m": (
         {
             "hidden_size": 1024,
@@ -103,6 +120,15 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 def parameters(config: dict[str, Any]) -> int:
     """How many parameters a model with this config.json has."""
     return sum(math.prod(shape) for _, shape in tensor_shapes(config))
+
+
+def weight_bytes(config: dict[str, Any]) -> int:
+    """What its weights, of two bytes each, take of a device's memory: each layer, and what is outside of them, in whole granules."""
+    spans: dict[str, int] = {}
+    for name, shape in tensor_shapes(config):
+        span = name.split(".")[2] if ".layers." in name else ""
+        spans[span] = spans.get(span, 0) + 2 * math.prod(shape)
+    return sum(-(-size // _GRANULE_BYTES) * _GRANULE_BYTES for size in spans.values())
 
 
 def make_random_model(directory: Path, config: dict[str, Any], seed: int, dtype: str) -> Path:

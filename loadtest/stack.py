@@ -94,6 +94,11 @@ class Stack:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def pid(self) -> int:
+        """The launcher's, which leads the session of all its processes; 0: it does not run."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def command(self) -> list[str]:
         """The command that starts it."""
         places = ["--port", str(self.port), "--data", str(self.data), "--run-dir", str(self.run_dir), "--config", str(self.config_file)]

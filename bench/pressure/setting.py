@@ -18,7 +18,7 @@ from loadtest.simulate.users import Script
 PRESET, NODES = "a100-llama-3.1-8b", 4
 LENGTH_SCALE, MAX_TOKENS = 0.25, 30_000
 #: A conversation is live until so long after its last turn has come, in seconds. Of the live tokens at all times, this percentile counts.
-_LINGERS_S, _USUALLY = 30.0, 90
+LINGERS_S, _USUALLY = 30.0, 90
 #: Decodes that share a step when the work of a request is reckoned.
 _BATCH = 16
 #: HBM holds the longest request and this much more of it.
@@ -47,21 +47,36 @@ CELLS = (
     *(cell for cell in BY_MEMORY if cell != USUAL),
     *(replace(USUAL, ssd_bytes_per_s=rate) for rate in (0.2e9, 3e9)),
 )
+#: Those that are run for real, too.
+REAL = (USUAL, replace(USUAL, memory=0.1))
 
 
 def build(cell: Cell, conversations: int, seed: int, trace: Path | None) -> tuple[NodeKind, list[Script]]:
-    """The nodes, and what people say. Conversations have two turns or more."""
+    """The simulated nodes, and what people say."""
     kind = PRESETS[PRESET]
+    sessions = drawn(conversations, seed, trace)
+    said = _scripts(sessions, seed, 1.0)
+    said = _scripts(sessions, seed, _recomputing_s(said, kind) / (NODES * cell.use) / span_s(said))
+    each = memory_bytes(cell, said, kind.shape.token_bytes, NODES)
+    return replace(kind, hbm_bytes=each, dram_bytes=each, ssd_bytes_per_s=cell.ssd_bytes_per_s), said
+
+
+def drawn(conversations: int, seed: int, trace: Path | None) -> list[Session]:
+    """So many conversations of two turns or more, by their beginning; of a trace, or generated."""
     sessions = [s for s in trace_sessions(trace, sessions=2 * conversations, seed=seed) if len(s.turns) > 1]
     random.Random(seed).shuffle(sessions)
-    sessions = sorted(sessions[:conversations], key=lambda s: s.turns[0].arrival_s)
-    said = _scripts(sessions, seed, 1.0)
-    span_s = max(turn.arrival_s for script in said for turn in script.turns)
-    said = _scripts(sessions, seed, _recomputing_s(said, kind) / (NODES * cell.use) / span_s)
-    token_bytes = kind.shape.token_bytes
-    longest = _SPARE * token_bytes * max(sum(t.new_tokens + t.answer_tokens for t in script.turns) for script in said)
-    memory_bytes = max(cell.memory * _live_tokens(said) * token_bytes / NODES, longest)
-    return replace(kind, hbm_bytes=memory_bytes, dram_bytes=memory_bytes, ssd_bytes_per_s=cell.ssd_bytes_per_s), said
+    return sorted(sessions[:conversations], key=lambda s: s.turns[0].arrival_s)
+
+
+def span_s(said: Sequence[Script]) -> float:
+    """When the last turn comes."""
+    return max(turn.arrival_s for script in said for turn in script.turns)
+
+
+def memory_bytes(cell: Cell, said: Sequence[Script], token_bytes: int, nodes: int, lingers_s: float = LINGERS_S) -> float:
+    """A node's HBM for KV, and its DRAM."""
+    longest = max(sum(t.new_tokens + t.answer_tokens for t in script.turns) for script in said)
+    return token_bytes * max(cell.memory * _live_tokens(said, lingers_s) / nodes, _SPARE * longest)
 
 
 def _scripts(sessions: Sequence[Session], seed: int, time_scale: float) -> list[Script]:
@@ -80,10 +95,10 @@ def _recomputing_s(said: Sequence[Script], kind: NodeKind) -> float:
     return total_s
 
 
-def _live_tokens(said: Sequence[Script]) -> float:
+def _live_tokens(said: Sequence[Script], lingers_s: float) -> float:
     """Of all conversations that go on at a time."""
     changes = []
     for script in said:
         grown = [(turn.arrival_s, turn.new_tokens + turn.answer_tokens) for turn in script.turns]
-        changes += [*grown, (grown[-1][0] + _LINGERS_S, -sum(tokens for _, tokens in grown))]
+        changes += [*grown, (grown[-1][0] + lingers_s, -sum(tokens for _, tokens in grown))]
     return float(np.percentile(np.cumsum([tokens for _, tokens in sorted(changes)]), _USUALLY))

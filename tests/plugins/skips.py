@@ -34,6 +34,7 @@ ALLOWED = {
     r"this kernel or file system does not say what its page cache holds": "another file system",
     r"this account may open only \d+ files": "ulimit -n",
     r"network namespaces are not to be had here: .*": "root and ip",
+    r"the disk cannot be slowed: .*|.* is on no disk that the kernel could slow; .*": "root and control groups, and /tmp on a disk",
     r"links cannot be slowed here: .*|this kernel delays no packets: .*": "root and tc, and a kernel with netem",
 }
 
