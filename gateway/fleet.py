@@ -122,6 +122,10 @@ class Fleet:
         seen = self.view is not None and any(is_of(name, node.name) for node in self.view.nodes)
         return seen or any(is_of(name, d.name) for n in range(self._config.nodes.count) for d in self._config.node(n).devices)
 
+    def lacks(self, name: str, model: str) -> bool:
+        """The node or device of this name serves, and has other models only, as far as is known."""
+        return self.view is not None and self.view.lacks(name, model)
+
     # ---- placement ---------------------------------------------------------------------------------------------
     async def place(
         self, request_id: str, session: SessionKey, model: str, *, priority: int, pin: str, avoid: list[str], hop: Hop | None = None

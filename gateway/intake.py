@@ -149,8 +149,9 @@ async def expect_continue(request: web.Request) -> None:
     request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def pinned_node(request: web.Request, caller: Caller, parts: Parts) -> str:
-    """The node that the caller pins, or empty. Raises Forbidden without a server key, InvalidRequest for an unknown node."""
+def pinned_node(request: web.Request, caller: Caller, parts: Parts, model: str = "") -> str:
+    """The node that the caller pins, or empty. Raises Forbidden without a server key, InvalidRequest for an unknown node, and for one that
+    serves and has not got the model."""
     node = request.headers.get(NODE_HEADER, "")
     if not node:
         return ""
@@ -158,4 +159,6 @@ def pinned_node(request: web.Request, caller: Caller, parts: Parts) -> str:
         raise Forbidden(f"{NODE_HEADER} needs a server key", param=NODE_HEADER)
     if not parts.fleet.knows_node(node):
         raise InvalidRequest(f"{NODE_HEADER}: no node is called {node[:60]!r}", param=NODE_HEADER, code="unknown_node")
+    if model and parts.fleet.lacks(node, model):
+        raise InvalidRequest(f"{NODE_HEADER}: {node} has no model {model!r}; pin a node that has it, or none", param=NODE_HEADER)
     return node

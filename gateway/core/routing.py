@@ -84,6 +84,11 @@ class FleetView:
         """The device of this name, or None."""
         return next((n for n in self.nodes if n.name == name), None)
 
+    def lacks(self, name: str, model: str) -> bool:
+        """All devices of this name serve, and none has the model."""
+        nodes = [n for n in self.nodes if is_of(name, n.name)]
+        return bool(nodes) and all(n.serving and not n.has(model) for n in nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

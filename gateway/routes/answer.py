@@ -80,7 +80,7 @@ def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, 
         form_field=asked.form.field if asked.form is not None else "",
         tool_use=asked.tool_use,
         template_kwargs=asked.template_kwargs,
-        pin=pinned_node(request, caller, parts),
+        pin=pinned_node(request, caller, parts, asked.model),
         hop=hop_of(request.headers, session.key.session_id),
     )
 

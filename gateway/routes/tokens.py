@@ -68,7 +68,7 @@ async def _answered(request: web.Request, caller: Caller, asked: TokensAsked, qu
         raise unknown_model(model)
     if parts.draining:
         raise Unavailable("this gateway is stopping; try again")
-    pin = pinned_node(request, caller, parts)
+    pin = pinned_node(request, caller, parts, model)
     ticket = admit(request, caller.tenant, 0)
     try:
         place = await parts.turnstile.enter(caller.tenant, caller.priority(0))
