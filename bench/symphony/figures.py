@@ -35,11 +35,12 @@ Load = Callable[..., list[Script]]
 
 @dataclass
 class Bench:
-    """Settings of all runs, and what they found. say: told of each run that has ended."""
+    """Settings of all runs, and what they found. say: told of each run that has ended. load: where a figure names none."""
 
     quick: bool
     seed: int
     say: Callable[[str], None]
+    load: Load = loads.sharegpt_like
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -49,7 +50,7 @@ class Bench:
     @property
     def seeds(self) -> list[int]:
         """Of figures whose differences are as small as chance."""
-        return [self.seed] if self.quick else [self.seed, self.seed + 1, self.seed + 2]
+        return [self.seed] if self.quick or self.load is loads.busy else [self.seed, self.seed + 1, self.seed + 2]
 
     def mean_row(self, kind: NodeKind, users: int, variant: Variant, habits: Habits | None = None) -> dict[str, Any]:
         """A run for each of `seeds`: the means of what a row says."""
@@ -67,23 +68,19 @@ class Bench:
         """The loads of a curve."""
         return tuple(every[1:3]) if self.quick else tuple(every)
 
-    def run(
-        self, kind: NodeKind, users: int, variant: Variant, load: Load = loads.sharegpt_like, *, urgent: float = 0.0, **more: Any
-    ) -> Outcome:
+    def run(self, kind: NodeKind, users: int, variant: Variant, load: Load | None = None, *, urgent: float = 0.0, **more: Any) -> Outcome:
         """One run."""
         seconds, warm_up_s = more.pop("span_s", self.seconds)
         most = MOST_13B if kind.model == KIND_13B.model else MOST_8B
         options = {"urgent": urgent} if urgent else {}
-        said = load(users, seconds, most, self.seed, **options)
+        said = (load or self.load)(users, seconds, most, self.seed, **options)
         nodes, spread_s = more.pop("nodes", NODES), BEGIN * warm_up_s
         found = simulate(Run(kind, nodes, variant, users, seconds, self.seed, warm_up_s, spread_s=spread_s, **more), said)
         f = found.figures
         self.say(f"{kind.model}, {users} users, {variant.name}: {1000 * f['normalised_s']['mean']:.1f} ms a token, {f['real_s']:.0f} s")
         return found
 
-    def curve(
-        self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int], load: Load = loads.sharegpt_like
-    ) -> list[dict[str, Any]]:
+    def curve(self, kind: NodeKind, variants: Sequence[Variant], users: Sequence[int], load: Load | None = None) -> list[dict[str, Any]]:
         """A row a system and load."""
         return [row(n, v, self.run(kind, n, v, load)) for n in users for v in variants]
 
@@ -106,6 +103,7 @@ def row(users: int, variant: Variant, found: Outcome) -> dict[str, Any]:
         "requests_per_s": f["requests_per_s"],
         "output_tokens_per_s": f["output_tokens_per_s"],
         "requests": f["requests"],
+        "under_way": f["requests_per_s"] * f["end_to_end_s"].get("mean", 0.0) / users,  # of the users, by Little's law
         "unfinished": f["unfinished"],
         "cached_share_returning": f["cached_share_returning"],
         "peak_to_median": f["peak_to_median"].get("whole_run"),
@@ -362,7 +360,13 @@ def at_equal(rows: Sequence[dict[str, Any]], what: str = "tpot_s") -> list[dict[
     return found
 
 
+def busy(figure: Callable[[Bench], dict[str, Any]]) -> Callable[[Bench], dict[str, Any]]:
+    """The figure of people who are as busy as the paper's."""
+    return lambda bench: figure(replace(bench, load=loads.busy))
+
+
 FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "11": figure_11, "12": figure_12, "15": figure_15, "1": figure_1, "17": figure_17, "18": figure_18, "13": figure_13, "19": figure_19,
     "20": figure_20, "21": figure_21, "16": figure_16, "14": figure_14, "6": figure_6, "2": figure_2, "4": figure_4, "5": figure_5,
 }  # fmt: skip
+FIGURES |= {f"{name}-busy": busy(FIGURES[name]) for name in ("1", "11", "12", "15", "17")}

@@ -9,6 +9,9 @@ BurstGPT-like. People pause between two queries of a session not as long as they
 minutes (BurstGPT, figure 9): log-normal with a coefficient of variation of 2, and the same mean as above. Prompts are longer and answers
 shorter (621 and 126 tokens on average there).
 
+Busy: the same conversations of people who begin to type as soon as an answer has ended. In the paper's figure 1 a user has a request under
+way nearly all of the time, which nobody who also reads has.
+
 A person is met in the middle of a conversation that is drawn by its length, as whoever looks at a moment finds them: the history so far is
 computed once, during warm-up. Everything is determined by the seed.
 """
@@ -54,6 +57,11 @@ def _tokens(rng: random.Random, mean: float, sigma: float) -> int:
 def chat_turn(rng: random.Random) -> Turn:
     """As in ShareGPT: read at the speed of reading, typed in about 11 s."""
     return Turn(_tokens(rng, PROMPT_TOKENS, 1.0), _tokens(rng, ANSWER_TOKENS, 0.8), typing_times(1, rng.getrandbits(32))[0])
+
+
+def busy_turn(rng: random.Random) -> Turn:
+    """The chat's, read while it is streamed."""
+    return replace(chat_turn(rng), reading_s=0.0)
 
 
 def burst_turn(rng: random.Random) -> Turn:
@@ -130,6 +138,11 @@ def _least_s(turn: Turn) -> float:
 def sharegpt_like(users: int, seconds: float, max_tokens: int, seed: int, urgent: float = 0.0, tokens: int = 1 << 30) -> list[Script]:
     """See the module."""
     return people(users, seconds, max_tokens, seed, chat_turn, urgent, tokens)
+
+
+def busy(users: int, seconds: float, max_tokens: int, seed: int, urgent: float = 0.0, tokens: int = 1 << 30) -> list[Script]:
+    """See the module."""
+    return people(users, seconds, max_tokens, seed, busy_turn, urgent, tokens)
 
 
 def burstgpt_like(users: int, seconds: float, max_tokens: int, seed: int, tokens: int = 1 << 30) -> list[Script]:

@@ -48,7 +48,7 @@ def draw(name: str, found: dict[str, Any], path: Path, dots_per_inch: int = 130)
             "figure.constrained_layout.use": True, "axes.titlesize": 9, "axes.titleweight": "bold",
         }
     ):  # fmt: skip
-        figure = DRAWN[name](found)
+        figure = DRAWN[name.removesuffix("-busy")](found)
         figure.savefig(path, dpi=dots_per_inch)
         plt.close(figure)
 
