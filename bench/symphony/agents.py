@@ -20,6 +20,7 @@ from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import Fleet, Variant
 from loadtest.simulate.request import Request
+from loadtest.simulate.results import latencies
 
 #: Documents and code as MetaGPT writes them: longer notes and answers than what this machine can afford for real.
 LENGTHS = TeamLengths(note=(100, 400), answer=(400, 900))
@@ -104,7 +105,9 @@ class Served:
         self.fleet.ask(request)
 
 
-def serve(kind: NodeKind, nodes: int, variant: Variant, files: int, teams: int, projects: int, seed: int) -> dict[str, Any]:
+def serve(
+    kind: NodeKind, nodes: int, variant: Variant, files: int, teams: int, projects: int, seed: int, lengths: TeamLengths = LENGTHS
+) -> dict[str, Any]:
     """`teams` teams do `projects` projects each, after one that is not counted. Seconds of a project and of its requests."""
     events = Events()
     fleet = Fleet(events, kind, nodes, variant)
@@ -127,7 +130,7 @@ def serve(kind: NodeKind, nodes: int, variant: Variant, files: int, teams: int, 
                 counted.append(first)
             next_project(member, number + 1)
 
-        served.follow(team(draw(files, seed * 10_000 + 100 * member + number, LENGTHS)), done)
+        served.follow(team(draw(files, seed * 10_000 + 100 * member + number, lengths)), done)
 
     for member in range(teams):
         events.at(3.0 * member, lambda member=member: next_project(member, 0))
@@ -135,14 +138,10 @@ def serve(kind: NodeKind, nodes: int, variant: Variant, files: int, teams: int, 
     fleet.validate()
     ended = [r for r in requests if r.end_s >= 0 and not r.session.session_id.split(":")[0].endswith("-0")]
     returning = [r for r in ended if r.turn]
-    return {
+    return latencies(ended) | {
         "teams": teams,
         "project_mean_s": float(np.mean(took)),
         "project_p95_s": float(np.percentile(took, 95)),
-        "requests": len(ended),
-        "ttft_mean_s": float(np.mean([r.first_s - r.sent_s for r in ended])),
-        "ttft_returning_mean_s": float(np.mean([r.first_s - r.sent_s for r in returning])),
-        "normalised_mean_s": float(np.mean([(r.end_s - r.sent_s) / r.answer_tokens for r in ended])),
         "cached_share_returning": sum(r.cached_tokens for r in returning) / sum(r.history_tokens for r in returning),
         "hints": sum(fleet.control.hints.values()),
         "virtual_s": events.now,
