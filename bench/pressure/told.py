@@ -1,4 +1,4 @@
-"""The result of README.md, from result.json."""
+"""The result of README.md, from result.json and its likes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 from telling import Figure, quoted, read, table
 
 ARMS = ("sticky", "sticky-hints", "balanced-no-hints", "balanced")
-RETURNING, ALL = "ttft_returning_turns_s", "ttft_s"
+RETURNING, ALL, END = "ttft_returning_turns_s", "ttft_s", "end_to_end_s"
+COLUMNS = ("returning, mean", "returning, p95", "all turns, mean", "all, p95", "end to end, mean", "end to end, p95")
+
+
+def document(name: str) -> Any:
+    return read(Path(__file__).with_name(name))
 
 
 def mean(runs: list[Any], of: str, at: str) -> Any:
@@ -16,10 +21,15 @@ def mean(runs: list[Any], of: str, at: str) -> Any:
     return sum(run[of][at] for run in runs) / len(runs)
 
 
+def _pairs(ours: list[Any], theirs: list[Any]) -> list[tuple[Any, Any]]:
+    """Runs of one seed."""
+    other = {run["seed"]: run for run in theirs}
+    return [(run, other[run["seed"]]) for run in ours]
+
+
 def ratios(ours: list[Any], theirs: list[Any], of: str, at: str) -> list[Any]:
     """Of each seed, lowest first."""
-    other = {run["seed"]: run[of][at] for run in theirs}
-    return sorted(run[of][at] / other[run["seed"]] for run in ours)
+    return sorted(run[of][at] / other[of][at] for run, other in _pairs(ours, theirs))
 
 
 def spread(found: list[Any]) -> str:
@@ -28,29 +38,98 @@ def spread(found: list[Any]) -> str:
     return f"{middle:.2f}" if len(found) == 1 else f"{middle:.2f} ({found[0]:.2f}–{found[-1]:.2f})"
 
 
-def result() -> str:
-    found = read(Path(__file__).with_name("result.json"))
-    settings, cells = found["settings"], found["cells"]
-    seconds, beside, behind, always = [], [], 0, 0
+def seconds(cells: Any) -> str:
+    """Of returning turns, by cell and arm."""
+    rows = []
     for name, arms in cells.items():
-        each = {arm: (mean(arms[arm], RETURNING, "mean"), mean(arms[arm], RETURNING, "p95")) for arm in ARMS}
-        seconds.append([quoted(name), *(f"{each[arm][0]:.3f} / {each[arm][1]:.3f}" for arm in ARMS)])
-        pairs = ((of, at) for of in (RETURNING, ALL, "end_to_end_s") for at in ("mean", "p95"))
-        each_pair = [ratios(arms["balanced"], arms["sticky"], of, at) for of, at in pairs]
-        beside.append([quoted(name), *map(spread, each_pair)])
-        behind += sum(each_pair[0]) > len(each_pair[0])
-        always += each_pair[0][-1] < 1
+        each = ((mean(arms[arm], RETURNING, "mean"), mean(arms[arm], RETURNING, "p95")) for arm in ARMS)
+        rows.append([quoted(name), *(f"{middle:.3f} / {p95:.3f}" for middle, p95 in each)])
+    return table(("", *ARMS), rows)
+
+
+def beside(cells: Any) -> str:
+    """`balanced` over `sticky`."""
+    pairs = [(of, at) for of in (RETURNING, ALL, END) for at in ("mean", "p95")]
+    rows = [
+        [quoted(name), *(spread(ratios(arms["balanced"], arms["sticky"], of, at)) for of, at in pairs)] for name, arms in cells.items()
+    ]
+    return table(("", *COLUMNS), rows)
+
+
+def simulated() -> str:
+    found = document("result.json")
+    settings, cells = found["settings"], found["cells"]
+    paired = [ratios(arms["balanced"], arms["sticky"], RETURNING, "mean") for arms in cells.values()]
+    behind, always = sum(sum(each) > len(each) for each in paired), sum(each[-1] < 1 for each in paired)
     return f"""
+### Simulated
+
 `bench/pressure/run --trace mooncake_conversation.jsonl`: {settings["conversations"]:.0f} conversations, lengths × {settings["length_scale"]},
 {settings["nodes"]:.0f} nodes of {quoted(settings["preset"])}, {settings["seeds"]:.0f} seed(s), {quoted(str(found["date"])[:10])}. Virtual time, so the machine does not matter.
 
 Time to the first token of returning turns, mean / p95, s, means of the seeds:
 
-{table(("", *ARMS), seconds)}
+{seconds(cells)}
 
 `balanced` ÷ `sticky`, the mean of the seeds (lowest–highest); where it is less than one, ours is sooner:
 
-{table(("", "returning, mean", "returning, p95", "all turns, mean", "all, p95", "end to end, mean", "end to end, p95"), beside)}
+{beside(cells)}
 
 In the mean of returning turns `balanced` is behind `sticky` in {Figure(behind):.0f} of {Figure(len(cells)):.0f} cells, and ahead with every seed in {Figure(always):.0f}.
 """
+
+
+def switches() -> str:
+    """What each mechanism is worth: `balanced` without it, over `balanced`."""
+    found = document("result-switches.json")
+    rows, pairs = [], ((RETURNING, "mean"), (RETURNING, "p95"), (END, "mean"))
+    for name, arms in found["cells"].items():
+        for arm in (arm for arm in arms if arm != "balanced"):
+            rows.append([quoted(name), arm, *(spread(ratios(arms[arm], arms["balanced"], of, at)) for of, at in pairs)])
+    return f"""
+### Without one mechanism
+
+`bench/pressure/run --switches`, the same load, {found["settings"]["seeds"]:.0f} seeds: `balanced` without one mechanism ÷ `balanced`. Above one, the mechanism pays.
+
+{table(("", "without", "returning, mean", "returning, p95", "end to end, mean"), rows)}
+"""
+
+
+def real() -> str:
+    found = document("result-real.json")
+    settings, cells = found["settings"], found["cells"]
+    return f"""
+### For real
+
+`bench/pressure/run --real --trace mooncake_conversation.jsonl`: {settings["conversations"]:.0f} conversations, lengths × {settings["length_scale"]},
+{settings["nodes"]:.0f} nodes, {settings["seeds"]:.0f} seed(s), {quoted(str(found["date"])[:10])}, {quoted(found["machine"]["cpu"])}. Returning turns, mean / p95, s:
+
+{seconds(cells)}
+
+`balanced` ÷ `sticky`, as above:
+
+{beside(cells)}
+"""
+
+
+def of_agents() -> str:
+    found = document("result-agents.json")
+    rows = []
+    for name, arms in found["cells"].items():
+        projects = sorted(run["project_mean_s"] / ours["project_mean_s"] for run, ours in _pairs(arms["balanced-no-hints"], arms["balanced"]))
+        late = sorted(run["project_p95_s"] / ours["project_p95_s"] for run, ours in _pairs(arms["balanced-no-hints"], arms["balanced"]))
+        took = sum(run["project_mean_s"] for run in arms["balanced"]) / len(arms["balanced"])
+        first = spread(ratios(arms["balanced-no-hints"], arms["balanced"], RETURNING, "mean"))
+        rows.append([quoted(name), f"{took:.1f} s", spread(projects), spread(late), first])
+    return f"""
+### Agents
+
+`bench/pressure/run --agents`: teams of `bench/symphony/agents.py` with long contexts and short answers (`agents.py` here), {found["settings"]["seeds"]:.0f} seeds.
+No hints ÷ hints from the call graph; above one, hints pay:
+
+{table(("", "a project with hints", "project, mean", "project, p95", "returning requests, TTFT mean"), rows)}
+"""
+
+
+def result() -> str:
+    return simulated()
