@@ -29,8 +29,8 @@ def balanced(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
     """Fewest outstanding work wherever the cache happens to be (SYMPHONY, section 3.3), as long as there is time to bring it and the
     difference is worth it.
 
-    A turn that nobody announced also counts the time to load its cache, and so goes where it is done soonest: to the node that has its
-    cache, as a sticky router would, unless the queue there is longer than the way.
+    A turn that nobody announced also counts the time to load its cache, and goes to the node that has it, as a sticky router would, unless
+    there is much more to do than elsewhere.
     """
     return {
         "work_s": terms.work_s(snapshot, turn, rows),

@@ -20,6 +20,8 @@ LEAD_S = 5.0
 #: A session leaves its cache for a node that has so many typical requests less to do, and so much less of what the node has that it
 #: leaves; not for less.
 STAYS_REQUESTS, STAYS_SHARE = 4.0, 0.5
+#: The same of a turn that nobody announced: where its cache is not, it is computed again more often than loaded.
+UNANNOUNCED_STAYS_REQUESTS = 16.0
 #: A load that a turn waits for also costs others: the way it comes by, and the device where it is computed again.
 MOVING = 8.0
 
@@ -76,7 +78,8 @@ def leaving_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
         lacking[snapshot.rows[turn.prefetched]] = 0.0
     missing: Floats = lacking[rows]
     home = _same_node(snapshot, rows, int(np.argmin(missing)))
-    worth_s: float = max(STAYS_REQUESTS * snapshot.request_s, STAYS_SHARE * min(work_s(snapshot, turn, home).tolist()))
+    requests = STAYS_REQUESTS if turn.advised or turn.prefetched else UNANNOUNCED_STAYS_REQUESTS
+    worth_s: float = max(requests * snapshot.request_s, STAYS_SHARE * min(work_s(snapshot, turn, home).tolist()))
     return worth_s * missing
 
 

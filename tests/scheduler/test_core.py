@@ -73,7 +73,7 @@ def test_a_link_that_was_measured_counts_as_fast_as_it_is() -> None:
     h = House()
     h.hold("node-0", 960)  # 0.1 s at a link's usual rate
     h.fleet.request_s = 0.1
-    for n in range(8):
+    for n in range(20):
         h.fleet.placed("node-0", f"r{n}", 0.0)
     assert h.choose().node == "node-0"
     h.fleet.worker_joined("node-1", "w1", (MODEL,), 0.0, Rates(link_bytes_per_s=8e9))
@@ -90,7 +90,7 @@ def test_without_a_hint_a_short_queue_is_worth_less_than_a_long_load() -> None:
         h.fleet.placed("node-0", f"r{n}", 0.0)
     assert h.choose().node == "node-0"
     h.fleet.request_s = 1.0
-    for n in range(6):
+    for n in range(20):
         h.fleet.placed("node-0", f"r{n}", 0.0)
     assert h.choose().node == "node-1"
 

@@ -128,11 +128,12 @@ def test_a_session_leaves_its_cache_for_four_requests_less_by_the_share_that_is_
     assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS)) == [0.0, 0.0, 0.0], "nothing is cached"
     h.holds(0, 100, in_dram=100)
     h.holds(1, 25, in_dram=25)
-    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS)) == pytest.approx([0.0, 1.5, 2.0])
+    assert seconds(terms.leaving_s(h.see(), Turn("m", advised=True), ROWS)) == pytest.approx([0.0, 1.5, 2.0])
+    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS)) == pytest.approx([0.0, 6.0, 8.0]), "nobody announced it: for sixteen"
     assert seconds(terms.leaving_s(h.see(), Turn("m", prefetched="node-2"), ROWS)) == pytest.approx([0.0, 1.5, 0.0])
-    h.fleet.loaded("node-0", Load(outstanding_s=10.0), [], [], 0.0)
-    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS)) == pytest.approx([0.0, 0.75 * 5.0, 5.0]), "half of what is to do there"
-    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS[1:])) == pytest.approx([1.5, 2.0]), "of those that can be had"
+    h.fleet.loaded("node-0", Load(outstanding_s=20.0), [], [], 0.0)
+    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS)) == pytest.approx([0.0, 0.75 * 10.0, 10.0]), "half of what is to do there"
+    assert seconds(terms.leaving_s(h.see(), Turn("m"), ROWS[1:])) == pytest.approx([6.0, 8.0]), "of those that can be had"
 
 
 def test_work_that_is_done_when_the_request_of_a_hint_comes_counts_among_equals_only() -> None:
