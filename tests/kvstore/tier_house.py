@@ -56,8 +56,11 @@ def nixl_io(arena: Arena) -> Iterator[NixlFileIo]:
         yield made
     finally:
         del made._agent
-    if agent() is not None:
+    # A thread that has just moved something may hold it for a moment still.
+    gone_by_s = time.monotonic() + 10.0
+    while agent() is not None and time.monotonic() < gone_by_s:
         gc.collect()
+        time.sleep(0.01)
     assert agent() is None
 
 
