@@ -35,6 +35,17 @@ _LLAMA = {
     "eos_token_id": 2,
 }
 
+#: Of shapes with much KV for what they compute.
+_MUCH_KV: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 2560,
+    "max_position_embeddings": 16_384,
+    "tie_word_embeddings": True,
+}
 #: Shapes by name: keys of config.json over the Llama defaults above, and the type they are stored in.
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "tiny": (
@@ -52,35 +63,9 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
         "float32",
     ),
     # Little to compute, and a cache of 24 KiB a token.
-    "roomy": (
-        {
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 64,
-            "vocab_size": 2560,
-            "max_position_embeddings": 16_384,
-            "tie_word_embeddings": True,
-        },
-        "float32",
-    ),
+    "roomy": (_MUCH_KV | {"intermediate_size": 512}, "float32"),
     # 10 M parameters with the KV of a model ten times its size, 12 KiB a token: see bench/hbm_pressure/README.md.
-    "shallow": (
-        {
-            "hidden_size": 256,
-            "intermediate_size": 704,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 64,
-            "vocab_size": 2560,
-            "max_position_embeddings": 16_384,
-            "tie_word_embeddings": True,
-        },
-        "bfloat16",
-    ),
+    "shallow": (_MUCH_KV | {"intermediate_size": 704}, "bfloat16"),
     "131m": (
         {
             "hidden_size": 1024,

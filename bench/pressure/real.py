@@ -97,7 +97,7 @@ def run(cell: Cell, arm: str, draw: Draw, machine: Machine) -> dict[str, Any]:
     policy, hints = ARMS[arm]
     hbm_gib = (memory + weight_bytes(config)) / _GIB
     stack = Stack(model=machine.model, nodes=NODES, policy=policy, hbm_gib=hbm_gib, dram_gib=memory / _GIB, settings=_SETTINGS)
-    rate = slowed(cell, token_bytes, machine.token_s)
+    rate = ssd_bytes_per_s(cell, token_bytes, machine.token_s)
     with stack, paced(stack, rate):
         endpoint = _endpoint(stack, machine.model, hints=hints)
         for n in range(NODES):
@@ -107,7 +107,7 @@ def run(cell: Cell, arm: str, draw: Draw, machine: Machine) -> dict[str, Any]:
     return found | {"memory_bytes": round(memory), "ssd_bytes_per_s": round(rate)}
 
 
-def slowed(cell: Cell, token_bytes: int, token_s: float) -> float:
+def ssd_bytes_per_s(cell: Cell, token_bytes: int, token_s: float) -> float:
     """Bytes a second of an SSD that is to this machine what the cell's is to its device."""
     kind = PRESETS[PRESET]
     there_s = kind.costs.prefill_s(_LONE_WORDS, 0) / _LONE_WORDS
