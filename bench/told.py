@@ -14,8 +14,7 @@ from claims import E2E, OURS, curve  # noqa: E402
 
 
 def engine() -> list[str]:
-    two, one, avx2 = (read(BENCH / "engine" / f"result{name}.json") for name in ("", "-one-thread", "-avx2"))
-    (tiles,) = read(BENCH / "engine" / "stretches.json")["stretches"]
+    two, one, avx2, tiles = (read(BENCH / "engine" / f"result{name}.json") for name in ("", "-one-thread", "-avx2", "-amx"))
 
     def ratios(of: Any) -> str:
         lowest = min(cell["ratio"] for cell in of["cells"].values())

@@ -1,4 +1,4 @@
-"""The result of README.md, from result*.json and stretches.json."""
+"""The result of README.md, from result*.json."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def cells(found: Any, title: str, *columns: tuple[str, str]) -> str:
 
 
 def result() -> str:
-    two, one, avx2, again = (read(HERE / f"result{name}.json") for name in ("", "-one-thread", "-avx2", "-avx512-before-after"))
-    (tiles,) = read(HERE / "stretches.json")["stretches"]
+    two, one, avx2, tiles, again = (read(HERE / f"result{name}.json") for name in ("", "-one-thread", "-avx2", "-amx", "-avx512-before-after"))
     unsettled, cell = min(again["cells"].items(), key=lambda named: named[1]["ratio"])
     pairs = [value for of in again["cells"].values() for value in of["ratios"]]
     return f"""
@@ -64,20 +63,18 @@ instance of `bench/peers` has one core:
 
 Few cells and short measurements: they say roughly where the engine stands on other processors, and are no results.
 
-AVX2 only, two cores of an AMD EPYC of the fifth generation that was held to AVX2 on both sides (`--avx2`: ours compiled with `-mno-avx512f`; vLLM with its
+AVX2 only, two cores of an Intel Xeon that was held to AVX2 on both sides (`--avx2`: ours compiled with `-mno-avx512f -mno-amx-tile`; vLLM with its
 AVX2 library, float32 weights, and oneDNN, MKL and torch told the same by their variables), {quoted(avx2["date"][:10])}, two threads,
-`bench/engine/run --quick --avx2 --pairs {avx2["settings"]["pairs"]:.0f} --out bench/engine/result-avx2.json`: {avx2["geometric_mean"]:.2f} x vLLM by geometric mean, no cell under {lowest(avx2):.2f} x. Others used the machine
-meanwhile, so rates are low on both sides; pairs are measured in turns, and ratios are their medians. Products compute at the pace of vLLM's there (oneDNN's,
-`docs/design/0007-cpu-kernels.md`); decoding reads half of its bytes.
+`bench/engine/run --quick --avx2 --pairs {avx2["settings"]["pairs"]:.0f} --out bench/engine/result-avx2.json`: {avx2["geometric_mean"]:.2f} x vLLM by geometric mean, no cell under {lowest(avx2):.2f} x.
+Products compute at the pace of oneDNN's or above (`docs/design/0007-cpu-kernels.md`); decoding reads half of vLLM's bytes.
 
 {cells(avx2, "two threads, AVX2", OURS, ("vLLM in float32", VLLM[1]), RATIO, PACE)}
 
-With tiles (AMX, two cores of an Intel Xeon, {quoted(tiles["date"])}), `{quoted(tiles["command"])}`, on a machine whose matrix units are shared with others (the same
-products took {stretch(tiles["same_products_in_another_minute_times"], "g")} times as long in another minute): {tiles["geometric_mean"]:.2f} x by geometric mean, {lowest(tiles):.2f} x in the lowest cell. It was the first run on
-such a processor; attention was made anew there (`docs/design/0007-cpu-kernels.md`), products have not been yet. Its JSON was not kept; the figures were
-transcribed from an earlier state of this page (`stretches.json`).
+With tiles (AMX), two cores of the same Xeon, {quoted(tiles["date"][:10])}, `bench/engine/run --quick --pairs {tiles["settings"]["pairs"]:.0f} --out bench/engine/result-amx.json`:
+{tiles["geometric_mean"]:.2f} x by geometric mean, {lowest(tiles):.2f} x in the lowest cell, the prompt: oneDNN's products with tiles are faster than ours. What was tried
+stands in `docs/design/0007-cpu-kernels.md`.
 
-{cells(tiles, "one thread, AMX", OURS, VLLM, RATIO)}
+{cells(tiles, "two threads, AMX", OURS, VLLM, RATIO, PACE)}
 
 Before and after, AVX-512 BF16, two cores of an AMD EPYC of the fifth generation, {quoted(again["date"][:10])}: the engine beside itself before its blocks were made
 for each register file, in turns, the cells of `--quick`, {again["settings"]["pairs"]:.0f} pairs (`result-avx512-before-after.json`, by

@@ -20,7 +20,7 @@ __all__ = ["AVX2_ONLY", "OPTIMISE", "NoKernels", "library"]
 #: What is compiled; everything beside it in its folder belongs to it.
 KERNELS = Path(__file__).parent / "cpu" / "layer.cpp"
 #: `more` flags with which a processor that has AVX-512 computes like one that has AVX2 only: for tests and measurements.
-AVX2_ONLY = ("-mno-avx512f",)
+AVX2_ONLY = ("-mno-avx512f", "-mno-amx-tile")
 #: What the results' bits depend on, beside the sources.
 OPTIMISE = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _FLAGS = ("-std=c++17", *OPTIMISE, "-march=native", "-shared", "-fPIC", "-pthread")
