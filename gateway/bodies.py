@@ -1,6 +1,6 @@
-"""The bytes of request bodies: read no further than the limits, held within their owners' shares, and waited for not for ever.
+"""Reads request bodies within limits of size, memory share and time.
 
-What a body counts, when it is too slow, and who makes way is decided in `core.bodies`.
+`core.bodies` decides what a body costs, when it is too slow, and which body is dropped for room.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from gateway.core.admission import check_length
 from gateway.core.bodies import Arrival, Arrivals, Tally
 from gateway.core.shares import Shares
 
-#: Of the bytes that are held at a time, the part that senders may take who are not known yet.
-STRANGERS_SHARE = 8
+#: Unauthenticated senders share 1/8 of the bytes held at a time.
+UNAUTHENTICATED_SHARE = 8
 
 
 class _Pool:
-    """What is held of one kind of owner: tenants, or strangers' addresses."""
+    """Bytes held by one kind of owner: tenants, or unauthenticated callers' addresses."""
 
     def __init__(self, limit_bytes: int, share: float) -> None:
         self.shares, self.arrivals = Shares(limit_bytes, share), Arrivals()
-        #: What ends the wait for a body that makes way.
+        #: Callbacks that stop reading a body that is dropped for room.
         self.stop: dict[Arrival, Callable[[], None]] = {}
 
     def free(self, owner: str) -> int:
         return min(self.shares.most - self.shares.of(owner), self.shares.limit - self.shares.held)
 
     def make_room(self, owner: str, wanted: int) -> bool:
-        """Give up a body that rests: of this owner when its share is taken, else of the one that holds most."""
+        """Drop a stalled body, of this owner if its share is full, else of the owner that holds most. Returns whether
+        one was dropped."""
         mine = self.shares.of(owner) + wanted > self.shares.most
         holder = owner if mine else self.shares.greediest()
         slowest = None if holder is None else self.arrivals.slowest(holder, asyncio.get_running_loop().time())
@@ -43,7 +44,7 @@ class _Pool:
         return True
 
 
-#: Of whose share a request holds how much, until it has ended.
+#: A request's pool, owner and held bytes, until it has ended.
 _HELD = web.RequestKey("held body bytes", tuple[_Pool, str, int])
 
 
@@ -51,34 +52,47 @@ class Bodies:
     """All bodies that this process holds."""
 
     def __init__(self, limit_bytes: int, tenant_share: float, address_share: float, max_body_bytes: int) -> None:
-        """limit_bytes: of callers' bodies at a time. tenant_share: of them, what one tenant may hold. address_share: of strangers' part,
-        what one address may hold. max_body_bytes: of one body."""
+        """limit_bytes: bytes of authenticated callers' bodies held at a time. tenant_share: the part that one tenant
+        may hold. address_share: the part of unauthenticated callers' bytes that one address may hold. max_body_bytes:
+        limit of one body."""
         self._callers = _Pool(limit_bytes, tenant_share)
-        self._strangers = _Pool(limit_bytes // STRANGERS_SHARE, address_share)
+        self._unauthenticated = _Pool(limit_bytes // UNAUTHENTICATED_SHARE, address_share)
         self._max_body_bytes = max_body_bytes
 
     @property
     def held(self) -> int:
-        """Bytes that are held."""
-        return self._callers.shares.held + self._strangers.shares.held
+        """Bytes held now."""
+        return self._callers.shares.held + self._unauthenticated.shares.held
 
     async def read(
-        self, request: web.Request, owner: str, limit_bytes: int, useful_bytes: int | None = None, *, stranger: bool = False
+        self,
+        request: web.Request,
+        owner: str,
+        limit_bytes: int,
+        useful_bytes: int | None = None,
+        *,
+        unauthenticated: bool = False,
     ) -> tuple[bytes, Tally]:
-        """The body, held until `release`, and what is in it. useful_bytes: of the longest that some model could read; None: not known.
+        """The body, held until `release`, and its tally. useful_bytes: length of the longest body that some model could
+        read; None: unknown.
 
-        Raises BodyTooLarge at once by Content-Length, or when a chunked body crosses a limit; BodyTooSlow; Unavailable when the owner's
-        share, or what all may hold, is taken; InvalidRequest for a compressed body."""
+        Raises BodyTooLarge, at once by Content-Length or when a chunked body crosses a limit; BodyTooSlow; Unavailable
+        when the owner's share or the total is full; InvalidRequest for a compressed body."""
         encoding = request.headers.get(hdrs.CONTENT_ENCODING)
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
-            raise InvalidRequest("compressed bodies are not supported; send the body as it is", param="Content-Encoding")
-        pool = self._strangers if stranger else self._callers
+            raise InvalidRequest(
+                "compressed bodies are not supported; send the body as it is", param="Content-Encoding"
+            )
+        pool = self._unauthenticated if unauthenticated else self._callers
         limit = min(self._max_body_bytes, limit_bytes, pool.shares.most)
 
         def check(length: int) -> None:
             check_length(length, limit)
             if useful_bytes is not None and length > useful_bytes:
-                raise BodyTooLarge(f"no prompt that this server's models can read is longer than {useful_bytes} bytes of JSON; shorten it")
+                raise BodyTooLarge(
+                    f"no prompt that this server's models can read is longer than {useful_bytes} bytes of JSON; "
+                    "shorten it"
+                )
 
         length, tally = request.content_length or 0, Tally()
         check(length)
@@ -86,7 +100,7 @@ class Bodies:
             if length > pool.free(owner) and not pool.make_room(owner, length):
                 raise _no_room()
             return await self._arrived(request, owner, pool, tally, check), tally
-        body = request.content.read_nowait()  # it came with its headers, and there is nothing to wait for
+        body = request.content.read_nowait()  # it arrived together with its headers
         tally.add(body)
         check(tally.length)
         if not pool.shares.take(owner, tally.length):
@@ -94,16 +108,19 @@ class Bodies:
         request[_HELD] = (pool, owner, tally.length)
         return body, tally
 
-    async def _arrived(self, request: web.Request, owner: str, pool: _Pool, tally: Tally, check: Callable[[int], None]) -> bytes:
-        """The body, piece by piece, as long as it keeps up. Raises as `read`."""
+    async def _arrived(
+        self, request: web.Request, owner: str, pool: _Pool, tally: Tally, check: Callable[[int], None]
+    ) -> bytes:
+        """Read the body piece by piece while it is fast enough. Raises what `read` raises."""
         loop = asyncio.get_running_loop()
         arrival, body = pool.arrivals.begin(owner, loop.time()), bytearray()
         try:
-            async with asyncio.timeout_at(arrival.due_s()) as patience:
+            async with asyncio.timeout_at(arrival.due_s()) as deadline:
 
                 def stop() -> None:
                     self.release(request)
-                    patience.reschedule(loop.time())
+                    if not deadline.expired():  # else it ends anyway, and cannot be moved
+                        deadline.reschedule(loop.time())
 
                 pool.stop[arrival] = stop
                 async for piece in request.content.iter_any():
@@ -118,7 +135,7 @@ class Bodies:
                     body += piece
                     arrival.held = tally.length
                     request[_HELD] = (pool, owner, tally.length)
-                    patience.reschedule(arrival.due_s())
+                    deadline.reschedule(arrival.due_s())
         except RequestError:
             raise
         except TimeoutError:
@@ -132,11 +149,14 @@ class Bodies:
         return bytes(body)
 
     def hold(self, request: web.Request, amount: int) -> None:
-        """What the body has become takes so many bytes. Raises BodyTooLarge when that is more than its owner may hold at all, and
-        Unavailable when it is more than is free."""
+        """Hold `amount` bytes for the decoded body instead of its length. Raises BodyTooLarge when its owner may never
+        hold that much, Unavailable when not enough is free."""
         pool, owner, held = request[_HELD]
         if amount > pool.shares.most:
-            raise BodyTooLarge("the body holds too many values for this server's memory; send fewer, or raise gateway.body_memory_bytes")
+            raise BodyTooLarge(
+                "the body holds too many values for this server's memory; send fewer, or raise "
+                "gateway.body_memory_bytes"
+            )
         if amount < held:
             pool.shares.give(owner, held - amount)
         elif not pool.shares.take(owner, amount - held):
@@ -144,7 +164,7 @@ class Bodies:
         request[_HELD] = (pool, owner, amount)
 
     def release(self, request: web.Request) -> None:
-        """The request has ended, or its body makes way. Safe to call twice."""
+        """Free the request's bytes: it has ended, or its body is dropped. Safe to call twice."""
         held = request.get(_HELD)
         if held is not None:
             del request[_HELD]

@@ -1,9 +1,9 @@
-// Attention over paged KV, pages read in place; sums and softmax in float32. Where weights are multiplied by pairs, so are K and V: queries are
-// bfloat16 already, and probabilities are rounded to it before they meet V, as FlashAttention's are.
+// Attention over paged KV, read in place, with sums and softmax in float32. If weights are multiplied by pairs, K and V are too: queries are
+// bfloat16 already, and probabilities are rounded to bfloat16 before the product with V, as in FlashAttention.
 //
-// A page is `[kv_heads][K, V][chunk][head_dim]`. A query sees its sequence's tokens in order, in stripes that end at multiples of `stripe`:
-// there a row's running maximum may change, and with it every bit. Tokens of a stripe beyond what the query sees count as nothing. So what
-// a query computes depends on its own position and on nothing else: prefill in pieces, decode and recomputation give the same bits.
+// A page is `[kv_heads][K, V][chunk][head_dim]`. Keys are processed in order, in stripes that end at multiples of `stripe`. A row's running
+// maximum, which affects every bit, changes only there. Tokens of a stripe that the query does not see count as zero. So a query's result
+// depends only on its position and the tokens before it: chunked prefill, decode and recomputation give the same bits.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -13,9 +13,9 @@
 
 namespace upbeat {
 
-constexpr int BLOCK_ROWS = 192;  // query rows (tokens times the heads that share a KV head) that one unpacking of a stripe serves
+constexpr int BLOCK_ROWS = 192;  // query rows (tokens times heads per KV head) per unpacked stripe
 
-// Scratch of one task: a stripe unpacked, the scores of one block of rows, results.
+// Scratch of one task: an unpacked stripe, scores of one block of rows, results.
 struct Unpacked {
     const int stripe;  // tokens: whole pages, about 128
     std::vector<float> k, v, scores, out, q;
@@ -25,8 +25,8 @@ struct Unpacked {
           out(BLOCK_ROWS * (dim + LANES)), q(BLOCK_ROWS * (dim + LANES)), narrow(BLOCK_ROWS * dim), chances(ROWS * stripe) {}
 };
 
-// K of one head as tiles of 16 tokens, packed as weights are: `[tokens / 16][dim][16]`, of bfloat16 in pairs of dimensions. What lies
-// `ahead` values behind it is fetched meanwhile, unless that is 0.
+// Packs K of one head like weights, in tiles of 16 tokens: `[tokens / 16][dim][16]`, in bfloat16 in pairs of dimensions. Also prefetches
+// memory `ahead` values behind it, unless `ahead` is 0.
 template <typename W>
 inline void unpack_keys(const typename W::Stored* k, int tokens, int dim, long ahead, float* to) {
     constexpr int PAIRED = W::STEP * LANES;
@@ -44,14 +44,15 @@ inline void unpack_keys(const typename W::Stored* k, int tokens, int dim, long a
         }
 }
 
-// V of one head as tiles of 16 dimensions `[dim / 16][stripe][16]`.
+// Packs V of one head in tiles of 16 dimensions: `[dim / 16][stripe][16]`.
 template <typename W>
 inline void unpack_values(const typename W::Stored* v, int tokens, int stripe, int dim, float* to) {
     for (int d = 0; d < dim; d += LANES)
         for (int t = 0; t < tokens; t++) store(to + long(d) * stripe + t * LANES, W::load(v + t * dim + d));
 }
 
-// The same of bfloat16 in pairs of tokens, `[dim / 16][stripe / 2][16][2]`, `dim` a multiple of 32; tokens from `seen` to `padded` are zero.
+// Like unpack_values, for bfloat16 in pairs of tokens: `[dim / 16][stripe / 2][16][2]`, `dim` a multiple of 32. Tokens from `seen` to `padded`
+// become zero.
 inline void pair_values(const uint16_t* v, int seen, int padded, int stripe, int dim, long ahead, uint16_t* to) {
     typedef uint16_t u16x32 __attribute__((vector_size(64), aligned(2), may_alias));
     u16x32 low, high;
@@ -70,8 +71,8 @@ inline void pair_values(const uint16_t* v, int seen, int padded, int stripe, int
         }
 }
 
-// to[m][count * 16] = (or, ADD, +=) a[m][k] times `count` tiles, `apart` values from each other, `stride` from an input to the next; at most
-// most_rows<W>() rows. Few take several tiles at a time.
+// to[m][count * 16] = (with ADD: +=) a[m][k] times `count` tiles. apart: distance of tiles; stride: from one input to the next. m is at most
+// most_rows<W>(); few rows take several tiles at a time.
 template <typename W, bool ADD>
 inline void tiled(int m, const typename W::Active* a, long lda, const typename W::Stored* tiles, long apart, long stride, int k, int count, float* to, long ld) {
     int t = 0;
@@ -90,14 +91,14 @@ inline void tiled(int m, const typename W::Active* a, long lda, const typename W
 
 inline int up(int tokens) { return (tokens + LANES - 1) / LANES * LANES; }
 
-// `[m][n]`, rounded to bfloat16.
+// Rounds `[m][n]` to bfloat16.
 inline void narrow(int m, int n, const float* from, long ld, uint16_t* to) {
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j += LANES) Bf16::store(to + i * n + j, load(from + i * ld + j));
 }
 
-// Softmax of a row's scores of `padded` tokens, of which it sees [low, high]: into `chances`, with `most`, `total` (by lane) and the row of
-// `out` brought to the new maximum. `scale` has log2 e in it. WHOLE: it sees all of them.
+// Softmax of a row's scores of `padded` tokens, of which it sees [low, high], into `chances`. Rescales `most`, `total` (by lane) and the row of
+// `out` to the new maximum. scale: includes log2 e. WHOLE: the row sees all tokens.
 template <bool WHOLE, typename Chance>
 inline void soften(const float* scores, int padded, int low, int high, float scale, int dim, float& most, f32x16& total, float* out, Chance* chances) {
     const i32x16 count = counting();
@@ -118,13 +119,13 @@ inline void soften(const float* scores, int padded, int low, int high, float sca
     }
 }
 
-// `tokens` of `query` from token `first` on, heads of KV head `g`: into out `[row][heads * dim]`, stride `out_stride`.
+// Attention of `tokens` tokens of `query` from token `first` on, for the heads of KV head `g`, into out `[row][heads * dim]` with `out_stride`.
 template <typename W>
 void attend(const AttentionShape& s, const char* base, const Query& query, int layer, int first, int tokens, int g, const float* q, long q_stride,
             typename W::Active* out, long out_stride, Unpacked& u) {
     constexpr bool PAIRS = std::is_same_v<typename W::Active, uint16_t>;
     using Stored = typename W::Stored;
-    using Kept = std::conditional_t<std::is_same_v<Stored, uint16_t>, Bf16, W>;  // as pages are read, whatever multiplies weights
+    using Kept = std::conditional_t<std::is_same_v<Stored, uint16_t>, Bf16, W>;  // the type of pages
     const int group = s.heads / s.kv_heads, dim = s.dim, chunk = s.chunk, stripe = u.stripe, m = tokens * group;
     const long lq = dim + LANES, lp = stripe + LANES, half = long(chunk) * dim, head = g * 2 * half;
     const float scale = s.scale * LOG2_E;
@@ -138,7 +139,7 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
         total[i] = splat(0);
     }
     const bool paired = dim % (2 * LANES) == 0, by_pairs = PAIRS && paired, once = m <= most_rows<Kept>();
-    const bool keys_by_pairs = Kept::STEP == 2 && paired && (once || SPAN == 1);  // many rows find them as float32 where that is faster
+    const bool keys_by_pairs = Kept::STEP == 2 && paired && (by_pairs || once || SPAN == 1);  // else K is widened to float32, which is faster with many rows
     if (by_pairs) narrow(m, dim, u.q.data(), lq, u.narrow.data());
     const int begin = query.start + first, last = begin + tokens - 1;
     const int lowest = s.window && begin - s.window + 1 > 0 ? begin - s.window + 1 : 0;
@@ -151,7 +152,7 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
         for (int t = 0; t < known; t += chunk) {
             const int seen = known - t < chunk ? known - t : chunk, padded = up(seen);
             const Stored* k = keys(at + t);
-            // Few rows are done before memory has what comes next, a page or a head: it is asked for meanwhile.
+            // With few rows memory is the bottleneck: prefetch the next page, or the next head's first page.
             long ahead = 0;
             if (once && at + t + chunk <= last)
                 ahead = keys(at + t + chunk) - k;
@@ -199,7 +200,7 @@ void attend(const AttentionShape& s, const char* base, const Query& query, int l
                 tiled<F32, false>(n, u.q.data() + i * lq, lq, u.k.data(), dim * LANES, LANES, dim, tiles, scores, lp);
             soften_to(scores, lp);
             if (!once) tiled<F32, true>(n, scores, lp, u.v.data(), stripe * LANES, LANES, seen, dim / LANES, to, lq);
-            for (int t = 0; once && t < seen; t += chunk)  // V is gone over once: in place
+            for (int t = 0; once && t < seen; t += chunk)  // V is read once, so in place
                 tiled<Plain<Kept>, true>(n, scores + t, lp, keys(at + t) + half, LANES, dim, seen - t < chunk ? seen - t : chunk, dim / LANES, to, lq);
         }
     }

@@ -1,8 +1,8 @@
-// bfloat16 products by the processor's own instructions: pairs of inputs at once (AVX-512 BF16), or tiles of 16 x 32 (AMX). The packed
-// weights are those of the portable kernel; activations are kept as bfloat16, which they are rounded to anyway.
+// bfloat16 products by processor instructions: pairs of inputs (AVX-512 BF16), or tiles of 16 x 32 (AMX). Weights are packed as for the
+// portable kernel; activations are stored as bfloat16, to which they are rounded anyway.
 //
-// The order of an output's sum is the instruction's: as fixed as the portable one, and another, so machines that compute differently may
-// answer differently in the last bit. With UPBEAT_EMULATE both are computed in plain C++, for tests on processors without them.
+// The instruction fixes the order of an output's sum, which differs from the portable order. So machines with different instructions may
+// differ in the last bit. UPBEAT_EMULATE computes both in plain C++, for tests on processors without them.
 #pragma once
 #include "lanes.h"
 
@@ -20,7 +20,7 @@
 
 namespace upbeat {
 
-// Weights and activations in pairs, each added to a float32 sum by one instruction.
+// Multiplies pairs of weights and activations and adds them to a float32 sum, with one instruction.
 struct Bf16Pairs : Bf16 {
     using Active = uint16_t;
     using Loaded = u32r;
@@ -40,7 +40,7 @@ struct Bf16Pairs : Bf16 {
     }
 };
 
-// As above, in tiles: `tile_rows` instead of vectors.
+// The same with tiles: `tile_rows` instead of vectors.
 struct Bf16Tiles : Bf16Pairs {
     static constexpr bool TILES = true;
 };

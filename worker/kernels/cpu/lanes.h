@@ -1,18 +1,18 @@
-// How the types that weights and KV are kept in become vectors, and what is computed of those.
+// Conversion of the types of weights and KV to vectors, and functions of vectors.
 #pragma once
 #include "registers.h"
 
 namespace upbeat {
 
-// Have so many bytes brought near.
+// Prefetches `bytes` bytes.
 inline void fetch(const void* from, long bytes) {
     for (long at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 0, 2);
 }
 
-// Of each type: `Stored`, as weights and KV are kept; `Active`, as activations between products are. Packed weights are read a register
-// of `Loaded` at a time, STEP inputs of its lanes' outputs, and multiplied in PARTS: part p is that of input p.
+// For each type: `Stored` is the element of weights and KV, `Active` that of activations between products. Packed weights are read one register
+// `Loaded` at a time, which has STEP inputs for each lane's output, and multiplied in PARTS; part p belongs to input p.
 
-// float32 as it is.
+// float32.
 struct F32 {
     using Stored = float;
     using Active = float;
@@ -83,7 +83,7 @@ struct F16 {
     }
 };
 
-// Activations and probabilities, as bfloat16 where they are multiplied by pairs: the processor that does so also rounds (what is below 1e-38 to 0).
+// Stores activations and probabilities, as bfloat16 for products by pairs. Processors with these products also round (values below 1e-38 to 0).
 inline void put(float* p, f32x16 x) { store(p, x); }
 #if defined(__AVX512BF16__)
 inline void put(uint16_t* p, f32x16 x) { *reinterpret_cast<u16r*>(p) = (u16r)_mm512_cvtneps_pbh((__m512)x); }
@@ -91,7 +91,7 @@ inline void put(uint16_t* p, f32x16 x) { *reinterpret_cast<u16r*>(p) = (u16r)_mm
 inline void put(uint16_t* p, f32x16 x) { Bf16::store(p, x); }
 #endif
 
-// Rows of 16 values as they are kept, one input at a time: what is read in place.
+// Weights or KV read in place: rows of 16 values, one input at a time.
 template <typename W>
 struct Plain : W {};
 template <>

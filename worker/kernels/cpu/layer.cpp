@@ -1,8 +1,8 @@
-// A decoder layer of the Llama family over packed tokens, as three calls a layer: project, write, finish. Plain C at the border, so
-// that it is built without any library's headers and called without copying.
+// A decoder layer of the Llama family over packed tokens, in three calls: project, write, finish. The interface is plain C, so that it
+// builds without headers of other libraries and is called without copies.
 //
-// Activations are float32 in memory; after every operation they are rounded to the model's own type, as the published
-// implementations round. Buffers belong to the caller; nothing is kept between calls but the threads.
+// Activations are float32 in memory, rounded to the model's type after every operation, like in the published implementations. The caller
+// owns all buffers; only threads and their scratch memory are kept between calls.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -23,8 +23,8 @@ struct Shape {
     float eps;
 };
 
-// Weights of one layer. Matrices are packed in tiles; vectors are plain; null where the model has none. gate_up holds a gate tile and
-// the up tile of the same outputs alternately.
+// Weights of one layer. Matrices are packed in tiles, vectors are plain; null if the model has none. gate_up alternates gate tiles with the up
+// tiles of the same outputs.
 struct Layer {
     const void *input_norm, *post_norm, *qkv, *out, *gate_up, *down, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *q_norm, *k_norm;
     int32_t window;
@@ -117,7 +117,7 @@ void write(Team& team, const Shape& s, const Buffers& b, int tokens, char* base,
     });
 }
 
-// One per thread and sizes: models that take turns have different ones.
+// Scratch memory per thread and sizes, as models that take turns have different sizes.
 template <typename Scratch, typename... Sizes>
 Scratch& scratch(Sizes... sizes) {
     static thread_local std::map<std::tuple<Sizes...>, std::unique_ptr<Scratch>> made;
@@ -193,7 +193,7 @@ void embed_rows(const typename W::Stored* table, const int64_t* tokens, int coun
         for (int i = 0; i < hidden; i += LANES) store(x + long(row) * hidden + i, W::load(table + tokens[row] * hidden + i));
 }
 
-// Whether products by W agree with the portable ones, and give a row the same bits among any other rows.
+// Whether products by W agree with the portable ones, and give a row the same bits in any batch.
 template <typename W>
 bool agrees() {
     constexpr int K = 96, TILES = 5, OUT = TILES * LANES, MOST = 40;
@@ -244,7 +244,7 @@ bool agrees() {
 
 extern "C" {
 
-// Whether products of `type` (3: pairs of bfloat16, 4: tiles of bfloat16) can be used here: built, allowed by the system, and right.
+// Whether products of `type` (3: pairs of bfloat16, 4: tiles of bfloat16) are usable: compiled in, allowed by the system, and correct.
 int upbeat_usable(int type) {
 #if defined(UPBEAT_PAIRS)
     if (type == 3) return agrees<Bf16Pairs>();
@@ -255,17 +255,17 @@ int upbeat_usable(int type) {
     return 0;
 }
 
-// The registers that this library was built for, by name.
+// Name of the registers that this library was built for.
 const char* upbeat_registers() { return REGISTERS_NAME; }
 
-// Of products of `type`, measured now, which takes some ten milliseconds.
+// Measures the speed of products of `type`; takes some ten milliseconds.
 void upbeat_speed(int type, Speed* to) { FOR_TYPE(type, *to = speed_of<W>()) }
 
 void* upbeat_team(int threads) { return new Team(threads); }
 void upbeat_team_use(void* team, int width) { static_cast<Team*>(team)->use(width); }
 void upbeat_team_end(void* team) { delete static_cast<Team*>(team); }
 
-// `from [outputs, in]` in tiles, every `spread`-th tile of `to`; both of the model's type, `outputs` a multiple of 16.
+// Packs `from [outputs, in]` into every `spread`-th tile of `to`. Both have the model's type; `outputs` is a multiple of 16.
 void upbeat_pack(int type, const void* from, void* to, int64_t outputs, int64_t in, int64_t spread) {
     FOR_TYPE(type, pack_tiles<W>(static_cast<const W::Stored*>(from), static_cast<W::Stored*>(to), outputs, in, spread))
 }
@@ -278,7 +278,7 @@ void upbeat_project(void* team, int type, const Shape* s, const Layer* l, const 
 void upbeat_write(void* team, int type, const Shape* s, const Buffers* b, int tokens, void* base, const int64_t* pages, const int32_t* slots) {
     FOR_TYPE(type, write<W>(*static_cast<Team*>(team), *s, *b, tokens, static_cast<char*>(base), pages, slots))
 }
-// The output of `rows` rows, in b->x; queries say which row of q each is and where it goes.
+// Attention of `queries` and the rest of the layer for `rows` rows of b->x, in place.
 void upbeat_finish(void* team, int type, const Shape* s, const Layer* l, const Buffers* b, const Query* queries, int count, int rows, int layer,
                    const void* base) {
     FOR_TYPE(type, finish<W>(*static_cast<Team*>(team), *s, *l, *b, queries, count, rows, layer, static_cast<const char*>(base)))

@@ -1,8 +1,8 @@
 // Matrix products of a few rows with packed weights.
 //
-// Weights `[out, in]` are packed in tiles of 16 outputs: `[out / 16][in][16]`, of bfloat16 with two neighbouring inputs of an output
-// side by side: `[out / 16][in / 2][16][2]`. Every output is one sum over `in` in a fixed order, in float32, whatever the number of
-// rows and wherever a row stands among them: results of a row never depend on which other rows a step computes.
+// Weights `[out, in]` are packed in tiles of 16 outputs, `[out / 16][in][16]`; in bfloat16 with two neighbouring inputs of an output side by
+// side, `[out / 16][in / 2][16][2]`. Every output is one float32 sum over `in` in a fixed order, for any number of rows. So a row's result
+// never depends on the other rows of a step.
 #pragma once
 #include <type_traits>
 
@@ -11,17 +11,17 @@
 
 namespace upbeat {
 
-// A block keeps its sums in registers, beside what is multiplied (more where a load is widened in parts): on AVX-512 12 rows x 2 tiles of
-// 16 outputs, on AVX2 and NEON 6 rows x 1 tile, 4 in parts, of fewer rows as many tiles as fit.
+// Whether the sums of a block fit into registers beside its operands (which need more registers when loads are widened in parts). The largest
+// block has 12 rows x 2 tiles of 16 outputs on AVX-512; on AVX2 and NEON 6 rows x 1 tile, or 4 rows with parts.
 template <typename W>
 constexpr bool fits(int rows, int tiles) {
     constexpr int MOST = REGISTERS == 32 ? 24 : 12;
     return rows * tiles * SPAN <= (SPAN > 1 && W::PARTS > 1 ? MOST * 2 / 3 : MOST);
 }
-// Tiles (4, 2 or 1) that a block of so many rows takes at once: a single sum would wait for itself.
+// Tiles (4, 2 or 1) that a block of `rows` rows computes at once; several, as consecutive additions to one sum have latency.
 template <typename W>
 constexpr int tiles_at_once(int rows) { return fits<W>(rows, 4) ? 4 : fits<W>(rows, 2) ? 2 : 1; }
-// The most rows of a block.
+// Maximum number of rows of a block.
 template <typename W>
 constexpr int most_rows() {
     int rows = 1;
@@ -29,20 +29,20 @@ constexpr int most_rows() {
     return rows;
 }
 constexpr int ROWS = most_rows<F32>();
-constexpr int MANY = 64, MANY_AT_ONCE = 96, DEPTH = 128;  // of `many_rows`: from how many on, how many at once, inputs at a time
-constexpr long CACHED_BYTES = 1 << 19;  // of activations that one task goes over, so that they stay near
+constexpr int MANY = 64, MANY_AT_ONCE = 96, DEPTH = 128;  // `many_rows`: minimum number of rows, rows at once, inputs at once
+constexpr long CACHED_BYTES = 1 << 19;  // activations per task, to stay in cache
 
-// Of the tiles that come next, `by` values behind those at hand (0: none are known), every so many loads from `first` on: neighbouring
-// blocks of rows share the fetching, so that memory is never idle while they compute. A pair of tiles can be more than the nearest cache
-// holds, so they are fetched to the second one, and from there NEAR loads before they are multiplied.
+// Prefetch of the next tiles, `by` values behind the current ones (0: off), at every `every`-th load from `first` on. Blocks of rows share the
+// prefetch, so that memory is busy while all of them compute. A pair of tiles can exceed the first cache, so it is prefetched to the second,
+// and to the first NEAR loads before it is used.
 struct Ahead {
     long by = 0;
     int first = 0, every = 1;
 };
 constexpr int NEAR = 24;
 
-// to[m][t * 16] = (or, ADD, +=) rows m of `a` (stride `lda`) times `b[t]`, over `k` inputs; from one load of W::STEP inputs to the next it is
-// `stride`. What of the next tiles `ahead` names is fetched meanwhile.
+// to[m][t * 16] = (with ADD: +=) rows m of `a` (stride `lda`) times `b[t]`, over `k` inputs. stride: from one load of W::STEP inputs to the
+// next. Prefetches as `ahead` says.
 template <typename W, int M, int T, bool ADD>
 inline void block(const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld, Ahead ahead) {
     constexpr int N = T * SPAN;  // registers of a row's sums
@@ -80,7 +80,7 @@ inline void block(const typename W::Active* a, long lda, const typename W::Store
         for (int n = 0; n < N; n++) *reinterpret_cast<f32r*>(to + m * ld + n * REGISTER_LANES) = s[m][n];
 }
 
-// `inputs` of a tile as float32, `[inputs][16]`.
+// Widens `inputs` inputs of a tile to float32, `[inputs][16]`.
 template <typename W>
 inline void widen(const typename W::Stored* tile, int inputs, float* to) {
     for (int i = 0; i < inputs; i += W::STEP)
@@ -92,7 +92,7 @@ inline void widen(const typename W::Stored* tile, int inputs, float* to) {
         }
 }
 
-// As `block`, for `m` rows, 1 to MOST of those with which T tiles fit.
+// Like `block`, for `m` rows from 1 to MOST, the maximum with T tiles.
 template <typename W, int T, bool ADD = false, int MOST = most_rows<W>()>
 inline void rows(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld,
                  Ahead ahead = {}) {
@@ -105,7 +105,7 @@ inline void rows(int m, const typename W::Active* a, long lda, const typename W:
     }
 }
 
-// As `rows`, with as many of the T tiles at once as fit.
+// Like `rows`, with as many of the T tiles at once as fit.
 template <typename W, int T>
 inline void rows_of_tiles(int m, const typename W::Active* a, long lda, const typename W::Stored* const* b, long stride, int k, float* to, long ld,
                           Ahead ahead = {}) {
@@ -117,9 +117,9 @@ inline void rows_of_tiles(int m, const typename W::Active* a, long lda, const ty
     }
 }
 
-// T neighbouring tiles of `weights` times many rows of `a`, where a tile's 16 outputs take several registers: DEPTH inputs at a time are made
-// float32 once, stay in the first cache, and are multiplied with all rows. Sums wait in memory meanwhile, as they are. Each block of rows fetches
-// its share of the inputs that come next.
+// T neighbouring tiles of `weights` times many rows of `a`, for registers of fewer than 16 lanes. DEPTH inputs at a time are widened to float32
+// once, stay in the first cache, and are multiplied with all rows. Sums are kept in memory between, as float32. Each block of rows prefetches
+// its share of the next inputs.
 template <typename W, int T, typename Done>
 inline void many_rows(int first, const typename W::Stored* weights, const float* a, long lda, int from, int to, int k, const Done& done) {
     alignas(64) float panel[T][DEPTH * LANES];
@@ -146,7 +146,7 @@ inline void many_rows(int first, const typename W::Stored* weights, const float*
     }
 }
 
-// T neighbouring tiles of `weights` times rows [from, to) of `a`, to done(row, tile, sums, T).
+// T neighbouring tiles of `weights` times rows [from, to) of `a`; calls done(row, tile, sums, T).
 template <typename W, int T, typename Done>
 inline void some_tiles(int first, const typename W::Stored* weights, const typename W::Active* a, long lda, int from, int to, int k, bool ahead,
                        const Done& done) {
@@ -175,9 +175,9 @@ inline void some_tiles(int first, const typename W::Stored* weights, const typen
     }
 }
 
-// The product of `a [m, k]` (row stride `lda`) with `tiles` packed tiles: done(row, first tile, sums, how many), an even number of tiles
-// at a time, the last perhaps alone. Few rows are computed several tiles at a time: one sum would wait for itself. Many rows are cut,
-// so that a task's share of them stays in its core's cache while it goes over its tiles.
+// The product of `a [m, k]` (row stride `lda`) with `tiles` packed tiles. Calls done(row, first tile, sums, number of tiles) with an even number
+// of tiles, except perhaps for the last. Few rows compute several tiles at a time, to hide latency. Many rows are divided, so that a task's
+// rows stay in its core's cache while it processes its tiles.
 template <typename W, typename Done>
 void product(Team& team, const typename W::Stored* weights, int tiles, const typename W::Active* a, long lda, int m, int k, const Done& done) {
     if (m == 0) return;
@@ -189,7 +189,7 @@ void product(Team& team, const typename W::Stored* weights, int tiles, const typ
     team.split(groups * cuts, [&](int i) {
         int first = i / cuts * wide;
         const int end = first + wide < tiles ? first + wide : tiles, from = i % cuts * share, to = from + share < m ? from + share : m;
-        const bool ahead = !few || SPAN > 1;  // few rows that one register a tile computes are not slower than memory
+        const bool ahead = !few || SPAN > 1;  // with few rows and one register per tile, memory is the bottleneck anyway
         if (few)
             for (; first + AT_ONCE <= end; first += AT_ONCE) some_tiles<W, AT_ONCE>(first, weights, a, lda, from, to, k, ahead, done);
         for (; first + 2 <= end; first += 2) some_tiles<W, 2>(first, weights, a, lda, from, to, k, ahead, done);

@@ -1,8 +1,8 @@
-// The vector registers of the processor that this is compiled for, and vectors of 16 lanes, made of as many registers as that takes:
-// one of AVX-512, two of AVX2, four of NEON (and of x86-64 without AVX). GCC's vector extensions: the compiler chooses the instructions.
+// The processor's vector registers, and vectors of 16 lanes made of them: one register of AVX-512, two of AVX2, four of NEON (and of x86-64
+// without AVX). Uses GCC's vector extensions; the compiler chooses the instructions.
 //
-// A vector type that is wider than a register is kept in memory by the compiler, through every loop. So such 16 lanes are a struct of
-// registers, which it takes apart. All operations are lane by lane, and lanes are joined in one order whatever the registers.
+// The compiler would keep a vector type wider than a register in memory, so 16 lanes are a struct of registers, which it takes apart.
+// Operations are lane by lane, and lanes are summed in one order for all registers.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -29,15 +29,15 @@ constexpr int REGISTER_LANES = 4, REGISTERS = 16;
 constexpr const char* REGISTERS_NAME = "baseline";
 #endif
 constexpr int LANES = 16;
-constexpr int SPAN = LANES / REGISTER_LANES;  // registers that 16 lanes take
+constexpr int SPAN = LANES / REGISTER_LANES;  // registers of 16 lanes
 
 #if defined(__aarch64__)
-typedef __fp16 half;  // _Float16 is there from GCC 13 on
+typedef __fp16 half;  // _Float16 needs GCC 13
 #else
 typedef _Float16 half;
 #endif
 
-// One register of lanes, and what its lanes are converted from and to. Memory that holds them needs no alignment.
+// One register of lanes, and the types its lanes are converted from and to. Memory needs no alignment.
 #define UPBEAT_REGISTER(type, bytes) type __attribute__((vector_size(bytes), aligned(sizeof(type) < 4 ? 2 : 4), may_alias))
 typedef UPBEAT_REGISTER(float, 4 * REGISTER_LANES) f32r;
 typedef UPBEAT_REGISTER(int32_t, 4 * REGISTER_LANES) i32r;
@@ -46,7 +46,7 @@ typedef UPBEAT_REGISTER(uint16_t, 2 * REGISTER_LANES) u16r;
 typedef UPBEAT_REGISTER(half, 2 * REGISTER_LANES) f16r;
 
 UPBEAT_INLINE f32r larger(f32r a, f32r b) {
-#if defined(__AVX512F__)  // which the compiler does not find by itself
+#if defined(__AVX512F__)  // the compiler does not use these by itself
     return (f32r)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
     return (f32r)_mm256_max_ps((__m256)a, (__m256)b);
@@ -58,7 +58,7 @@ UPBEAT_INLINE f32r choose(i32r where, f32r yes, f32r no) { return where ? yes : 
 UPBEAT_INLINE i32r integers(f32r x) { return __builtin_convertvector(x, i32r); }
 UPBEAT_INLINE u32r widened(u16r x) { return __builtin_convertvector(x, u32r); }
 UPBEAT_INLINE u16r lower_halves(u32r x) { return __builtin_convertvector(x, u16r); }
-// Lane by lane, if the compiler is left to it.
+// The compiler would convert lane by lane.
 #if defined(__AVX512F__)
 UPBEAT_INLINE f32r widened(f16r x) { return (f32r)_mm512_cvtph_ps((__m256i)x); }
 UPBEAT_INLINE f16r halves(f32r x) { return (f16r)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -86,7 +86,7 @@ UPBEAT_INLINE u32r register_of(u32x16 x, int) { return x; }
 
 #else
 
-// Several registers as 16 lanes. `Other`: the lanes that comparing gives.
+// Several registers as 16 lanes. `Other`: the type of comparisons.
 struct f32x16;
 struct i32x16;
 struct u32x16;
@@ -157,7 +157,7 @@ UPBEAT_INLINE i32x16 integers(f32x16 x) { return UPBEAT_EACH(i32x16, integers(x.
 
 #endif
 
-// Sixteen values in memory.
+// Load and store 16 values.
 UPBEAT_INLINE f32x16 splat(float x) {
     return lanes_of<f32x16>([=](int) { return f32r{} + x; });
 }
@@ -178,7 +178,7 @@ UPBEAT_INLINE void store(uint32_t* p, u32x16 x) {
 #pragma GCC unroll 4
     for (int at = 0; at < LANES; at += REGISTER_LANES) *reinterpret_cast<u32r*>(p + at) = register_of(x, at);
 }
-// The lower half of each.
+// The lower half of each lane.
 UPBEAT_INLINE void store_halves(uint16_t* p, u32x16 x) {
 #pragma GCC unroll 4
     for (int at = 0; at < LANES; at += REGISTER_LANES) *reinterpret_cast<u16r*>(p + at) = lower_halves(register_of(x, at));
@@ -189,7 +189,7 @@ UPBEAT_INLINE i32x16 counting() {
     return load(COUNT);
 }
 
-// All lanes joined, always in the same order: lanes 8 apart, then 4, 2 and 1.
+// Reduction over all lanes, always in the same order: lanes 8 apart, then 4, 2 and 1.
 template <typename Join>
 UPBEAT_INLINE float joined(f32x16 x, const Join& join) {
 #if defined(__AVX512F__)
@@ -219,7 +219,7 @@ inline float largest(f32x16 x) {
     return joined(x, [](f32r a, f32r b) { return larger(a, b); });
 }
 
-// to `[16][16]`: transposed rows, of which `of(row, at)` is the register from column `at` on.
+// Writes transposed rows to `[16][16]`; `of(row, at)` is the register of a row from column `at` on.
 template <typename Of>
 UPBEAT_INLINE void transposed(const Of& of, float* to) {
     constexpr int R = REGISTER_LANES;

@@ -1,4 +1,4 @@
-// How fast products are on this processor beside what its registers can do, each measured for some milliseconds on one thread.
+// Speed of products on this processor, and its peak, each measured for some milliseconds on one thread.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace upbeat {
 
-// Of one thread, 1e9 operations/s: `peak` of multiplications and additions between registers, `product` of a product whose operands are cached.
+// 1e9 operations/s of one thread. peak: multiply-adds between registers; product: a product whose operands are cached.
 struct Speed {
     double peak = 0, product = 0;
 };

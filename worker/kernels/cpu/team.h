@@ -1,6 +1,5 @@
-// A fixed team of threads that split loops among themselves. The caller is one of them. Between loops the others spin for a
-// moment, as the next loop of a step follows within microseconds, then sleep. A team may be used at a smaller width: the members
-// beyond it sleep, and their processors are free for others.
+// A fixed team of threads, including the caller, that divide loops among themselves. After a loop the other threads spin briefly, because a
+// step's next loop follows within microseconds, then sleep. With a smaller width, members beyond it sleep and use no processor.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -32,10 +31,10 @@ class Team {
 
     int count() const { return count_; }
 
-    // From now on the first `width` members take part: 1 to count(). By whoever calls split.
+    // From now on the first `width` members take part: 1 to count(). Called on the thread that calls split.
     void use(int width) { width_ = width < 1 ? 1 : width > count_ ? count_ : width; }
 
-    // work(i) for every i in [0, items), in any order, by the members that take part; returns when all are done. One caller at a time.
+    // Calls work(i) for every i in [0, items), in any order, on the members that take part; returns when all are done. One caller at a time.
     template <typename Work>
     void split(int items, const Work& work) {
         if (width_ == 1 || items <= 1) {
@@ -60,8 +59,8 @@ class Team {
 
   private:
     static constexpr int SPINS = 20000;
-    // A round's number, and in the lowest bits how many take part: a member reads both at once, so that it never joins a later round
-    // by an earlier one's width.
+    // A round's number, with its width in the lowest bits. Members read both at once, so that none joins a later round with an earlier round's
+    // width.
     static constexpr uint64_t ROUND = 1024;
 
     struct Member {
@@ -76,7 +75,7 @@ class Team {
     void follow(int me) {
         uint64_t seen = 0;
         for (;;) {
-            // One that did not take part in the last round sleeps at once.
+            // A member that did not take part in the last round sleeps at once.
             const int most = int(seen % ROUND) > me ? SPINS : 0;
             auto mine = [&] {
                 const uint64_t now = round_.load(std::memory_order_acquire);

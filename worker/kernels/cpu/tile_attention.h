@@ -1,9 +1,9 @@
-// Attention over paged KV by tiles (AMX), as `attend` does it by vectors, for head sizes and chunks that are multiples of 32.
+// Attention over paged KV by tiles (AMX), like `attend` by vectors, for head sizes and chunks that are multiples of 32.
 //
-// Scores are taken transposed: a tile of K as it lies in its page, times queries. So lanes are query rows, softmax needs no sum across
-// lanes, and what it leaves is the right side of the next product, of V transposed. Tokens are gone through in stripes that begin at
-// multiples of STRIPE: where a row's maximum may change, and with it every bit, depends on positions alone (FlashAttention-2, but for
-// the order of loops). Probabilities are rounded to bfloat16 before they meet V, as there.
+// Scores are computed transposed: a tile of K, as it lies in its page, times queries. So lanes are query rows, softmax needs no sum across
+// lanes, and its result is the right operand of the next product, with V transposed. Tokens are processed in stripes that begin at multiples
+// of STRIPE. A row's maximum, which affects every bit, changes only there, so bits depend on positions only (FlashAttention-2, except for the
+// order of loops). Probabilities are rounded to bfloat16 before the product with V, as there.
 #pragma once
 #include <algorithm>
 
@@ -12,9 +12,9 @@
 
 namespace upbeat {
 
-constexpr int UNIT = 32;             // tokens that a tile of probabilities spans
-constexpr int STRIPE = 4 * UNIT;     // tokens between two looks at the maximum
-constexpr int TILE_TASK_ROWS = 128;  // query rows (tokens times the heads that share a KV head) that one transposing of V serves
+constexpr int UNIT = 32;             // tokens of a tile of probabilities
+constexpr int STRIPE = 4 * UNIT;     // tokens per update of the maximum
+constexpr int TILE_TASK_ROWS = 128;  // query rows (tokens times heads per KV head) per transposed V
 
 #if defined(UPBEAT_TILES)
 
@@ -36,7 +36,7 @@ struct TileScratch {
     static T* lines(int count) { return static_cast<T*>(aligned_alloc(64, sizeof(T) * count)); }
 };
 
-// 16 rows of query heads as the right side of a product: `[dim / 2][16][2]`. Rows from `count` on are zero.
+// Packs 16 rows of query heads as the right operand of a product: `[dim / 2][16][2]`. Rows from `count` on become zero.
 inline void pack_queries(const float* const* rows, int count, int dim, uint16_t* to) {
     for (int d = 0; d < dim; d += UNIT) {
         alignas(64) uint16_t narrow[LANES][UNIT] = {};
@@ -48,7 +48,7 @@ inline void pack_queries(const float* const* rows, int count, int dim, uint16_t*
     }
 }
 
-// V's tokens of a unit, as the left side of a product: `[dim][32 tokens]`; zero from `seen` on, where what memory has is nobody's.
+// Packs a unit of V as the left operand of a product: `[dim][32 tokens]`. Tokens from `seen` on become zero, as their memory is undefined.
 inline void transpose_values(const uint16_t* v, int seen, int dim, uint16_t* to) {
     alignas(64) uint16_t rest[UNIT][LANES];
     for (int d = 0; d < dim; d += LANES) {
@@ -67,7 +67,7 @@ inline void transpose_values(const uint16_t* v, int seen, int dim, uint16_t* to)
     }
 }
 
-// Scores of 32 tokens of K `[32][dim]` with a group's packed queries: `[32][16]`.
+// Scores `[32][16]` of 32 tokens of K `[32][dim]` with a group's packed queries.
 inline void tile_scores(const uint16_t* k, int dim, const uint16_t* queries, float* to) {
     constexpr long LINE = LANES * sizeof(float);
     const long row = dim * 2L;
@@ -84,7 +84,7 @@ inline void tile_scores(const uint16_t* k, int dim, const uint16_t* queries, flo
     TILE_STORE(1, to + LANES * LANES, LINE);
 }
 
-// out `[dim][16]` += transposed V times probabilities, both of `units` units.
+// out `[dim][16]` += transposed V times probabilities, over `units` units.
 inline void tile_values(const uint16_t* values, const uint16_t* chances, int units, int dim, float* out) {
     constexpr long LINE = LANES * sizeof(float);
     constexpr int BLOCK = LANES * LANES;
@@ -105,8 +105,8 @@ inline void tile_values(const uint16_t* values, const uint16_t* chances, int uni
     }
 }
 
-// Softmax of a group's scores of `count` tokens, an even number, from position `at` on: into `chances`, with `most`, `total` and
-// `out` brought to the new maximum. Rows see tokens [low, high]; WHOLE: all of these.
+// Softmax of a group's scores of `count` tokens (even) from position `at` on, into `chances`. Rescales `most`, `total` and `out` to the new
+// maximum. Rows see tokens [low, high]; WHOLE: all of these.
 template <bool WHOLE>
 inline void soften(const float (*scores)[LANES], int count, int at, i32x16 low, i32x16 high, float scale, int dim, f32x16& most, f32x16& total,
                    float* out, uint16_t* chances) {
@@ -132,7 +132,7 @@ inline void soften(const float (*scores)[LANES], int count, int at, i32x16 low, 
     total = all;
 }
 
-// `tokens` of `query` from token `first` on, heads of KV head `g`: into out `[row][heads * dim]`, stride `out_stride`.
+// Attention of `tokens` tokens of `query` from token `first` on, for the heads of KV head `g`, into out `[row][heads * dim]` with `out_stride`.
 inline void attend_by_tiles(const AttentionShape& s, const char* base, const Query& query, int layer, int first, int tokens, int g, const float* q,
                             long q_stride, uint16_t* out, long out_stride, TileScratch& u) {
     const int share = s.heads / s.kv_heads, dim = s.dim, m = tokens * share, groups = (m + LANES - 1) / LANES;

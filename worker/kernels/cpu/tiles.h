@@ -1,4 +1,4 @@
-// The processor's tiles (AMX): eight registers of 16 rows of 64 bytes, and one instruction that multiplies two of them into a third.
+// The processor's tile registers (AMX): eight, with 16 rows of 64 bytes each. One instruction adds the product of two to a third.
 #pragma once
 #include "dot.h"
 
@@ -11,7 +11,7 @@ struct TileShapes {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // All eight tiles whole.
+    // All eight tiles at full size.
     static const TileShapes& full() {
         static const TileShapes shapes = [] {
             TileShapes made;
@@ -66,9 +66,9 @@ inline bool tiles_allowed() { return true; }
 #define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
 #define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define TILE_DOT(to, a, b) _tile_dpbf16ps(to, a, b)
-// So that a thread that sleeps has no tiles to be saved.
+// Releases the tiles, so that the system need not save them for a sleeping thread.
 inline void tiles_done() { _tile_release(); }
-// The system lends a process its tile registers on request.
+// A process must ask the system for permission to use tiles.
 inline bool tiles_allowed() {
     constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
