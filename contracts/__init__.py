@@ -1,1 +1,1 @@
-"""The vocabulary that every process shares: ids, KV geometry, requests, advisories, errors. Imports no other package."""
+"""The vocabulary of all processes: ids, KV geometry, requests, advisories, errors. Imports no other package."""

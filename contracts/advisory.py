@@ -1,4 +1,4 @@
-"""Advisory and invalidation requests (SYMPHONY, figure 7 and section 3.3), as every process understands them."""
+"""Advisories (hints): fields, limits and their JSON form (SYMPHONY, figure 7 and section 3.3)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from contracts.errors import InvalidRequest
 from contracts.ids import check_session_id
 
-#: How long after its expected arrival an advisory keeps its rank, in seconds.
+#: Seconds after its expected arrival for which an advisory keeps its rank.
 DEFAULT_TTL_S = 60.0
-#: The longest time that a hint may speak of, in seconds.
+#: Upper limit of `ttl_s` and `expected_arrival`, in seconds.
 MAX_TTL_S = 86_400.0
 MAX_ADVISORIES = 256
 _SESSION_ALONE = {"session_id"}
@@ -19,12 +19,12 @@ _FIELDS = {"session_id", "model_id", "expected_arrival", "ordered", "priority", 
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """A session is about to speak. Carries no text.
+    """A session is about to send a request. Carries no text.
 
-    expected_arrival_s: seconds from now, or None when nobody knows.
-    ordered: this caller's hints will come true in list order.
+    expected_arrival_s: seconds from now; None: unknown.
+    ordered: the caller's requests will arrive in the order of its list of advisories.
     priority: lower is more urgent.
-    ttl_s: after expected arrival plus this, what was fetched loses its rank (and nothing else).
+    ttl_s: seconds after the expected arrival until the prefetched KV loses its rank (it is not dropped).
     """
 
     session_id: str
@@ -45,14 +45,18 @@ def parse_advisory(data: Any, where: str = "") -> Advisory:
     if not isinstance(data, dict):
         raise InvalidRequest(f"{where or 'body'} must be an object with session_id", param=where or None)
     dot = f"{where}." if where else ""
-    if data.keys() == _SESSION_ALONE:  # as pages send it, with every key that is typed
+    if data.keys() == _SESSION_ALONE:  # fast path: web pages send this with every keystroke
         return Advisory(check_session_id(data["session_id"], f"{dot}session_id"))
     for name in data:
         if name not in _FIELDS:
             shown = f"{dot}{str(name)[:80]}"
-            raise InvalidRequest(f"unknown field {shown}; known: {', '.join(sorted(_FIELDS))}", param=shown, code="unknown_parameter")
+            raise InvalidRequest(
+                f"unknown field {shown}; known: {', '.join(sorted(_FIELDS))}", param=shown, code="unknown_parameter"
+            )
     if "session_id" not in data:
-        raise InvalidRequest(f"{dot}session_id is required", param=f"{dot}session_id", code="missing_required_parameter")
+        raise InvalidRequest(
+            f"{dot}session_id is required", param=f"{dot}session_id", code="missing_required_parameter"
+        )
     return Advisory(
         session_id=check_session_id(data["session_id"], f"{dot}session_id"),
         model_id=_optional_text(data, "model_id", dot),
@@ -80,7 +84,9 @@ def parse_advisories(data: Any) -> list[Advisory]:
 def _optional_text(data: dict[str, Any], name: str, dot: str) -> str | None:
     value = data.get(name)
     if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 256 or not value.isprintable()):
-        raise InvalidRequest(f"{dot}{name} must be a string of 1 to 256 printable characters or null", param=f"{dot}{name}")
+        raise InvalidRequest(
+            f"{dot}{name} must be a string of 1 to 256 printable characters or null", param=f"{dot}{name}"
+        )
     return value
 
 
@@ -103,5 +109,7 @@ def _boolean(data: dict[str, Any], name: str, dot: str) -> bool:
 def _priority(data: dict[str, Any], dot: str) -> int:
     value = data.get("priority", 0)
     if isinstance(value, bool) or not isinstance(value, int) or not -1000 <= value <= 1000:
-        raise InvalidRequest(f"{dot}priority must be an integer from -1000 to 1000 (lower is more urgent)", param=f"{dot}priority")
+        raise InvalidRequest(
+            f"{dot}priority must be an integer from -1000 to 1000 (lower is more urgent)", param=f"{dot}priority"
+        )
     return value

@@ -1,4 +1,4 @@
-"""Wire messages to domain values and back: the only place that knows both."""
+"""Converts between protobuf messages and domain values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def shape_to_wire(shape: KvShape) -> pb.KvShape:
 
 
 def shape_from_wire(m: pb.KvShape) -> KvShape:
-    """Raises InvalidRequest naming the field that cannot be. Without piece_bytes (an older peer) a piece is K and V of every head."""
+    """Raises InvalidRequest naming an impossible field. Without piece_bytes (older peers) a piece is K and V of all
+    heads."""
     geometry = m.fingerprint, m.layers, m.kv_heads, m.head_dim, m.chunk_tokens, m.dtype
     of_heads = not m.piece_bytes and m.dtype in DTYPE_BYTES
     return check_shape(KvShape.of_heads(*geometry) if of_heads else KvShape(*geometry, m.piece_bytes))
@@ -52,7 +53,9 @@ def manifest_from_wire(m: pb.Manifest) -> Manifest:
     return Manifest(session_from_wire(m.session), m.model, m.fingerprint, list(m.keys), m.tokens, m.last_use_s)
 
 
-def advisory_to_wire(advisory: Advisory, tenant: str, advisory_id: str, pin_node: str = "", caller: str = "") -> pb.Advisory:
+def advisory_to_wire(
+    advisory: Advisory, tenant: str, advisory_id: str, pin_node: str = "", caller: str = ""
+) -> pb.Advisory:
     return pb.Advisory(
         session=pb.Session(tenant=tenant, session_id=advisory.session_id),
         model_id=advisory.model_id or "",
@@ -63,17 +66,6 @@ def advisory_to_wire(advisory: Advisory, tenant: str, advisory_id: str, pin_node
         advisory_id=advisory_id,
         pin_node=pin_node,
         caller=caller,
-    )
-
-
-def advisory_from_wire(m: pb.Advisory) -> Advisory:
-    return Advisory(
-        session_id=m.session.session_id,
-        model_id=m.model_id or None,
-        expected_arrival_s=m.expected_arrival_s if m.HasField("expected_arrival_s") else None,
-        ordered=m.ordered,
-        priority=m.priority,
-        ttl_s=m.ttl_s,
     )
 
 

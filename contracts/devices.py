@@ -1,11 +1,11 @@
-"""What a device of a node is called: by the node's name where it is the only one, else by node and number, as in `node-0/1`.
+"""Names of devices: the node's name if it has one device, else node and number, as in `node-0/1`.
 
-Work is placed on devices, KV below HBM belongs to nodes: whoever has a device's name finds its node by it (docs/design/0028).
+Work is placed on devices, but KV below HBM belongs to nodes; a device's name contains its node's (docs/design/0028).
 """
 
 from __future__ import annotations
 
-#: Of one node.
+#: Devices of one node.
 MOST_DEVICES = 16
 _BETWEEN = "/"
 
@@ -16,16 +16,16 @@ def device_name(node: str, device: int, devices: int) -> str:
 
 
 def node_of(name: str) -> str:
-    """The node of a device; of a node itself."""
+    """The node of a device; a node's name is returned unchanged."""
     return name.partition(_BETWEEN)[0]
 
 
 def number_of(name: str) -> int:
-    """The device's number on its node; 0 of a node. Raises ValueError for what is the name of neither."""
+    """The device's number on its node; 0 for a node's name. Raises ValueError for other names."""
     number = name.partition(_BETWEEN)[2]
     return int(number) if number else 0
 
 
 def is_of(pin: str, name: str) -> bool:
-    """Whether `pin`, the name of a device or of a node, means the device `name`."""
+    """Whether `pin`, a device's or node's name, includes the device `name`."""
     return pin in (name, node_of(name))

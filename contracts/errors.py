@@ -1,4 +1,4 @@
-"""Every error that Upbeat raises on purpose, split by who can do something about it.
+"""Every error that Upbeat raises on purpose, grouped by who can act on it.
 
 UpbeatError
 ├── ConfigError            the operator: a setting is wrong; names the key, the value and the remedy; stops the start
@@ -12,9 +12,9 @@ UpbeatError
 │   ├── WrongMediaType     415
 │   ├── Misdirected        421: the request names a host that is not this server's
 │   ├── RateLimited        429
-│   └── Unavailable        503: nobody can serve this at the moment; trying again helps
+│   └── Unavailable        503: no node can serve this now; a retry helps
 ├── IllegalTransition      the programmer: an event that its state does not allow
-└── PieceLost              nobody: some KV cannot be had; it is recomputed, and no user sees this
+└── PieceLost              no action needed: KV is missing and is recomputed, unseen by users
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """403: a known caller without this right."""
+    """403: a known caller lacks this permission."""
 
     status = 403
     type = "permission_error"
@@ -99,7 +99,7 @@ class BodyTooLarge(RequestError):
 
 
 class WrongMediaType(RequestError):
-    """415: the body is of a kind that this route does not read."""
+    """415: this route does not read bodies of this content type."""
 
     status = 415
     code = "unsupported_media_type"
@@ -146,7 +146,7 @@ BY_STATUS: dict[int, type[RequestError]] = {
 
 
 def from_wire(status: int, message: str, param: str | None, code: str | None) -> RequestError:
-    """The error that another process described by `to_wire`."""
+    """The inverse of `to_wire`."""
     return BY_STATUS.get(status, Unavailable)(message, param=param, code=code)
 
 

@@ -1,11 +1,14 @@
-"""The token stream's msgpack frames, a gRPC message each: bounded in bytes, and what cannot be read in one hurts one request at most.
+"""The token stream's msgpack frames, one gRPC message each. Sizes are checked before decoding, and an unreadable part
+of a frame fails only its request.
 
-To the worker: an array of commands, each `[request_id, "submit", {...GenerateRequest} as bytes]`, `[request_id, "cancel"]`, or
-`[request_id, "part", bytes, is_last]`: a large submit comes in parts, so that small commands pass between them. What has its default
-value is left out of a submit.
-From the worker: an array of steps, or one alone: `{"accepted": [...], "outputs": [...], "failed": [...]}`, each a list of field lists in
-declaration order, and what a step says beyond that (`StepFrame`) where it says it.
-Lengths are bounded before anything is built.
+To the worker: an array of commands.
+
+- `[request_id, "submit", {...GenerateRequest} as bytes]`; fields with default values are left out.
+- `[request_id, "part", bytes, is_last]`: a piece of a large submit, so that small commands can pass between pieces.
+- `[request_id, "cancel"]`
+
+From the worker: one step or an array of steps, each `{"accepted": [...], "outputs": [...], "failed": [...]}`, lists of
+field lists in declaration order, plus optional keys (`encode_step`).
 """
 
 from __future__ import annotations
@@ -19,24 +22,24 @@ import msgpack
 from contracts.errors import InvalidRequest, to_wire
 from contracts.request import Accepted, Failed, GenerateRequest, Output, Sampling, TokenLogprob, ToolCallDelta, ToolUse
 
-#: Of one submit, of all submits of a stream of which only some parts have come, and of what is read at all.
+#: Limit of one submit, of all incomplete submits of a stream, and of any frame.
 MAX_SUBMIT_BYTES = 64 << 20
-#: A submit that is larger comes in parts of this size; so many bytes of commands go into one message.
+#: Larger submits are sent in parts of this size. Also the limit of commands in one message.
 PART_BYTES = 256 << 10
 #: Commands of one message.
 MOST_COMMANDS = 512
-#: Steps of one message, and the bytes after which no further one joins it.
+#: Limits of one message of steps: their number and bytes.
 MOST_STEPS, STEPS_BYTES = 32, 1 << 20
-#: What one event of a step may take: an answer that gains more at once than this has no future.
+#: Limit of one event of a step. A larger event fails its request.
 MAX_EVENT_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
 class StepFrame:
-    """Everything that one engine step has for one gateway.
+    """The results of one engine step for one gateway.
 
-    trial: from now on the engine computes this `alone` request and no other; empty: any of them; None: as before.
-    leaving: the worker ends in good order; a stream that breaks after this has lost no engine.
+    trial: id of the `alone` request that the engine computes exclusively from now on; empty: none; None: unchanged.
+    leaving: the worker shuts down in order, so a break of the stream afterwards is no engine failure.
     """
 
     accepted: list[Accepted] = field(default_factory=list)
@@ -51,7 +54,7 @@ class StepFrame:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A submit that cannot be read; `error` says why, for its caller."""
+    """An unreadable submit; `error` is for its caller."""
 
     request_id: str
     error: InvalidRequest
@@ -62,7 +65,7 @@ E = TypeVar("E")
 
 
 def _defaults(kind: type[Any]) -> list[tuple[str, Any]]:
-    """The fields and what is left out; `...` where a field is always there."""
+    """Fields with their defaults; `...` for required fields."""
     made = []
     for f in fields(kind):
         factory: Callable[[], Any] | Any = f.default_factory
@@ -74,12 +77,14 @@ _REQUEST, _SAMPLING, _TOOL_USE = _defaults(GenerateRequest), _defaults(Sampling)
 
 
 def _changed(value: Any, defaults: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: given for name, default in defaults if (given := getattr(value, name)) is not default and given != default}
+    return {
+        name: given for name, default in defaults if (given := getattr(value, name)) is not default and given != default
+    }
 
 
 # ---- to the worker -------------------------------------------------------------------------------------------------
 def encode_request(request: GenerateRequest) -> bytes:
-    """The body of a submit. Raises InvalidRequest for a request that cannot be encoded, or is too large."""
+    """The body of a submit. Raises InvalidRequest when the request cannot be encoded or is too large."""
     submit = _changed(request, _REQUEST)
     submit["sampling"] = _changed(request.sampling, _SAMPLING)
     if request.tool_use is not None:
@@ -92,7 +97,8 @@ def encode_request(request: GenerateRequest) -> bytes:
         raise InvalidRequest(f"the request cannot be sent to a worker: {e}", param=param) from None
     if len(body) > MAX_SUBMIT_BYTES:
         raise InvalidRequest(
-            f"the request takes {len(body)} bytes on its way to a worker, which takes {MAX_SUBMIT_BYTES} at most; shorten the prompt",
+            f"the request takes {len(body)} bytes on its way to a worker, which takes {MAX_SUBMIT_BYTES} at most; "
+            "shorten the prompt",
             param=param,
             code="context_length_exceeded",
         )
@@ -110,12 +116,12 @@ def _with_packed(submit: dict[str, Any], packed: dict[str, bytes]) -> bytes:
 
 
 def encode_submit(request: GenerateRequest) -> bytes:
-    """The command that starts a request, whole. Raises what `encode_request` does."""
+    """The command that starts a request, in one piece. Raises as `encode_request`."""
     return submit_command(request.request_id, encode_request(request))
 
 
 def submit_command(request_id: str, body: bytes) -> bytes:
-    """As `encode_submit`, of what `encode_request` gave."""
+    """Like `encode_submit`, for a body made by `encode_request`."""
     return _pack([request_id, "submit", body])
 
 
@@ -125,28 +131,31 @@ def encode_part(request_id: str, piece: bytes, last: bool) -> bytes:
 
 
 def encode_cancel(request_id: str) -> bytes:
-    """The command that ends a request whose client went away."""
+    """The command that ends a request."""
     return _pack([request_id, "cancel"])
 
 
 def together(parts: Sequence[bytes]) -> bytes:
-    """One message of several commands, or of several steps."""
+    """One message of several encoded commands or steps."""
     return b"\xdc" + len(parts).to_bytes(2, "big") + b"".join(parts)
 
 
 class Commands:
-    """What a worker hears on one stream: puts the parts of submits together. Invariant: it holds at most `most_bytes` of parts."""
+    """Decodes a worker's incoming stream and joins the parts of submits. Invariant: holds at most `most_bytes` of
+    parts."""
 
     def __init__(self, most_bytes: int = MAX_SUBMIT_BYTES) -> None:
         self._most = most_bytes
-        self._parts: dict[str, bytearray | None] = {}  #: None: refused, and what is left of it is on its way
+        self._parts: dict[str, bytearray | None] = {}  #: None: refused; its remaining parts are skipped
         self.held_bytes = 0
 
     def take(self, frame: bytes) -> list[Command]:
-        """Requests to start, ids of requests to cancel, and submits that cannot be read, in order. Raises ValueError on a message that
-        holds no commands."""
+        """Requests to start, ids of requests to cancel, and unreadable submits, in order. Raises ValueError when the
+        message is no array of commands."""
         data = _unpack(frame)
-        if not isinstance(data, list) or not all(isinstance(c, list) and len(c) >= 2 and isinstance(c[0], str) for c in data):
+        if not isinstance(data, list) or not all(
+            isinstance(c, list) and len(c) >= 2 and isinstance(c[0], str) for c in data
+        ):
             raise ValueError("a message to a worker is an array of commands")
         taken: list[Command] = []
         for request_id, kind, *rest in data:
@@ -167,7 +176,9 @@ class Commands:
         if parts is not None and self.held_bytes + len(piece) > self._most:
             self._drop(request_id)
             parts = self._parts[request_id] = None
-            found.append(_unreadable(request_id, f"more than {self._most} bytes of requests are on their way; try again"))
+            found.append(
+                _unreadable(request_id, f"more than {self._most} bytes of requests are on their way; try again")
+            )
         if parts is not None:
             parts += piece
             self.held_bytes += len(piece)
@@ -204,25 +215,25 @@ def _unreadable(request_id: str, why: str) -> Unreadable:
 
 # ---- from the worker -----------------------------------------------------------------------------------------------
 def encode_step(step: StepFrame) -> bytes:
-    """One step, whatever it takes."""
+    """One encoded step, of any size."""
     data: dict[str, Any] = {
         "accepted": [[a.request_id, a.prompt_tokens, *([True] if a.thinking else [])] for a in step.accepted],
         "outputs": [_output(o) for o in step.outputs],
         "failed": [[f.request_id, f.error] for f in step.failed],
     }
-    # Beside the outputs, few of which have any: a gateway that does not know them reads the outputs as ever.
+    # A separate key: few outputs have times, and older gateways ignore it.
     if times := {o.request_id: o.times for o in step.outputs if o.times is not None}:
         data["times"] = times
     if step.trial is not None:
         data["trial"] = step.trial
     if step.leaving:
         data["leaving"] = True
-    return _pack(data, "replace")  # an error may quote half a character of its caller's
+    return _pack(data, "replace")  # an error may quote a lone surrogate of the caller's text
 
 
 def encode_steps(steps: Iterable[StepFrame]) -> list[bytes]:
-    """The messages of these steps, in order: each of some megabytes at most, unless a single event takes more. An event that takes more
-    than `MAX_EVENT_BYTES` fails its request instead."""
+    """Groups steps into messages of at most about STEPS_BYTES, in order; a single event may take more. An event over
+    MAX_EVENT_BYTES fails its request instead."""
     messages: list[bytes] = []
     group: list[bytes] = []
     size = 0
@@ -239,7 +250,7 @@ def encode_steps(steps: Iterable[StepFrame]) -> list[bytes]:
 
 
 def _pieces(step: StepFrame) -> list[bytes]:
-    """An event each, in the order in which they are to be taken."""
+    """The step encoded as one step per event, in order."""
     found = [encode_step(StepFrame(trial=step.trial, leaving=step.leaving))]
     events: list[Accepted | Output | Failed] = [*step.accepted, *step.outputs, *step.failed]
     for event in events:
@@ -250,7 +261,9 @@ def _pieces(step: StepFrame) -> list[bytes]:
         )
         piece = _encoded(alone)
         if piece is None or len(piece) > MAX_EVENT_BYTES:
-            error = InvalidRequest(f"the answer gained more than {MAX_EVENT_BYTES} bytes in one step, or what cannot be sent")
+            error = InvalidRequest(
+                f"the answer gained more than {MAX_EVENT_BYTES} bytes in one step, or what cannot be sent"
+            )
             piece = encode_step(StepFrame(failed=[Failed(event.request_id, to_wire(error))]))
         found.append(piece)
     return found
@@ -264,8 +277,8 @@ def _encoded(step: StepFrame) -> bytes | None:
 
 
 def decode_step(frame: bytes) -> StepFrame:
-    """What one message says, of one step or several, the oldest first. An event that cannot be read fails its request. Raises ValueError on
-    a message that holds no step."""
+    """One StepFrame for the one or more steps of a message, oldest first. An unreadable event fails its request. Raises
+    ValueError when the message holds no step."""
     data = _unpack(frame, "replace")
     steps = data if isinstance(data, list) else [data]
     if not all(isinstance(step, dict) for step in steps):
@@ -313,7 +326,13 @@ def _output(o: Output) -> list[Any]:
 
 
 def _from_output(
-    request_id: str, text: str, tokens: list[int], cached: int, logprobs: list[Any] | None, end: Any, calls: list[Any] | None
+    request_id: str,
+    text: str,
+    tokens: list[int],
+    cached: int,
+    logprobs: list[Any] | None,
+    end: Any,
+    calls: list[Any] | None,
 ) -> Output:
     called = None if calls is None else [ToolCallDelta(*c) for c in calls]
     return Output(request_id, text, tokens, cached, _from_logprobs(logprobs), end, called)

@@ -1,14 +1,11 @@
-"""Names of things that cross a process boundary, and the one place where they are checked."""
+"""Ids and names that cross process boundaries, and their validation."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, NewType
+from typing import NamedTuple
 
 from contracts.errors import InvalidRequest
-
-NodeId = NewType("NodeId", str)
-RequestId = NewType("RequestId", str)
 
 SESSION_ID_PATTERN = r"[A-Za-z0-9._:-]{1,128}"
 _SESSION_ID = re.compile(SESSION_ID_PATTERN)
@@ -29,12 +26,13 @@ class SessionKey(NamedTuple):
 
 
 def check_session_id(value: object, param: str = "session_id") -> str:
-    """`value` when it is a legal session id. Raises InvalidRequest naming `param` otherwise."""
+    """Returns `value` if it is a valid session id. Raises InvalidRequest naming `param` otherwise."""
     return check_name(value, param, "invalid_session_id")
 
 
 def check_name(value: object, param: str, code: str = "invalid_value") -> str:
-    """`value` when it is a name of the form of a session id: of a workflow, an agent, a run. Raises InvalidRequest naming `param`."""
+    """Returns `value` if it is a valid name (of a workflow, agent or run; the rules of session ids). Raises
+    InvalidRequest naming `param`."""
     if not isinstance(value, str) or not _SESSION_ID.fullmatch(value) or _ONLY_DOTS.fullmatch(value):
         raise InvalidRequest(
             f"{param} must match {SESSION_ID_PATTERN} and not consist of dots alone; got {str(value)[:60]!r}",

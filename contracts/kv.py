@@ -1,8 +1,7 @@
 """The KV cache's vocabulary: shapes, fingerprints, chunk keys, tiers, manifests.
 
-Prior art: vLLM and LMCache hash token blocks into chains too. Ours are keyed per tenant with a secret, so that equal
-prompts of two tenants share nothing, and depend on content only, so that they hold on every machine and after every
-restart.
+Like vLLM and LMCache, chunk keys are chained hashes of tokens. They depend on content only, so they are valid on every
+machine and after restarts, and on a secret per tenant, so tenants share no KV.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from blake3 import blake3
 
@@ -22,21 +20,12 @@ from contracts.ids import SessionKey
 LAYOUT_VERSION = 1
 KEY_BYTES = 32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: A shape with more is nonsense, whoever says so.
+#: Upper limits of a received shape.
 MAX_LAYERS, MAX_PIECE_BYTES = 1 << 14, 1 << 30
 
 _ROOT = bytes(KEY_BYTES)
-#: As it fits the header of an object.
+#: Fits the header of a stored object.
 _DTYPE = re.compile(r"[a-z0-9_]{1,16}")
-
-
-class Tier(IntEnum):
-    """Where a piece can be, fastest first."""
-
-    HBM = 0
-    DRAM = 1
-    SSD = 2
-    BLOB = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +34,8 @@ class KvShape:
 
     fingerprint: 32 bytes over weights digest, adapter, dtype, layout version and `chunk_tokens`.
 
-    piece_bytes: of one layer of one chunk. What has K and V of every head is made by `of_heads`, which computes it; one latent a token
-    (MLA), or elements of another size than `dtype` has, say their own. Nothing but codecs computes with heads and dtype.
+    piece_bytes: bytes of one layer of one chunk. `of_heads` computes it for K and V of every head; other layouts (a
+    latent per token as in MLA, elements of another size than `dtype`) set it. Only codecs use heads and dtype.
     """
 
     fingerprint: bytes
@@ -58,15 +47,20 @@ class KvShape:
     piece_bytes: int
 
     @classmethod
-    def of_heads(cls, fingerprint: bytes, layers: int, kv_heads: int, head_dim: int, chunk_tokens: int, dtype: str) -> KvShape:
-        """A shape whose pieces are `[kv_heads, 2 (K, V), chunk_tokens, head_dim]`. Raises KeyError when `dtype` is not in DTYPE_BYTES."""
+    def of_heads(
+        cls, fingerprint: bytes, layers: int, kv_heads: int, head_dim: int, chunk_tokens: int, dtype: str
+    ) -> KvShape:
+        """A shape whose pieces are `[kv_heads, 2 (K, V), chunk_tokens, head_dim]`. Raises KeyError when `dtype` is not
+        in DTYPE_BYTES."""
         piece_bytes = kv_heads * 2 * chunk_tokens * head_dim * DTYPE_BYTES[dtype]
         return cls(fingerprint, layers, kv_heads, head_dim, chunk_tokens, dtype, piece_bytes)
 
     @property
     def is_of_heads(self) -> bool:
         """Whether a piece has the size of K and V of every head."""
-        return self.piece_bytes == self.kv_heads * 2 * self.chunk_tokens * self.head_dim * DTYPE_BYTES.get(self.dtype, 0)
+        return self.piece_bytes == self.kv_heads * 2 * self.chunk_tokens * self.head_dim * DTYPE_BYTES.get(
+            self.dtype, 0
+        )
 
     @property
     def chunk_bytes(self) -> int:
@@ -83,10 +77,10 @@ class KvShape:
 class Manifest:
     """A session's chunks, in order. `last_use_s` is wall-clock seconds since the epoch.
 
-    former: chunks that earlier turns named and this one does not, as its history was cut or reads otherwise now; oldest first. Only
-    stores know them: they are cache until they are swept, and the session's erasure is theirs too.
+    former: chunks of earlier turns that the current history no longer contains, oldest first. They stay cached until
+    swept, and erasing the session erases them too. Set by stores only.
 
-    life: which of the session's lives it is of, as erasures end them (kvstore/core/graves.py). Only stores know it.
+    life: number of the session's life; an erasure ends a life (kvstore/core/graves.py). Set by stores only.
     """
 
     session: SessionKey
@@ -100,11 +94,13 @@ class Manifest:
 
 
 def check_shape(shape: KvShape) -> KvShape:
-    """`shape`, when a store can hold it. Raises InvalidRequest naming the field otherwise."""
+    """Returns `shape` if a store can hold it. Raises InvalidRequest naming the field otherwise."""
     least = {"kv_heads": 1, "head_dim": 1, "chunk_tokens": 1, "layers": 1, "piece_bytes": shape.chunk_tokens}
     most = {"layers": MAX_LAYERS, "piece_bytes": MAX_PIECE_BYTES}
     if len(shape.fingerprint) != KEY_BYTES:
-        raise InvalidRequest(f"fingerprint has {len(shape.fingerprint)} bytes; it needs {KEY_BYTES}", param="fingerprint")
+        raise InvalidRequest(
+            f"fingerprint has {len(shape.fingerprint)} bytes; it needs {KEY_BYTES}", param="fingerprint"
+        )
     if not _DTYPE.fullmatch(shape.dtype):
         raise InvalidRequest(f"dtype = {shape.dtype[:60]!r}: must match {_DTYPE.pattern}", param="dtype")
     for name, minimum in least.items():
@@ -116,10 +112,13 @@ def check_shape(shape: KvShape) -> KvShape:
     return shape
 
 
-def fingerprint(weights_digest: bytes, *, dtype: str, chunk_tokens: int, adapter: bytes = b"", layout: bytes = b"") -> bytes:
+def fingerprint(
+    weights_digest: bytes, *, dtype: str, chunk_tokens: int, adapter: bytes = b"", layout: bytes = b""
+) -> bytes:
     """The model fingerprint, 32 bytes. Never depends on a path or a time.
 
-    layout: how an engine orders a piece's bytes where that is not LAYOUT_VERSION's; engines of different layouts share no KV.
+    layout: name of an engine's byte order within a piece, if other than LAYOUT_VERSION's. Engines with different
+    layouts share no KV.
     """
     h = blake3(b"upbeat model fingerprint")
     parts = [weights_digest, adapter, dtype.encode(), struct.pack("<II", LAYOUT_VERSION, chunk_tokens)]
@@ -137,11 +136,12 @@ def tenant_salt(secret: bytes, tenant: str) -> bytes:
 def chunk_key(salt: bytes, model_fingerprint: bytes, parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
     """The key of the chunk that holds exactly `tokens` after the prefix named by `parent`.
 
-    extra: what else its KV depends on: a LoRA adapter, or hashes of images and where they lie in the chunk.
+    extra: further inputs of its KV: a LoRA adapter, or hashes of images and their places in the chunk.
     """
     body = model_fingerprint + parent + struct.pack(f"<{len(tokens)}I", *tokens)
     if extra:
-        # A body without an extra is whole words; one with it never is, and tells at its end where the tokens end.
+        # Unambiguous: a body without an extra is whole 32-bit words; with one it has an odd byte, and the extra's
+        # length.
         body += extra + bytes(-len(extra) % 4) + struct.pack("<IB", len(extra), 1)
     return blake3(body, key=salt).digest()
 
@@ -153,10 +153,10 @@ def chunk_keys(
     known: Sequence[bytes] = (),
     extras: Mapping[int, bytes] | None = None,
 ) -> list[bytes]:
-    """Keys of the full chunks of `tokens`, in order; `known` are the first ones when already computed.
+    """Keys of the full chunks of `tokens`, in order. known: the first keys, if already computed.
 
-    extras: by number of the chunk, see `chunk_key`. A chunk's key tells of those before it too, so that what all chunks depend on is
-    said of the first.
+    extras: `extra` of `chunk_key` by the chunk's number. Keys depend on the previous ones, so an extra of the first
+    chunk applies to all.
     """
     keys, extras = list(known), extras or {}
     parent = keys[-1] if keys else _ROOT

@@ -1,4 +1,4 @@
-"""What a model on a node is doing, by the numbers of the proto's `ModelState`."""
+"""State of a model on a node; the numbers are those of the proto's `ModelState`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ModelState(IntEnum):
-    """UNKNOWN: nobody has said; of a model that a worker names it means ACTIVE. COLD: its weights are not on the device."""
+    """UNKNOWN: not reported; for a model that a worker reports it means ACTIVE. COLD: weights are not on the device."""
 
     UNKNOWN = 0
     COLD = 1
@@ -16,12 +16,12 @@ class ModelState(IntEnum):
 
     @property
     def word(self) -> str:
-        """For people and for JSON."""
+        """The name as shown to users and in JSON."""
         return self.name.lower()
 
 
 def state_of(number: int) -> ModelState:
-    """The state that a worker said; one that this version does not know takes no work."""
+    """The state that a worker reported. Unknown numbers count as COLD, so that the model gets no work."""
     try:
         return ModelState(number) or ModelState.ACTIVE
     except ValueError:

@@ -1,8 +1,6 @@
-"""The ranges of a request's parameters, in one place: the gateway refuses what is outside by the field's name, and the worker, which does
-not trust the gateway, refuses it again.
+"""Ranges of a request's parameters. Gateway and worker both check them, as the worker does not trust the gateway.
 
-Logits are float32. Every bound is far from where a parameter would leave that type: a repetition penalty of 1e-300 is 0 there, and what it
-divides infinite.
+Bounds keep values well within float32, the type of logits: a repetition penalty of 1e-300, for example, would be 0.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ PENALTY: Final = (-2.0, 2.0)
 REPETITION_PENALTY: Final = (0.01, 10.0)
 BIAS: Final = (-100.0, 100.0)
 PRIORITY: Final = (-1000, 1000)
-#: A tenant's weight among the tenants that want the same device.
+#: A tenant's weight among tenants that compete for a device.
 WEIGHT: Final = (0.001, 1000.0)
 SEED: Final = (-(1 << 63), (1 << 63) - 1)
-#: Of tokens to generate, and of top_k.
+#: Limit of max_tokens and top_k.
 MOST_TOKENS: Final = 1 << 30
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024

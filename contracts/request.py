@@ -1,6 +1,6 @@
-"""A generation request as the gateway hands it to a worker, and what comes back a step at a time.
+"""A generation request from gateway to worker, and the events that come back with each step.
 
-They travel as msgpack maps in frames (`contracts.frames`); the field names here are the keys on the wire.
+Sent as msgpack in frames (`contracts.frames`); field names are the keys on the wire.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ToolChoice = Literal["none", "auto", "required"]
 
 @dataclass(slots=True)
 class Sampling:
-    """How the next token is chosen. `temperature` 0 is greedy; then nothing else in here but the limits, penalties and
-    biases matters. `seed` makes a request reproducible whatever shares its batch; None draws one."""
+    """How the next token is chosen. `temperature` 0 is greedy; then only limits, penalties and biases apply. `seed`
+    makes a request reproducible in any batch; None: a random one."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -29,27 +29,27 @@ class Sampling:
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    #: Above 1, tokens of the prompt and of the answer become less likely; 1 changes nothing.
+    #: Above 1, tokens of the prompt and of the answer become less likely; 1: off.
     repetition_penalty: float = 1.0
-    #: Until so many tokens are generated, none that would end the answer is chosen.
+    #: Tokens to generate before one that ends the answer may be chosen.
     min_tokens: int = 0
-    #: Tokens that end the answer as an end-of-text token does.
+    #: Further tokens that end the answer.
     stop_token_ids: list[int] = field(default_factory=list)
-    #: Whether the answer ends with the stop string or stop token that it met, instead of before it.
+    #: Whether the answer includes the stop string or stop token that ended it.
     include_stop: bool = False
     #: Whether special tokens have no text.
     skip_special_tokens: bool = True
     logit_bias: dict[int, float] = field(default_factory=dict)
-    #: None: no logprobs; 0 to 20: the chosen token's and this many alternatives'.
+    #: None: no logprobs; 0 to 20: of the chosen token and this many alternatives.
     logprobs: int | None = None
 
 
 @dataclass(slots=True)
 class ToolUse:
-    """The functions that an answer may call, and whether it must.
+    """The functions that an answer may or must call.
 
-    tools: JSON text, OpenAI's list. name: the one function that must be called; None: whichever. parallel: several calls may
-    come in one answer.
+    tools: JSON text, OpenAI's list. name: the function that must be called; None: any. parallel: an answer may have
+    several calls.
     """
 
     tools: str
@@ -62,20 +62,22 @@ class ToolUse:
 class GenerateRequest:
     """One generation.
 
-    Exactly one of `messages` (chat), `prompt` (text) and `prompt_tokens` is set, or in `packed`, where it is msgpack already: what is large
-    is packed once, where that holds nobody up. A worker finds it in its field.
-    json_schema: JSON text of a schema that the answer must satisfy. regex: what the answer must match as a whole; without
-    json_schema and tool_use. form_field: the caller's field that json_schema or regex came from; empty: `response_format`.
-    tool_use: only with `messages`.
-    group: the same for all choices of one prompt, which share the prompt's KV: while one of them computes it, those that
-    came later wait. choice: its number among them.
-    resume_tokens: tokens another worker has generated already (it died); they are continued, not repeated.
-    source_nodes: nodes that hold this session's cache according to the scheduler, best first: a hint for the kvstore.
-    kept_tokens: of the session, cached somewhere according to the scheduler: who waits to be admitted counts as so much shorter.
-    expected_tokens: how long its caller expects the answer to be; None: as long as others are. It ends nothing.
-    alone: it may have killed an engine: until its first new token, its steps hold no other sequence. It only costs turns.
-    template_kwargs: JSON text of variables for the chat template (`contracts.template_kwargs`); only with `messages`.
-    weight: of its tenant, among the tenants that want the device at the same priority.
+    Exactly one of `messages` (chat), `prompt` (text) and `prompt_tokens` is set.
+
+    - resume_tokens: tokens that a failed worker has generated already; the answer continues after them.
+    - source_nodes: nodes that hold the session's cache according to the scheduler, best first; a hint for the kvstore.
+    - kept_tokens: tokens of the session that are cached, according to the scheduler; subtracted from its length while
+      it waits for admission.
+    - json_schema: JSON text of a schema that the answer must satisfy. regex: must match the whole answer; excludes
+      json_schema and tool_use. form_field: the caller's field that json_schema or regex came from; empty:
+      `response_format`.
+    - tool_use, template_kwargs (JSON text, `contracts.template_kwargs`): only with `messages`.
+    - group: equal for all choices of one prompt; while one computes the prompt's KV, later ones wait for it. choice:
+      number within the group.
+    - expected_tokens: the caller's estimate of the answer's length; None: the average. Not a limit.
+    - alone: the request may have killed an engine; until its first new token, no other sequence shares its steps.
+    - packed: large fields, already encoded as msgpack by a helper; the worker finds them decoded in their fields.
+    - weight: its tenant's, among tenants that compete for the device at the same priority.
     """
 
     request_id: str
@@ -110,8 +112,8 @@ class GenerateRequest:
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """A token's bytes (a token may be a part of a character), its log probability, and the best alternatives
-    `(bytes, logprob)`. A special token has the bytes of its spelling."""
+    """A token's bytes (possibly part of a character), its log probability, and the best alternatives `(bytes,
+    logprob)`. Special tokens have the bytes of their spelling."""
 
     token: bytes
     logprob: float
@@ -120,7 +122,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """What one tool call gained: `id` and `name` with its first delta, empty afterwards; a piece of `arguments`, JSON text."""
+    """New text of a tool call: `id` and `name` in its first delta only; a piece of `arguments`, JSON text."""
 
     index: int
     id: str = ""
@@ -130,8 +132,8 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class Accepted:
-    """The worker took the request: it is valid, and will run. Sent before any output. thinking: the prompt ends within a thought of the
-    assistant's, so that the answer begins there."""
+    """The request is valid and will run. Sent before any output. thinking: the prompt ends within the assistant's
+    reasoning, so the answer begins there."""
 
     request_id: str
     prompt_tokens: int
@@ -140,12 +142,12 @@ class Accepted:
 
 @dataclass(slots=True)
 class Output:
-    """What one request gained in one engine step.
+    """The result of one engine step for one request.
 
-    text: new text, complete characters only, without that of tool calls. tokens: new token ids (also those whose text is
-    still held back). logprobs: one a token that is part of the answer: what ends it has none.
-    cached_tokens: prompt tokens whose KV was not computed; valid from the first output on.
-    times: seconds by `contracts.turn_times.Phase`: with the first token where the time until then went, with the last where the time since.
+    text: new text, complete characters only, without tool calls. tokens: new token ids, including those whose text is
+    still held back. logprobs: one per token of the answer; the token that ends it has none. cached_tokens: prompt
+    tokens whose KV was not computed; valid from the first output on. times: seconds by `contracts.turn_times.Phase`; up
+    to the first token, sent with it, and from there on, sent with the last.
     """
 
     request_id: str
@@ -160,7 +162,7 @@ class Output:
 
 @dataclass(slots=True)
 class Failed:
-    """The request ended without a result; `error` is `contracts.errors.to_wire` of what happened."""
+    """The request failed; `error` is made by `contracts.errors.to_wire`."""
 
     request_id: str
     error: list[Any]

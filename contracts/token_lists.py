@@ -1,4 +1,4 @@
-"""How long a list of token ids, and the text of one, may be where the tokenizer is asked for nothing else (`/tokenize`, `/detokenize`)."""
+"""Limits of `/tokenize` and `/detokenize`: number of token ids and bytes of their text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from contracts.errors import InvalidRequest
 
-#: Ids of one list, whatever the model's context holds.
+#: Ids of one list; a model's context may lower it.
 MOST_TOKENS: Final = 1 << 20
-#: Of one list's text in UTF-8, and of what the vocabulary calls its tokens: half of what a gRPC message takes.
+#: UTF-8 bytes of one list's text or token spellings: half of a gRPC message.
 MOST_TEXT_BYTES: Final = 32 << 20
 
 
 def check_count(tokens: Sequence[Any], max_tokens: int, param: str = "tokens") -> None:
-    """Raises InvalidRequest when more ids are given than the model's context holds; max_tokens 0: not known."""
+    """Raises InvalidRequest when there are more ids than the model's context holds; max_tokens 0: unknown."""
     most = min(max_tokens or MOST_TOKENS, MOST_TOKENS)
     if len(tokens) > most:
         raise InvalidRequest(
@@ -25,7 +25,8 @@ def check_count(tokens: Sequence[Any], max_tokens: int, param: str = "tokens") -
 
 
 def check_answer(tokens: int, bytes_: int, param: str) -> None:
-    """Raises InvalidRequest when an answer of so many ids, or of so many bytes of text, is longer than is sent; `param`: what was asked."""
+    """Raises InvalidRequest, naming the request's `param`, when an answer of `tokens` ids or `bytes_` of text is too
+    long to send."""
     if tokens <= MOST_TOKENS and bytes_ <= MOST_TEXT_BYTES:
         return
     raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Where a turn's time went, by phase; the names are those of `Server-Timing`, of metrics and of `upbeat explain`."""
+"""Time of a turn by phase; `Server-Timing`, metrics and `upbeat explain` use these names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from enum import Enum
 
 
 class Phase(str, Enum):
-    """What a turn waited for, or what was done for it. At any moment it is in one.
+    """What a turn waits for or what is done for it. A turn is in one phase at a time.
 
-    In the gateway: ADMIT, for its body and its tenant's and the gateway's shares; PLACE, for the scheduler; PREPARE, for the worker to have
-    its tokens (template, tokeniser, grammar, the way there and back, attempts that were lost). In the worker: QUEUE, behind others or for a
-    place in the batch; MEMORY, for pages of HBM; LOCATE, for the store to say what it has; LOAD_*, for pieces of its KV, by the slowest
-    source of the load; OTHERS, for steps that held others only; COMPUTE, in steps of its own; SLOWED, what those took longer than usual
-    while KV of others moved; DECODE, from the first token on, with the steps of others among its own.
+    In the gateway:
+
+    - ADMIT: waits for its body and for limits of tenant and gateway
+    - PLACE: waits for the scheduler
+    - PREPARE: until the worker has its tokens (template, tokeniser, grammar, network, lost attempts)
+
+    In the worker:
+
+    - QUEUE: waits behind other requests or for a place in the batch
+    - MEMORY: waits for pages of HBM
+    - LOCATE: waits for the store to report what it has
+    - LOAD_*: waits for pieces of its KV, named by the slowest source of the load
+    - OTHERS: waits during steps that computed other requests only
+    - COMPUTE: steps that compute its prompt
+    - SLOWED: extra time of those steps while other requests' KV was copied
+    - DECODE: from the first token on, including other requests' steps
     """
 
     __str__ = str.__str__
@@ -34,7 +45,7 @@ class Phase(str, Enum):
     DECODE = "decode"
 
 
-#: What each is called where people read.
+#: Descriptions for users.
 WORDS: dict[Phase, str] = {
     Phase.ADMIT: "waited for the gateway",
     Phase.PLACE: "placed",
@@ -52,23 +63,23 @@ WORDS: dict[Phase, str] = {
     Phase.DECODE: "decoded",
 }
 
-#: In order.
+#: All phases in order.
 PHASES = tuple(Phase)
-#: Those that a worker tells; the others are the gateway's own.
+#: The phases that workers report; the gateway measures the others.
 OF_WORKER = tuple(p for p in PHASES if p not in (Phase.ADMIT, Phase.PLACE, Phase.PREPARE))
-#: Records of turns in one message to a scheduler.
+#: Limit of turn records in one message to a scheduler.
 MOST_TOGETHER = 512
-#: No phase takes longer, in seconds.
+#: Longest plausible phase in seconds.
 _MOST_S = 1e5
 
 
 def checked(told: object, known: Iterable[Phase] = PHASES) -> dict[Phase, float]:
-    """What another process said of a turn's time, in seconds, in the order of `known`: what can be a time of those."""
+    """The valid times in another process's report, in seconds, in the order of `known`."""
     if not isinstance(told, Mapping):
         return {}
     return {phase: float(told[phase]) for phase in known if phase in told and _is_time(told[phase])}
 
 
 def _is_time(said: object) -> bool:
-    # What is not a number is not in any range.
+    # NaN fails the range check.
     return isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said <= _MOST_S

@@ -1,7 +1,7 @@
-"""Call graphs of agent workflows (SYMPHONY, sections 3.1 and 3.5), as every process understands them.
+"""Call graphs of agent workflows (SYMPHONY, sections 3.1 and 3.5): types, JSON form and limits.
 
-A graph says which agents a request of an agent is followed by: a conditional has several edges with their probabilities, a loop an
-edge to the agent itself or to an earlier one, and a fan-out edges that all come, or one with several `calls`.
+A graph's edges say which agents follow a request of an agent. A conditional has several edges with probabilities; a
+loop has an edge to the same or an earlier agent; a fan-out has several certain edges, or one with several `calls`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _EDGE_FIELDS = ("from", "to", "probability", "calls", "delay_s")
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`target` follows a request of `source` with this probability, then with so many calls on average (at least 1), `delay_s` seconds
-    after that request came."""
+    """`target` follows a request of `source` with `probability`, then with `calls` calls on average (at least 1),
+    `delay_s` seconds after that request arrived."""
 
     source: str
     target: str
@@ -34,7 +34,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A declared call graph. learn: what is observed moves its probabilities and delays, and adds edges."""
+    """A declared call graph. learn: observations update probabilities and delays, and add edges."""
 
     agents: tuple[str, ...]
     edges: tuple[Edge, ...] = ()
@@ -43,9 +43,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """What a request says of itself: the workflow, the agent that asks, and the run (one execution) it belongs to.
+    """A request's place in a workflow: the workflow, the calling agent, and the run (one execution).
 
-    ended: ids of requests of this run that have ended since the last hop that said so, oldest first.
+    ended: ids of the run's requests that have ended since the previous hop that reported any, oldest first.
     """
 
     workflow: str
@@ -55,7 +55,8 @@ class Hop:
 
 
 def default_run(session_id: str) -> str:
-    """The run of a request that names none: its session id up to the last colon, where there is one with something before it."""
+    """The run of a request that names none: its session id up to the last colon; all of it if there is no such
+    prefix."""
     return session_id.rpartition(":")[0] or session_id
 
 
@@ -88,12 +89,12 @@ def parse_graph(data: Any) -> Graph:
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """What `parse_graph` reads."""
+    """The inverse of `parse_graph`."""
     return {"agents": list(graph.agents), "edges": [edge_to_json(e) for e in graph.edges], "learn": graph.learn}
 
 
 def edge_to_json(edge: Edge) -> dict[str, Any]:
-    """One edge as it stands in a graph."""
+    """One edge of a graph as JSON."""
     figures = {"probability": edge.probability, "calls": edge.calls, "delay_s": edge.delay_s}
     return {"from": edge.source, "to": edge.target} | {name: round(value, 6) for name, value in figures.items()}
 
@@ -105,9 +106,13 @@ def _edge(data: Any, agents: tuple[str, ...], where: str) -> Edge:
     ends = []
     for name in ("from", "to"):
         if name not in data:
-            raise InvalidRequest(f"{where}.{name} is required", param=f"{where}.{name}", code="missing_required_parameter")
+            raise InvalidRequest(
+                f"{where}.{name} is required", param=f"{where}.{name}", code="missing_required_parameter"
+            )
         if data[name] not in agents:
-            raise InvalidRequest(f"{where}.{name}: no agent is called {str(data[name])[:60]!r}", param=f"{where}.{name}")
+            raise InvalidRequest(
+                f"{where}.{name}: no agent is called {str(data[name])[:60]!r}", param=f"{where}.{name}"
+            )
         ends.append(str(data[name]))
     probability = _number(data, "probability", where, 1.0, 0.0, 1.0)
     calls = _number(data, "calls", where, 1.0, 1.0, MAX_CALLS)
@@ -125,4 +130,6 @@ def _only(data: dict[str, Any], known: tuple[str, ...], dot: str) -> None:
     for name in data:
         if name not in known:
             shown = f"{dot}{str(name)[:80]}"
-            raise InvalidRequest(f"unknown field {shown}; known: {', '.join(known)}", param=shown, code="unknown_parameter")
+            raise InvalidRequest(
+                f"unknown field {shown}; known: {', '.join(known)}", param=shown, code="unknown_parameter"
+            )

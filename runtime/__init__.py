@@ -1,1 +1,1 @@
-"""How an Upbeat process lives: clock, configuration, life cycle, RPC, logs and metrics. Knows no service."""
+"""The base of every process: clock, configuration, life cycle, RPC, logs and metrics. Knows no service."""

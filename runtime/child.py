@@ -1,6 +1,6 @@
-"""The child's side of `runtime.children`: answers its parent's calls, within limits that it sets itself, until the parent is gone.
+"""The child's side of `runtime.children`: limits its own memory and answers its parent's calls until the parent ends.
 
-It imports next to nothing, as each child pays for it in time and memory.
+Imports little, because every child pays for imports in time and memory.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
-#: A frame is its length and so many bytes.
+#: A frame is its length, then its bytes.
 LENGTH = struct.Struct("<Q")
-#: The first frame: bytes of memory. The setup follows.
+#: The first frame: the memory limit in bytes, then the setup.
 LIMITS = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1
 
 
 def serve(handler: Callable[[bytes], bytes], begin: Callable[[bytes], None] | None = None) -> None:
-    """Answer the parent's calls until it is gone. `begin` gets its setup first, and is not limited in memory by it.
+    """Answers the parent's calls until it ends. `begin` gets the setup first, before the memory limit applies.
 
-    An exception that `handler` lets through ends the process, and the caller gets ChildDied: what it knows to refuse, it returns.
-    What is printed goes to stderr.
+    An exception from `handler` ends the process, and the caller gets ChildDied; expected refusals are return values.
+    Prints go to stderr.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends its children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends its children
     _end_with_parent()
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -66,7 +66,7 @@ def _write(sink: BinaryIO, payload: bytes) -> None:
 
 
 def _end_with_parent() -> None:
-    """Linux: killed when the parent's thread that started it ends, in the middle of work too. Elsewhere its stdin ends."""
+    """Linux: the kernel kills this process when the parent's thread that started it ends. Elsewhere stdin ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -76,7 +76,7 @@ def _limit(memory_bytes: int) -> None:
         with open("/proc/self/statm") as f:
             most = int(f.read().split()[0]) * resource.getpagesize() + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what strangers sent is not written to disks
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dumps: they would contain callers' data
     if sys.platform == "linux":
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
             f.write("1000")

@@ -1,8 +1,9 @@
-"""Small helper processes for work on what strangers send: work that cannot be bounded from within is done where it can be killed.
+"""Helper processes for work on untrusted input that cannot be bounded in-process: a helper can be killed.
 
-`Children` is the parent's side: it starts processes, gives each one piece of work at a time, fairly by owner (`runtime.turns`), and kills
-what runs past its deadline. `runtime.child.serve` is the child's side. They exchange length-prefixed frames over stdin and stdout. A
-child limits its own memory, ends with its parent, and is the first that the kernel ends when the machine is short of memory.
+`Children` is the parent's side: it starts processes, gives each one call at a time, in turns by owner
+(`runtime.turns`), and kills a process at its call's deadline. `runtime.child.serve` is the child's side. They exchange
+length-prefixed frames over stdin and stdout. A child limits its own memory, ends with its parent, and is the first
+choice of the kernel's OOM killer.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from runtime.child import LENGTH, LIMITS
 from runtime.turns import Turns
 
 log = telemetry.logger("runtime.children")
-#: Importing what a child needs takes well below a second on a free core.
+#: Limit for the start of a child; its imports take well below a second on an idle core.
 _START_S = 30.0
-#: One that has closed its end is about to tell its status.
+#: Time for a child that closed its socket to exit by itself.
 _GRACE_S = 0.5
 _POLL_S = 0.005
 
 
 class ChildError(Exception):
-    """The work has no result."""
+    """The call has no result."""
 
 
 class ChildTimeout(ChildError):
-    """It ran past its deadline and was killed. cpu_s: processor time that it had; far below the deadline, the machine was busy."""
+    """The call exceeded its deadline and the child was killed. cpu_s: processor time used; far below the deadline means
+    a busy machine."""
 
     def __init__(self, message: str, cpu_s: float) -> None:
         super().__init__(message)
@@ -43,8 +45,8 @@ class ChildTimeout(ChildError):
 
 
 class ChildDied(ChildError):
-    """The process ended by itself: its memory limit, or a crash. status: its exit status, below 0 a signal's number; the next call
-    finds a new one."""
+    """The child ended during the call: memory limit or crash. status: exit status, or minus a signal's number. The next
+    call gets a new child."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -52,11 +54,11 @@ class ChildDied(ChildError):
 
 
 class ChildCannotStart(ChildDied):
-    """There is no process for the work, which nobody has seen."""
+    """No child could be started; the call was not tried."""
 
 
 class ChildrenBusy(ChildError):
-    """Too much of this owner waits already, or its turn did not come in time. Nothing was tried."""
+    """Too many calls of this owner wait, or its turn did not come in time. The call was not tried."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +70,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts since the start, but for the first two."""
+    """waiting, running: calls now. The others: counts since the start."""
 
     waiting: int
     running: int
@@ -88,7 +90,7 @@ class _Counts:
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    """A process and the one socket that is its stdin and its stdout."""
+    """A process, with one socket as its stdin and stdout."""
 
     process: subprocess.Popen[bytes]
     reader: asyncio.StreamReader
@@ -96,13 +98,13 @@ class _Child:
 
     @classmethod
     async def start(cls, argv: Sequence[str], nice: int) -> _Child:
-        """nice: added to this process's niceness, from its first instruction on: what it imports takes a second. Raises OSError.
+        """nice: niceness relative to this process, set at once, so that it covers the imports. Raises OSError.
 
-        By `subprocess`, which uses vfork: asyncio's and uvloop's own fork runs the fork handlers of gRPC and other libraries with
-        threads, in which the copy of the process can hang, and this loop with it. A group of its own, so that a Ctrl-C is not for it, but
-        the same session (`runtime.niceness`).
+        Uses `subprocess`, which uses vfork: asyncio and uvloop fork, which runs the fork handlers of gRPC and other
+        threaded libraries and can hang the child and this loop. The child has its own process group, so that Ctrl-C
+        does not reach it, but the same session (`runtime.niceness`).
         """
-        env = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else each thread reserves address space of its own
+        env = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else every thread reserves address space
         mine, its = socket.socketpair()
         with its:
             try:
@@ -111,17 +113,17 @@ class _Child:
                 mine.close()
                 raise
         try:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it has already ended
                 os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
             mine.setblocking(False)
             return cls(process, *await asyncio.open_connection(sock=mine))
-        except BaseException:  # cancelled: nobody else knows of it
+        except BaseException:  # cancelled: no other code would end the process
             process.kill()
             process.wait()
             raise
 
     async def receive(self, most: int) -> bytes:
-        """One frame. Raises EOFError when the process has ended or sends what no child of ours does."""
+        """Receives one frame. Raises EOFError when the process has ended or the frame is longer than `most`."""
         try:
             (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
             if length > most:
@@ -131,21 +133,21 @@ class _Child:
             raise EOFError("it ended") from e
 
     async def send(self, *parts: bytes) -> None:
-        """One frame. Raises OSError when the process has ended."""
+        """Sends `parts` as one frame. Raises OSError when the process has ended."""
         self.writer.write(LENGTH.pack(sum(map(len, parts))))
         for part in parts:
             self.writer.write(part)
         await self.writer.drain()
 
     def cpu_s(self) -> float:
-        """Processor time that it had."""
+        """Processor time used so far; 0 when unknown."""
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(self.process.pid).cpu_times()
             return float(times.user + times.system)
         return 0.0
 
     async def end(self, grace_s: float = 0.0) -> int:
-        """Kill it, if it still runs after `grace_s`, and return its status."""
+        """Waits `grace_s`, kills the process if it still runs, and returns its exit status."""
         try:
             await self._ended(grace_s)
         finally:
@@ -155,16 +157,16 @@ class _Child:
         return int(self.process.returncode)
 
     async def _ended(self, limit_s: float) -> None:
-        """Return when it has ended, or after the limit. It is asked, not told: the few milliseconds do not matter."""
+        """Returns when the process has ended, or after the limit. Polls: a few milliseconds do not matter."""
         until = asyncio.get_running_loop().time() + limit_s
         while self.process.poll() is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
 
 
 class Children:
-    """Up to `count` processes of one program. One event loop; nothing blocks it but the copies of payloads and answers.
+    """Up to `count` processes of one program. One event loop; only copies of payloads and answers block it.
 
-    Processes start when work first needs them, and again after one was lost.
+    Processes start on demand, and are replaced when lost.
     """
 
     def __init__(
@@ -178,34 +180,35 @@ class Children:
         setup: bytes = b"",
         nice: int = 0,
     ) -> None:
-        """argv: a program whose main calls `serve`. memory_bytes: address space of each beyond what it has after its setup.
-        per_owner: calls of one owner that may wait. running_each: children that one owner may have at a time; None: all but one, at
-        least one. setup: what each is told once, at its start. nice: how far it steps back when processors are short."""
+        """argv: a program whose main calls `serve`. memory_bytes: address space of a child in addition to what it has
+        after its setup. per_owner: limit of waiting calls per owner. running_each: limit of children per owner at a
+        time; None: all but one, at least one. setup: sent to each child at its start. nice: added to its niceness."""
         self._argv, self._memory_bytes, self._setup, self._nice = list(argv), memory_bytes, setup, nice
         self._turns: Turns[_Call] = Turns(count, running_each or max(count - 1, 1), per_owner)
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
         self._work: set[asyncio.Task[None]] = set()
-        #: Calls whose callers wait.
+        #: Calls without a result yet.
         self._asked: set[_Call] = set()
         self._counts = _Counts()
         self._closed = False
 
     @property
     def statistics(self) -> Statistics:
-        """How much waits, runs, and went how."""
+        """Current load and counts of outcomes."""
         c = self._counts
         return Statistics(self._turns.waiting, self._turns.running, c.done, c.timeouts, c.deaths, c.refused)
 
     async def start(self) -> None:
-        """Start all processes now, before the first call, so that no call waits for it. Raises ChildDied when one cannot start."""
+        """Starts all processes, so that the first calls do not wait for it. Raises ChildDied when one cannot start."""
         self._idle += await asyncio.gather(*(self._child() for _ in range(self._turns.places)))
 
     async def call(self, owner: str, payload: bytes, deadline_s: float, wait_s: float | None = None) -> bytes:
-        """What a child's handler returns for `payload`. deadline_s: from when a child has it. wait_s: for a child; None: without limit.
+        """Returns the result of a child's handler for `payload`. deadline_s: from the moment a child has it. wait_s:
+        limit of waiting for a child; None: no limit.
 
-        Raises ChildTimeout, ChildDied and ChildrenBusy. A call that is cancelled while it waits is forgotten; once a child has it,
-        it goes on there, on its owner's account, and its result is dropped: cancelling costs nobody a new process.
+        Raises ChildTimeout, ChildDied and ChildrenBusy. Cancelling a waiting call removes it. A running call goes on
+        when cancelled, still counts for its owner, and its result is dropped; so cancelling costs no process.
         """
         if self._closed:
             raise ChildCannotStart("it is shut down")
@@ -242,7 +245,7 @@ class Children:
                 result = await self._exchange(child, call)
             except ChildError as error:
                 _fail(call, error)
-                # Still on the account of the owner whose work ended the child: the next caller finds a new one.
+                # Starting the replacement still counts for the owner whose call ended the child.
                 child = await self._child()
             else:
                 self._counts.done += 1
@@ -256,7 +259,7 @@ class Children:
             self._next()
 
     async def _exchange(self, child: _Child, call: _Call) -> bytes:
-        """The child's answer. Raises ChildTimeout and ChildDied; it is gone then."""
+        """The child's answer. Raises ChildTimeout and ChildDied, after ending the child."""
         began = child.cpu_s()
         try:
             async with asyncio.timeout(call.deadline_s):
@@ -274,7 +277,7 @@ class Children:
             raise ChildDied(f"it ended with status {status}", status) from e
 
     async def _child(self) -> _Child:
-        """One that waits for work. Raises ChildDied when none can be started."""
+        """An idle child, started if necessary. Raises ChildDied when it cannot start."""
         while self._idle:
             child = self._idle.pop()
             if child.process.poll() is None:
@@ -298,13 +301,13 @@ class Children:
 
     async def _lose(self, child: _Child, grace_s: float = 0.0) -> int:
         status = await child.end(grace_s)
-        self._all.discard(child)  # not before: `close`, which cancels this, ends what is left
+        self._all.discard(child)  # after ending it: if `close` cancels this, it ends the rest of `_all`
         return status
 
     async def close(self) -> None:
-        """End all processes. What waits or runs raises ChildDied."""
+        """Ends all processes. Waiting and running calls raise ChildDied."""
         self._closed = True
-        for call in list(self._asked):  # those of tasks that have not begun, too: cancelling tells nobody of them
+        for call in list(self._asked):  # a task that is cancelled before it begins would not fail its call
             _fail(call, ChildCannotStart("it is shut down"))
         for task in list(self._work):
             task.cancel()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What everything that waits or stamps is given."""
+    """The source of time for code that waits or records times."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -38,7 +38,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """Moves only by `advance`, and wakes sleepers in order of their deadlines."""
+    """Advances only by `advance`, and wakes sleepers in order of their deadlines."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -58,7 +58,7 @@ class VirtualClock:
         await future
 
     async def advance(self, seconds: float) -> None:
-        """Move time forward, letting every sleeper run at its own deadline."""
+        """Advances time by `seconds`; every sleeper runs at its deadline."""
         end = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= end:
             self._now, _, future = heapq.heappop(self._sleepers)

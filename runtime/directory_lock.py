@@ -1,7 +1,7 @@
-"""One process at a time for a node's directory, also where containers share the volume: `flock` on a file in it.
+"""One process at a time for a node's directory, also between containers that share the volume: `flock` on a file in it.
 
-The lock ends with its process, however that ends. The file stays, and says who held it last: pid and host as that process saw them. `flock`
-holds between hosts on NFS 4; where a file system has no locks taking one raises OSError.
+The kernel releases the lock when the process ends. The file stays and names the last holder: pid and host as that
+process saw them. `flock` works between hosts on NFS 4; on file systems without locks taking one raises OSError.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from pathlib import Path
 
 from contracts.errors import ConfigError
 
-#: A predecessor that is just ending is waited for.
+#: Time for a previous holder that is shutting down.
 WAIT_S = 2.0
 _LOOK_S = 0.05
 
 
 class DirectoryLock:
-    """See the module. `path`: the lock's file. For the message, `who`: what kind of process holds it; `number`: what it has of its own."""
+    """See the module. path: the lock's file. For the error message, who: the kind of process; number: the setting that
+    gives a process another directory."""
 
     def __init__(self, path: Path, who: str, number: str = "node number (--node)") -> None:
         self.path, self._who, self._number = path, who, number
         self._fd = -1
 
     def take(self, wait_s: float = WAIT_S) -> None:
-        """Hold the lock until `release` or the end of the process; nothing happens when it is held already. Blocks for `wait_s` at most.
+        """Holds the lock until `release` or the end of the process; no effect when this object holds it. Blocks at most
+        `wait_s`.
 
-        Raises ConfigError naming the holder when another process has it, OSError when the directory or its locks cannot be used.
+        Raises ConfigError naming the holder when another process has it, OSError when the directory or its locks cannot
+        be used.
         """
         if self._fd >= 0:
             return
@@ -42,7 +45,8 @@ class DirectoryLock:
             while not _locked(fd):
                 if time.monotonic() >= deadline:
                     raise ConfigError(
-                        f"{self.path.parent} is in use by another {self._who} ({self._holder(fd)}); stop that one, or give this one "
+                        f"{self.path.parent} is in use by another {self._who} ({self._holder(fd)}); stop that one, "
+                        "or give this one "
                         f"another data directory (data) or {self._number}"
                     )
                 time.sleep(_LOOK_S)
@@ -53,7 +57,7 @@ class DirectoryLock:
         self._fd = fd
 
     def release(self) -> None:
-        """Let go of it."""
+        """Releases the lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -62,12 +66,16 @@ class DirectoryLock:
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError:
-            # A disk that is full or can only be read still says who uses it.
+            # On a full or read-only disk, an existing file can still be locked.
             return os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
 
     def _say(self, fd: int) -> None:
-        said = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        with contextlib.suppress(OSError):  # the lock holds all the same
+        said = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        with contextlib.suppress(OSError):  # the lock is valid without the text
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(said).encode() + b"\n", 0)
 

@@ -1,10 +1,10 @@
-"""What could serve a model that is not served here: advice in an error message, by what its files and config.json say."""
+"""Advice for error messages: which other software could serve a model, by its files and config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-#: By a part of the architecture's name, the first that fits.
+#: By part of the architecture's name; the first match counts.
 _BY_ARCHITECTURE = (
     ("Whisper", "vLLM or faster-whisper serves speech models"),
     ("T5", "transformers runs encoder-decoder models"),
@@ -30,17 +30,17 @@ _BY_METHOD = {
 
 
 def server_of_architecture(name: object) -> str:
-    """Who could serve models of this architecture."""
+    """Software for models of this architecture."""
     return next((who for part, who in _BY_ARCHITECTURE if part in str(name)), "transformers may run it")
 
 
 def server_of_quantisation(method: object) -> str:
-    """Who could serve weights that were quantised by `method`; None or an unknown one: who serves most."""
+    """Software for weights quantised by `method`; for None or unknown methods a general answer."""
     return _BY_METHOD.get(str(method).lower(), "vLLM or SGLang may serve it")
 
 
 def without_weights(names: Collection[str]) -> str:
-    """What a model without safetensors of its own is, from the names of its files, and what to do with it; "" when nobody can say."""
+    """What a model without safetensors is, by its files' names, and what to do with it; "" when unknown."""
     if "model_index.json" in names:
         return "it is a diffusion pipeline; diffusers runs it"
     if "adapter_config.json" in names:
@@ -48,7 +48,10 @@ def without_weights(names: Collection[str]) -> str:
     if any(name.endswith(".gguf") for name in names):
         return "its weights are GGUF; llama.cpp or Ollama serves it; or give the model that it was made from"
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        return "its weights are pickles, which are never loaded; give a repository with safetensors, or convert it with transformers"
+        return (
+            "its weights are pickles, which are never loaded; give a repository with safetensors, or convert it "
+            "with transformers"
+        )
     if any(name.endswith((".msgpack", ".h5", ".onnx", ".tflite")) for name in names):
         return "its weights are of another framework; give a repository with safetensors"
     return ""

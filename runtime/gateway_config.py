@@ -1,4 +1,4 @@
-"""The `gateway` section of the configuration: where it listens, who may call, and how much of everything it takes."""
+"""The `gateway` section of the configuration: addresses, keys and limits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 _Priority = Annotated[int, Field(ge=-1000, le=1000)]
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]{2,45}\]")
-#: An origin of web pages as it is configured, or any.
+#: A configured origin of web pages; `*`: any.
 ORIGIN = re.compile(r"\*|https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 class ApiKey(BaseModel):
-    """One caller's key: in full, or `sha256:...` as `upbeat keys new` prints it. `max_priority` is the most urgent (lowest) priority it
-    may ask for; left out: its tenant's."""
+    """A caller's key: in full, or `sha256:...` as `upbeat keys new` prints it. max_priority: the most urgent (lowest)
+    priority that it may request; default: its tenant's."""
 
     model_config = STRICT
     key: str = Field(min_length=8)
@@ -38,77 +38,83 @@ class ApiKey(BaseModel):
 
 
 class TenantLimits(BaseModel):
-    """What one tenant may use: of text, hints have their own limit. 0: no limit; left out: what `gateway.limits` says, if anything."""
+    """Limits of a tenant's requests for text (hints have a separate limit). 0: no limit; left out: `gateway.limits`."""
 
     model_config = STRICT
     requests_per_min: _Amount | None = None
     #: Prompt and answer together.
     tokens_per_min: _Amount | None = None
-    #: Requests at a time.
+    #: Concurrent requests.
     concurrent: _Count | None = None
-    #: Of a day and of a month in UTC. Counted in memory: a gateway that starts again begins at nothing.
+    #: Per day and month in UTC. Counted in memory, so a restarted gateway begins at 0.
     tokens_per_day: _Count | None = None
     tokens_per_month: _Count | None = None
-    #: How much it gets of what is scarce (slots here, rows on a node) beside others who want it at the same priority: twice the weight,
-    #: twice as much. 1 where nothing is said.
+    #: Share of scarce resources (slots here, rows on a node) among tenants at the same priority: twice the weight,
+    #: twice the share. Default 1.
     weight: Annotated[float, Field(ge=WEIGHT[0], le=WEIGHT[1], allow_inf_nan=False)] | None = None
-    #: The most urgent (lowest) priority that its keys may ask for. Nobody says: 0.
+    #: The most urgent (lowest) priority that its keys may request. Default 0.
     max_priority: _Priority | None = None
 
 
 class GatewaySection(BaseModel):
-    """The front door."""
+    """The HTTP gateway."""
 
     model_config = STRICT
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=1, le=65535)
-    #: More names under which clients may call it (the Host header), without a port, such as chat.example.org, *.example.org, 10.0.0.7 or
-    #: [fd00::7]. Loopback's names and `host` are always there. Without keys no other is served; with keys, none listed: every name is.
+    #: Accepted Host headers, without a port, such as chat.example.org, *.example.org, 10.0.0.7 or [fd00::7]. Loopback
+    #: names and `host` are always accepted. With keys and an empty list, every name is accepted; without keys, no
+    #: other.
     hosts: list[str] = []
-    #: Processes that share the port (SO_REUSEPORT). Each has its share of every limit below that is not a request's own.
+    #: Processes that share the port (SO_REUSEPORT). Each has an equal share of every limit below that is not per
+    #: request.
     processes: int = Field(default=1, ge=1, le=64)
     api_keys: list[ApiKey] = []
-    #: Every tenant's limits, and those of some tenants.
+    #: Default limits of a tenant, and limits by tenant.
     limits: TenantLimits = TenantLimits()
     tenant_limits: dict[Tenant, TenantLimits] = {}
-    #: What signs browser tokens, the same on all gateways; empty: the hashes of the API keys do. Changing it ends all tokens.
+    #: Signs browser tokens; must be equal on all gateways. Empty: derived from the hashes of the API keys. Changing it
+    #: invalidates all tokens.
     token_secret: str = Field(default="", pattern=r"^(.{32,})?$")
-    #: Hints a tenant may send, a second.
+    #: Hints per second of one tenant.
     max_advisories_per_s: float = Field(default=1000.0, gt=0)
-    #: Origins of web pages that may call all of /v1, such as https://chat.example.org; "*": any. Hints may come from every page anyway.
+    #: Origins of web pages that may call all of /v1, such as https://chat.example.org; "*": any. Hints are accepted
+    #: from every page.
     cors_origins: list[str] = []
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
-    #: Bytes of request bodies that are held at a time, over all requests; what comes beyond that is answered with 503.
+    #: Bytes of request bodies held at a time, over all requests; requests beyond that get 503.
     body_memory_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    #: The part of what the gateway holds at a time (bodies, requests, connections) that one tenant, or one address, may take.
+    #: The share of the gateway's bodies, requests and connections that one tenant, or one address, may use.
     tenant_share: float = Field(default=0.5, gt=0, le=1)
-    #: Helper processes, of each gateway process, that read large bodies; one tenant has at most all but one of them.
+    #: Helper processes per gateway process that parse large bodies; one tenant uses at most all but one.
     decoders: int = Field(default=2, ge=1, le=64)
-    #: Requests for text at a time; one more waits for `queue_s` seconds at most and is then answered with 503.
+    #: Concurrent requests for text; further ones wait up to `queue_s` seconds, then get 503.
     max_requests: int = Field(default=4096, ge=1)
     queue_s: float = Field(default=2.0, ge=0, le=60)
-    #: Connections at a time; one more is answered with 503 and closed.
+    #: Concurrent connections; further ones get 503 and are closed.
     max_connections: int = Field(default=10_000, ge=8)
-    #: A request's headers must be there so long after its first byte, or after its connection was opened, in seconds.
+    #: Seconds for a request's headers to arrive, from its first byte or from the opening of the connection.
     header_s: float = Field(default=20.0, ge=0.5, allow_inf_nan=False)
-    #: A client that for so long takes less than 32 KiB of what waits for it is cut off, and its request is cancelled, in seconds.
+    #: A client that reads less than 32 KiB of its pending response in this time is disconnected, and its request
+    #: cancelled; in seconds.
     write_s: float = Field(default=30.0, ge=0.5, allow_inf_nan=False)
-    #: A connection on which no request is completed for so long is closed, in seconds; longer than a load balancer keeps one idle (60 s).
+    #: Seconds without a completed request until a connection is closed; longer than the idle timeout of load balancers
+    #: (60 s).
     idle_s: float = Field(default=75.0, ge=1, allow_inf_nan=False)
-    #: How long a request waits for a worker to accept it (its prompt is checked and made into tokens), and from then on for its first token
-    #: (others may be before it), in seconds; then it goes to another node. 0: for ever.
+    #: Seconds that a request waits for a worker to accept it (checked and tokenised), and from then on for its first
+    #: token (queueing included), before it goes to another node. 0: no limit.
     accept_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     first_token_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
-    #: How long running requests may take to end when the gateway is stopped, in seconds.
+    #: Seconds for running requests to end when the gateway is stopped.
     drain_s: float = Field(default=25.0, ge=0, allow_inf_nan=False)
 
     def weight(self, tenant: str) -> float:
-        """A tenant's, of `tenant_limits`, else of `limits`."""
+        """A tenant's weight, from `tenant_limits`, else from `limits`."""
         own = self.tenant_limits.get(tenant, self.limits).weight
         return own or self.limits.weight or 1.0
 
     def max_priority(self, key: ApiKey) -> int:
-        """The most urgent priority that a key may ask for: the less urgent one of its own and its tenant's."""
+        """The most urgent priority that a key may request: the less urgent of its own limit and its tenant's."""
         own = self.tenant_limits.get(key.tenant)
         tenants = own.max_priority if own is not None and own.max_priority is not None else self.limits.max_priority
         return max((p for p in (key.max_priority, tenants) if p is not None), default=0)
@@ -118,7 +124,10 @@ class GatewaySection(BaseModel):
     def _names(cls, value: list[str]) -> list[str]:
         for host in value:
             if not _HOST.fullmatch(host):
-                raise ValueError(f"{host!r} is no host; give a name or an address without a port, such as chat.example.org or [fd00::7]")
+                raise ValueError(
+                    f"{host!r} is no host; give a name or an address without a port, such as chat.example.org or "
+                    "[fd00::7]"
+                )
         return value
 
     @field_validator("cors_origins")
@@ -126,5 +135,7 @@ class GatewaySection(BaseModel):
     def _origins(cls, value: list[str]) -> list[str]:
         for origin in value:
             if not ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin; give scheme, host and port, such as https://chat.example.org, or *")
+                raise ValueError(
+                    f"{origin!r} is no origin; give scheme, host and port, such as https://chat.example.org, or *"
+                )
         return value

@@ -1,5 +1,7 @@
-"""How many CUDA devices a process sees, and which of them a worker of a node with several uses: it sees that one only, so that torch,
-Triton and the driver all call it 0. Looks at files, as asking the driver would settle what the process sees.
+"""Which CUDA device a worker uses. It makes only that device visible, so that torch, Triton and the driver all call it
+0.
+
+Counts devices by files in /dev, because asking the driver would fix what the process sees.
 """
 
 from __future__ import annotations
@@ -14,24 +16,24 @@ _NAME = "CUDA_VISIBLE_DEVICES"
 
 
 def seen() -> int:
-    """CUDA devices that this process would see."""
+    """Number of CUDA devices that this process would see."""
     here = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in Path("/dev").glob("nvidia*"))
     said = os.environ.get(_NAME)
     return here if said is None else min(here, len([name for name in said.split(",") if name.strip()]))
 
 
 def show_only(device: int) -> None:
-    """Hide all CUDA devices but number `device` of those that are visible. To be called before CUDA is used in this process. Raises
-    ConfigError when there are several, and not that one."""
+    """Hides all visible CUDA devices but number `device`. Call it before this process uses CUDA. Raises ConfigError
+    when several are visible, but not that one."""
     chosen = visible(os.environ.get(_NAME), seen(), device)
     if chosen is not None:
         os.environ[_NAME] = chosen
 
 
 def visible(said: str | None, count: int, device: int) -> str | None:
-    """What CUDA_VISIBLE_DEVICES, which is `said` now, has to say; None: what it says. count: devices that can be seen.
+    """The new value of CUDA_VISIBLE_DEVICES, which is `said` now; None: unchanged. count: visible devices.
 
-    Where one can be seen it is the device's: a container was given it alone, or several workers are meant to share it.
+    A single visible device is used by every worker: either a container has only that one, or workers share it.
     """
     if count <= 1:
         return None

@@ -1,8 +1,8 @@
-"""A model of a hub as a directory on this disk: which of its files serving needs, and whether it can be served and kept at all.
+"""Downloads a hub model: which files serving needs, and whether the model can be served and fits on the disk.
 
-The order is that of cost: what the hub lists, config.json (a model that cannot be served is refused here), room on the disk, then the
-weights. Files lie in the hub's own cache (HF_HUB_CACHE, HF_HOME), which other programs share. Token, HF_ENDPOINT and HF_HUB_OFFLINE are
-the hub's, too. Without the hub, a whole copy in the cache is used.
+Checks go from cheap to expensive: the hub's list of files, config.json (refuses models that cannot be served), disk
+space, then weights. Files go to the hub's cache (HF_HUB_CACHE, HF_HOME), shared with other programs. The hub's token,
+HF_ENDPOINT and HF_HUB_OFFLINE apply. If the hub cannot be reached, a complete copy in the cache is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
@@ -31,25 +37,25 @@ from runtime.hub_download import Blob, download
 from runtime.model_config import load_config, read_json
 from runtime.model_names import HubId
 
-#: What serving reads, beside the weights; the first two must be there.
+#: Files that serving reads besides the weights; the first two are required.
 _SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-#: Free room that a download leaves on the disk.
+#: Free space that a download leaves on the disk.
 _SPARE_BYTES = 256 << 20
 _AT_A_TIME = 4
 _ASK_S = 20.0
 
 
 def tell(line: str) -> None:
-    """One line for the person at the terminal."""
+    """Prints one line to stderr for the user."""
     print(f"upbeat: {line}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look at the hub found. directory: its snapshot in the cache. blobs: the weights, some of them here already.
+    """A model found on the hub. directory: its snapshot in the cache. blobs: the weights, partly downloaded already.
 
-    small: its other files, by name. missing_bytes, total_bytes: of the weights.
+    small: names of its other files. missing_bytes, total_bytes: of the weights.
     """
 
     model: HubId
@@ -73,9 +79,9 @@ class Found:
 
 
 def directory_of(model: HubId, flag: str, say: Callable[[str], None] = tell) -> Path:
-    """The directory of `model`, downloaded where it is not yet. flag: what names it in errors, such as `--model`.
+    """The directory of `model`, downloaded if necessary. flag: its name in errors, such as `--model`.
 
-    Raises ConfigError with the remedy: not there, no right to it, cannot be served, no room, no network.
+    Raises ConfigError with the remedy: not found, no permission, cannot be served, no disk space, no network.
     """
     found = look_up(model, flag, say)
     if isinstance(found, Path):
@@ -95,9 +101,10 @@ def directory_of(model: HubId, flag: str, say: Callable[[str], None] = tell) -> 
 
 
 def look_up(model: HubId, flag: str, say: Callable[[str], None] = tell) -> Found | Path:
-    """What the hub has of `model`, or a whole copy in the cache where the hub cannot or need not be asked. Downloads no weights.
+    """The model on the hub, or the path of a complete cached copy if the hub cannot or need not be asked. Downloads no
+    weights.
 
-    Raises ConfigError, also when the model is of a kind that cannot be served.
+    Raises ConfigError, also when the model cannot be served.
     """
     disable_progress_bars()
     kept = _kept(model)
@@ -113,19 +120,23 @@ def look_up(model: HubId, flag: str, say: Callable[[str], None] = tell) -> Found
             raise _explained(e, model, flag) from e
         _check_kind(kept, model, flag)
         if not isinstance(e, OfflineModeIsEnabled):
-            say(f"{constants.ENDPOINT} cannot be asked ({_reason(e)}); using the copy of {model} in {constants.HF_HUB_CACHE}")
+            say(
+                f"{constants.ENDPOINT} cannot be asked ({_reason(e)}); using the copy of {model} in "
+                f"{constants.HF_HUB_CACHE}"
+            )
         return kept
 
 
 def check_room(found: Found, flag: str) -> None:
-    """Raise ConfigError when the disk has no room for what is missing of `found`."""
+    """Raises ConfigError when the disk lacks space for the missing bytes of `found`."""
     cache = Path(constants.HF_HUB_CACHE)
     there = next(place for place in (cache, *cache.parents) if place.exists())
     free = shutil.disk_usage(there).free
     need = found.missing_bytes + (_SPARE_BYTES if found.missing_bytes else 0)
     if need > free:
         raise ConfigError(
-            f"{flag} {found.model}: {need / 2**30:.2f} GiB of disk are needed in {cache}, {free / 2**30:.2f} GiB are free; "
+            f"{flag} {found.model}: {need / 2**30:.2f} GiB of disk are needed in {cache}, {free / 2**30:.2f} GiB "
+            "are free; "
             "free some space, or set HF_HOME to a directory on a larger disk"
         )
 
@@ -149,17 +160,21 @@ def _ask(model: HubId, flag: str) -> Found:
         small, weights = (*small, _INDEX), _shards(directory, model, flag)
         absent = sorted(set(weights) - names)
         if absent:
-            raise ConfigError(f"{flag} {model}: {_INDEX} names {absent[0]}, which is not there; its publisher must upload it")
+            raise ConfigError(
+                f"{flag} {model}: {_INDEX} names {absent[0]}, which is not there; its publisher must upload it"
+            )
     return Found(model, commit, directory, tuple(_blob(model, commit, directory / name) for name in weights), small)
 
 
 def _check_has(name: str, names: Collection[str], model: HubId, flag: str) -> None:
     if name not in names:
-        raise ConfigError(f"{flag} {model}: it has no {name}; give a model with config.json, tokenizer.json and *.safetensors")
+        raise ConfigError(
+            f"{flag} {model}: it has no {name}; give a model with config.json, tokenizer.json and *.safetensors"
+        )
 
 
 def _blob(model: HubId, commit: str, pointer: Path) -> Blob:
-    """pointer: where the snapshot has the file, or will have it."""
+    """pointer: the file's path in the snapshot, existing or not."""
     url = hf_hub_url(model.repo, pointer.name, revision=commit)
     if pointer.exists():
         return Blob(pointer.name, url, "", pointer.stat().st_size, pointer)
@@ -173,7 +188,9 @@ def _shards(directory: Path, model: HubId, flag: str) -> tuple[str, ...]:
     where = read_json(directory / _INDEX).get("weight_map")
     names = set(where.values()) if isinstance(where, dict) else set()
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise ConfigError(f"{flag} {model}: {_INDEX} does not say which files beside it have the weights; give another model")
+        raise ConfigError(
+            f"{flag} {model}: {_INDEX} does not say which files beside it have the weights; give another model"
+        )
     return tuple(sorted(names))
 
 
@@ -186,10 +203,21 @@ def _check_kind(directory: Path, model: HubId, flag: str) -> None:
 
 def _download_all(found: Found) -> None:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     stop = threading.Event()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar, ThreadPoolExecutor(_AT_A_TIME) as pool:
-        task = bar.add_task(found.model.repo, total=found.total_bytes, completed=found.total_bytes - found.missing_bytes)
+    with (
+        Progress(*columns, console=console, disable=not console.is_terminal) as bar,
+        ThreadPoolExecutor(_AT_A_TIME) as pool,
+    ):
+        task = bar.add_task(
+            found.model.repo, total=found.total_bytes, completed=found.total_bytes - found.missing_bytes
+        )
         tasks = [pool.submit(download, blob, lambda n: bar.advance(task, n), stop.is_set) for blob in found.blobs]
         try:
             for done in as_completed(tasks):
@@ -205,7 +233,7 @@ def _folder(model: HubId) -> Path:
 
 
 def _remember(model: HubId, commit: str) -> None:
-    """Note which commit the revision is, as the hub's library does, so that it is found without the hub."""
+    """Records the revision's commit, as the hub's library does, so that it is found without the hub."""
     revision = model.revision or constants.DEFAULT_REVISION
     note = _folder(model) / "refs" / revision
     if revision != commit and not (note.is_file() and note.read_text() == commit):
@@ -216,7 +244,7 @@ def _remember(model: HubId, commit: str) -> None:
 
 
 def _kept(model: HubId) -> Path | None:
-    """The snapshot in the cache, where everything that serving needs is there."""
+    """The cached snapshot, if it has every file that serving needs."""
     revision = model.revision or constants.DEFAULT_REVISION
     note = _folder(model) / "refs" / revision
     commit = note.read_text().strip() if note.is_file() else revision
@@ -245,16 +273,27 @@ def _explained(e: Exception, model: HubId, flag: str, beside: str = "") -> Confi
     if isinstance(e, GatedRepoError):
         return ConfigError(f"{name}: it is gated; accept its terms at {hub}/{model.repo}, then {rights}")
     if isinstance(e, RevisionNotFoundError):
-        return ConfigError(f"{name}: {hub}/{model.repo} has no such revision; give a branch, a tag or a commit that it has, or none")
+        return ConfigError(
+            f"{name}: {hub}/{model.repo} has no such revision; give a branch, a tag or a commit that it has, or none"
+        )
     anonymous = isinstance(e, HfHubHTTPError) and e.response.status_code == 401 and get_token() is None
     if _is_refusal(e) and not anonymous and not isinstance(e, RepositoryNotFoundError):
         return ConfigError(f"{name}: {hub} refuses the token, or it has no right to this model; {rights}")
-    if anonymous or isinstance(e, RepositoryNotFoundError):  # who has no token is told 401 for what is not there, too
-        return ConfigError(f"{name}: {hub} has no such model, or it is private; check the spelling; if it is private, {rights}")
+    if anonymous or isinstance(e, RepositoryNotFoundError):  # without a token, missing models also give 401
+        return ConfigError(
+            f"{name}: {hub} has no such model, or it is private; check the spelling; if it is private, {rights}"
+        )
     if isinstance(e, OfflineModeIsEnabled):
         where = constants.HF_HUB_CACHE
-        return ConfigError(f"{name}: no whole copy is in {where}, and HF_HUB_OFFLINE forbids to ask the hub; unset it, or give a directory")
+        return ConfigError(
+            f"{name}: no whole copy is in {where}, and HF_HUB_OFFLINE forbids to ask the hub; unset it, or give a "
+            "directory"
+        )
     if isinstance(e, (httpx2.HTTPError, HfHubHTTPError)):
         more = beside or f"and no whole copy is in {constants.HF_HUB_CACHE}"
-        return ConfigError(f"{name}: {hub} failed ({_reason(e)}), {more}; check the network and HF_ENDPOINT, or give a directory")
-    return ConfigError(f"{name}: it cannot be kept in {constants.HF_HUB_CACHE} ({_reason(e)}); free some space there, or set HF_HOME")
+        return ConfigError(
+            f"{name}: {hub} failed ({_reason(e)}), {more}; check the network and HF_ENDPOINT, or give a directory"
+        )
+    return ConfigError(
+        f"{name}: it cannot be kept in {constants.HF_HUB_CACHE} ({_reason(e)}); free some space there, or set HF_HOME"
+    )

@@ -1,8 +1,8 @@
-"""One file from a hub into the hub's own cache, so that an interrupted download goes on where it ended.
+"""Downloads one file into the hub's cache; an interrupted download resumes.
 
-The hub's library begins an interrupted file anew, and a shard has gigabytes. Here its bytes go to `blobs/ETAG.incomplete`, the next attempt
-asks for the rest, and the whole is checked against the digest that the hub names before it takes its place as `blobs/ETAG`, where the
-library finds it. One process at a time writes a file; others wait for it.
+The hub's library restarts an interrupted file, and a shard has gigabytes. Here bytes go to `blobs/ETAG.incomplete`, the
+next attempt requests the rest, and the complete file is checked against the hub's digest and renamed to `blobs/ETAG`,
+where the library finds it. One process at a time writes a file; others wait.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from contracts.errors import ConfigError
 
-#: Attempts in a row that bring no byte before the download is given up, and the seconds between two of them.
+#: Consecutive attempts without progress until the download fails, and seconds between them.
 _ATTEMPTS, _PAUSE_S = 4, 1.0
 _TIMEOUT_S = 15.0
 _READ_BYTES = 4 << 20
 
 
 class Stopped(Exception):
-    """Somebody else's failure, or Ctrl-C, ended this download; what has come stays."""
+    """The download was stopped, by Ctrl-C or because another one failed. Received bytes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A file of the hub. path: where the cache keeps it. etag: a SHA-256, or git's SHA-1 of a small file."""
+    """A file of the hub. path: its place in the cache. etag: a SHA-256, or git's SHA-1 for small files."""
 
     name: str
     url: str
@@ -43,12 +43,12 @@ class Blob:
 
     @property
     def partial(self) -> Path:
-        """Where its bytes go until they are all there."""
+        """The path of the incomplete file."""
         return self.path.with_name(f"{self.path.name}.incomplete")
 
     @property
     def missing_bytes(self) -> int:
-        """How many of its bytes are not on this disk yet."""
+        """Bytes not downloaded yet."""
         if self.path.exists():
             return 0
         try:
@@ -58,10 +58,10 @@ class Blob:
 
 
 def download(blob: Blob, came: Callable[[int], None], stopped: Callable[[], bool]) -> None:
-    """Bring `blob` to its path. came: told of bytes as they come (negative: some must come again).
+    """Downloads `blob` to its path. came: called with the number of bytes received (negative: to be received again).
 
-    Raises Stopped, httpx2.HTTPError, HfHubHTTPError and OSError, keeping what has come; ConfigError when the bytes are not what the hub
-    names, keeping nothing.
+    Raises Stopped, httpx2.HTTPError, HfHubHTTPError and OSError, and keeps received bytes; raises ConfigError when the
+    digest is wrong, and keeps nothing.
     """
     blob.path.parent.mkdir(parents=True, exist_ok=True)
     while not blob.path.exists():
@@ -71,11 +71,13 @@ def download(blob: Blob, came: Callable[[int], None], stopped: Callable[[], bool
                     raise Stopped
                 time.sleep(0.1)
             if os.fstat(file.fileno()).st_nlink == 0 or blob.path.exists():
-                continue  # another process finished it, or threw it away
+                continue  # another process finished or removed it
             _fill(blob, file, came, stopped)
             if not _is_whole(blob):
                 blob.partial.unlink()
-                raise ConfigError(f"{blob.url}: what came is not what the hub names ({blob.etag}); start again to download it anew")
+                raise ConfigError(
+                    f"{blob.url}: what came is not what the hub names ({blob.etag}); start again to download it anew"
+                )
             file.flush()
             os.fsync(file.fileno())
             blob.partial.replace(blob.path)
@@ -103,11 +105,11 @@ def _fill(blob: Blob, file: IO[bytes], came: Callable[[int], None], stopped: Cal
 
 
 def _ask(blob: Blob, file: IO[bytes], have: int, came: Callable[[int], None], stopped: Callable[[], bool]) -> None:
-    """Append what the hub sends from byte `have` on."""
+    """Appends the hub's bytes from offset `have` on."""
     headers = build_hf_headers() | {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
     with get_session().stream("GET", blob.url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as answer:
         hf_raise_for_status(answer)
-        if have and answer.status_code != 206:  # it does not know ranges: all of it comes again
+        if have and answer.status_code != 206:  # no support for ranges: start over
             file.truncate(0)
             came(-have)
         for chunk in answer.iter_bytes():
@@ -128,7 +130,7 @@ def _is_whole(blob: Blob) -> bool:
         digest = hashlib.sha256()
     elif len(blob.etag) == 40:
         digest = hashlib.sha1(b"blob %d\0" % blob.size, usedforsecurity=False)
-    else:  # a mirror with etags of its own
+    else:  # a mirror whose etags are no digests
         return True
     with blob.partial.open("rb") as file:
         while chunk := file.read(_READ_BYTES):

@@ -1,4 +1,4 @@
-"""Secrets that are made on first use and kept in a file that only its owner may read."""
+"""Secrets created on first use and kept in a file that only its owner may read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def kept(path: Path, make: Callable[[], str]) -> str:
-    """The text in `path` without what surrounds it; what `make` says, from now on, where there is none. However many processes ask
-    at a time, all get the same. Raises OSError."""
+    """The stripped text in `path`; if the file is missing, it is created with the text from `make`. Concurrent
+    processes get the same text. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        # Written under another name and linked, so that no other process ever reads half of it.
+        # Written under another name and linked, so that other processes never read a partial file.
         fresh = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
             f.write(make() + "\n")

@@ -1,7 +1,7 @@
-"""What a Hugging Face directory's config.json means: which models of the Llama family are served, and with which mathematics.
+"""Parses a Hugging Face config.json: which models of the Llama family are served, and how they compute.
 
-Understood: Llama (SmolLM too), Mistral, Qwen2 and Qwen3, as transformers writes them before and since its version 5.
-Whatever would change the output and is not understood is refused by name: a model is right or is not served.
+Supported: Llama (with SmolLM), Mistral, Qwen2 and Qwen3, in the formats of transformers 4 and 5. An unsupported key
+that would change the output is refused by name.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from runtime.elsewhere import server_of_architecture, server_of_quantisation
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-#: Rotary embeddings whose angles depend on how long the sequence has become: what was cached under shorter ones would be wrong.
+#: Rotary embeddings whose angles depend on the sequence's current length, which makes cached KV wrong as it grows.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding. `kind` is one of ROPE_TYPES; all fields after `factor` matter for the kinds that use them.
+    """Rotary embedding. kind: one of ROPE_TYPES; fields from `factor` on apply only to kinds that use them.
 
-    scale: what cosines and sines are multiplied by (yarn's attention factor).
+    scale: factor of cosines and sines (yarn's attention factor).
     """
 
     theta: float = 10_000.0
@@ -43,10 +43,10 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The mathematics of one model.
+    """The architecture and sizes of one model.
 
-    windows: per layer, how many of the last tokens (its own included) a token sees; None: all.
-    dtype: the type that config.json names, or None.
+    windows: per layer, how many of the last tokens (itself included) a token sees; None: all.
+    dtype: the type named in config.json, or None.
     """
 
     architecture: str
@@ -71,7 +71,7 @@ class ModelConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ConfigError when it is missing or no object."""
+    """The JSON object in `path`. Raises ConfigError when the file is missing or holds no object."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -92,8 +92,12 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
     """A ModelConfig from config.json's content. Raises ConfigError naming the key, the value and `where`."""
     get = _Reader(data, where)
     architecture = _architecture(data, where)
-    _refuse_what_we_do_not_compute(get)
-    hidden, heads, layers = get.integer("hidden_size"), get.integer("num_attention_heads"), get.integer("num_hidden_layers")
+    _refuse_unsupported(get)
+    hidden, heads, layers = (
+        get.integer("hidden_size"),
+        get.integer("num_attention_heads"),
+        get.integer("num_hidden_layers"),
+    )
     kv_heads = get.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise get.wrong("num_key_value_heads", f"must divide num_attention_heads, {heads}")
@@ -104,7 +108,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
     bias = get.boolean("attention_bias", False) if llama or qwen3 else False
     rope = _rope(get)
     max_tokens = get.integer("max_position_embeddings")
-    if rope.kind == "yarn":  # published configurations name the length before or after it was stretched
+    if rope.kind == "yarn":  # published configurations give the length before or after stretching
         max_tokens = max(max_tokens, int(rope.original_tokens * rope.factor))
     return ModelConfig(
         architecture=architecture,
@@ -178,22 +182,26 @@ def _architecture(data: dict[str, Any], where: str) -> str:
     return str(name)
 
 
-def _refuse_what_we_do_not_compute(get: _Reader) -> None:
+def _refuse_unsupported(get: _Reader) -> None:
     if get.data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise get.wrong("hidden_act", "is not supported; supported: silu")
     quantised = get.data.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         method = "mlx" if method is None and get.data.get("quantization") else method
-        raise get.wrong("quantization_config", f"is not supported; use the unquantised weights, or {server_of_quantisation(method)}")
+        raise get.wrong(
+            "quantization_config", f"is not supported; use the unquantised weights, or {server_of_quantisation(method)}"
+        )
     if get.data.get("quantization"):
-        raise get.wrong("quantization", f"is not supported; use the unquantised weights, or {server_of_quantisation('mlx')}")
+        raise get.wrong(
+            "quantization", f"is not supported; use the unquantised weights, or {server_of_quantisation('mlx')}"
+        )
     if get.data.get("partial_rotary_factor", 1.0) != 1.0:
         raise get.wrong("partial_rotary_factor", "is not supported; supported: 1.0")
 
 
 def _rope(get: _Reader) -> Rope:
-    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
+    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
     key = "rope_parameters" if get.data.get("rope_parameters") else "rope_scaling"
     section = get.data.get(key) or {}
     if not isinstance(section, dict):
@@ -205,7 +213,9 @@ def _rope(get: _Reader) -> Rope:
         why = "rotates by the sequence's length, so that no cache could be used again"
         raise ConfigError(f"{get.where}: {key}.rope_type = {kind!r} {why}; supported: {', '.join(ROPE_TYPES)}")
     if kind not in ROPE_TYPES:
-        raise ConfigError(f"{get.where}: {key}.rope_type = {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        raise ConfigError(
+            f"{get.where}: {key}.rope_type = {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
+        )
     if section.get("partial_rotary_factor", 1.0) != 1.0:
         raise inner.wrong("partial_rotary_factor", "is not supported; supported: 1.0")
     if kind == "default":
@@ -216,14 +226,17 @@ def _rope(get: _Reader) -> Rope:
     original = inner.integer("original_max_position_embeddings", get.integer("max_position_embeddings"))
     if kind == "yarn":
         return _yarn(inner, theta, factor, original)
-    rope = Rope(theta, kind, factor, inner.number("low_freq_factor", 0.0), inner.number("high_freq_factor", 0.0), original)
+    rope = Rope(
+        theta, kind, factor, inner.number("low_freq_factor", 0.0), inner.number("high_freq_factor", 0.0), original
+    )
     if rope.high_freq_factor <= rope.low_freq_factor:
         raise inner.wrong("high_freq_factor", f"must be above low_freq_factor, {rope.low_freq_factor}")
     return rope
 
 
 def _yarn(inner: _Reader, theta: float, factor: float, original: int) -> Rope:
-    """YaRN (arXiv 2309.00071): the scale is given, or follows from the factor, or from two multipliers of its logarithm."""
+    """YaRN (arXiv 2309.00071). The scale is given, or computed from the factor, optionally with two multipliers of its
+    logarithm."""
 
     def grown(multiplier: float) -> float:
         return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -238,11 +251,14 @@ def _yarn(inner: _Reader, theta: float, factor: float, original: int) -> Rope:
     if fast <= slow:
         raise inner.wrong("beta_fast", f"must be above beta_slow, {slow}")
     truncate = inner.boolean("truncate", True)
-    return Rope(theta, "yarn", factor, original_tokens=original, beta_fast=fast, beta_slow=slow, truncate=truncate, scale=scale)
+    return Rope(
+        theta, "yarn", factor, original_tokens=original, beta_fast=fast, beta_slow=slow, truncate=truncate, scale=scale
+    )
 
 
 def _windows(get: _Reader, architecture: str, layers: int) -> tuple[int | None, ...]:
-    """Llama never has windows; Mistral's cover all layers; Qwen's are switched on, and cover the layers that say so."""
+    """Llama never has windows; Mistral has them in all layers; Qwen in the layers that config.json names, if
+    enabled."""
     if architecture.startswith("Llama") or get.data.get("sliding_window") is None:
         return (None,) * layers
     window = get.integer("sliding_window")

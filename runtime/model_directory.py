@@ -1,4 +1,4 @@
-"""The directory of the model that somebody asked for, checked before anything is started: a path, or a hub id that is downloaded."""
+"""The directory of the requested model, checked before anything starts: a path, or a hub id, which is downloaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEDY = "give a Hugging Face directory with config.json, tokenizer.json and *.
 
 
 def named(text: str, revision: str | None = None) -> str:
-    """`text` with the revision that a flag of its own says. Raises ConfigError when both say one, or `text` is a path."""
+    """`text` with the revision of `--revision`. Raises ConfigError when `text` has another one, or is a path."""
     if revision is None:
         return text
     model = hub_id(text) or hub_id(f"{text}@main")
@@ -27,7 +27,7 @@ def named(text: str, revision: str | None = None) -> str:
 
 
 def model_directory(text: str, flag: str) -> Path:
-    """The absolute directory of a model that can be served; a hub id is downloaded. flag: what names it in errors.
+    """The absolute directory of a model that can be served; a hub id is downloaded. flag: its name in errors.
 
     Raises ConfigError with the remedy.
     """
@@ -42,11 +42,13 @@ def model_directory(text: str, flag: str) -> Path:
 
 
 def check_directory(path: Path, flag: str) -> None:
-    """Raise ConfigError when `path` is no directory of a model, or of one that is not served."""
+    """Raises ConfigError when `path` is no directory of a model that can be served."""
     if path.is_file() and path.suffix == ".gguf":
         raise ConfigError(f"{flag} {path}: {without_weights([path.name])}")
     if not path.is_dir():
-        raise ConfigError(f"{flag} {path}: no such directory; {_REMEDY}, or a hub id such as Qwen/Qwen3-0.6B{_or_the_hub(path)}")
+        raise ConfigError(
+            f"{flag} {path}: no such directory; {_REMEDY}, or a hub id such as Qwen/Qwen3-0.6B{_or_the_hub(path)}"
+        )
     names = [entry.name for entry in path.iterdir()]
     has_weights = any(name.endswith(".safetensors") for name in names)
     why = "" if has_weights and "config.json" in names else without_weights(names)
@@ -68,7 +70,7 @@ def weight_bytes(directory: Path) -> int:
 
 
 def _or_the_hub(path: Path) -> str:
-    """What to write where the path could also be meant as a hub id."""
+    """A suggestion, if the path could also be meant as a hub id."""
     model: HubId | None = hub_id(f"{path.parent.name}/{path.name}@main")
     beside = model is not None and path.parent.is_dir() and path.parent.parent == Path.cwd()
     return f" ({model} if {path.parent.name} is an owner on the hub)" if beside and model else ""

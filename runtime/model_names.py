@@ -1,6 +1,6 @@
-"""What `--model` and `model:` may say: a directory, or the id of a model on a hub, `owner/name` or `owner/name@revision`.
+"""Values of `--model` and `model:`: a directory, or a hub id, `owner/name` or `owner/name@revision`.
 
-An existing path wins. A name that begins with a directory that is here is a path, too, unless it says a revision.
+An existing path wins. A name whose first part is an existing directory is a path too, unless it has a revision.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-#: As the hub has them: letters, digits, and ._- between them; neither -- nor .. anywhere.
+#: The hub's rules: letters, digits, and ._- between them; no -- or .. anywhere.
 _REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_](?:[\w.-]*\w)?", re.ASCII)
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./+-]*", re.ASCII)
 _LONGEST = 96
@@ -27,7 +27,7 @@ class HubId:
 
 
 def hub_id(text: str) -> HubId | None:
-    """The hub id that `text` is; None: it is a path, which need not exist."""
+    """`text` as a hub id; None: it is a path, existing or not."""
     repo, at, revision = text.partition("@")
     if len(repo) > _LONGEST or not _REPO.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)):
         return None

@@ -1,7 +1,7 @@
-"""Builds C++ that runs inside a service with the machine's compiler, once for each machine, compiler and version of the sources.
+"""Builds C++ libraries with the machine's compiler, once per machine, compiler and version of the sources.
 
-A library is kept in the user's cache directory under a name that says all it depends on. Several processes that start together
-build it once. Whoever uses one can do without: where there is no compiler, its Python does the same more slowly.
+A library is kept in the user's cache directory; its name is a hash of everything it depends on. Processes that start
+together build it once. Callers have a slower fallback for machines without a compiler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotBuilt(UpbeatError):
 
 
 def library(main: Path, flags: Sequence[str]) -> Path:
-    """The library built of `main` and what lies beside it; builds it when it is not there. Raises NotBuilt."""
+    """The library built from `main` and the files beside it, built if necessary. Raises NotBuilt."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NotBuilt("there is no C++ compiler; install one (Debian: apt-get install g++)")
@@ -59,17 +59,19 @@ def _build(compiler: str, main: Path, flags: Sequence[str], target: Path) -> Non
 
 
 def _identity(compiler: str, main: Path, flags: Sequence[str]) -> str:
-    """What the result depends on: sources, flags, the compiler and the processor's abilities."""
+    """Hash of everything the result depends on: sources, flags, compiler and the processor's features."""
     digest = hashlib.sha256()
     for source in sorted(main.parent.iterdir()):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update("\0".join((*flags, compiler, version, platform.machine(), platform.processor(), *sorted(abilities()))).encode())
+    digest.update(
+        "\0".join((*flags, compiler, version, platform.machine(), platform.processor(), *sorted(abilities()))).encode()
+    )
     return digest.hexdigest()[:24]
 
 
 def abilities() -> frozenset[str]:
-    """What the system says that the processor can, in its own words; empty where it does not say."""
+    """The processor's features as named by the system (/proc/cpuinfo); empty when unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,10 +1,10 @@
-"""How far work steps back when processors are short: whoever many wait for goes first.
+"""Niceness of work when processors are short.
 
-Event loops do not step back: what they do takes microseconds, and every request needs all of them. Engines on the CPU, which always have
-something to compute under load, step back for them, and what prepares a request that may wait steps back further.
+Event loops keep their priority: they work in microseconds, and every request needs them. CPU engines, which compute all
+the time under load, get a higher niceness, and the preparation of requests that can wait gets a still higher one.
 
-Where the kernel shares processors by session (autogroups, `man 7 sched`; on by default in many distributions), a niceness counts within a
-session only. So whatever a service starts stays in its session.
+Where the kernel divides processors between sessions (autogroups, `man 7 sched`; a common default), niceness applies
+within a session only. So all processes that a service starts stay in its session.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ GRAMMAR = 10
 
 
 def step_back(niceness: int) -> None:
-    """Add this to the niceness of the calling thread, which those have too that it starts from now on. Linux, where each thread has one;
-    elsewhere nothing."""
+    """Adds `niceness` to that of the calling thread, which threads it starts later inherit. Linux only; elsewhere no
+    effect."""
     thread = threading.get_native_id()
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
 def stepped_back(niceness: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns, called in a thread that steps back and ends with it: the threads that it starts step back, too."""
+    """Runs `work` in a temporary thread of this niceness and returns its result. Threads that it starts inherit the
+    niceness."""
     with ThreadPoolExecutor(1, "stepped-back", step_back, (niceness,)) as pool:
         return pool.submit(work, *args, **kwargs).result()

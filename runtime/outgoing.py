@@ -1,6 +1,7 @@
-"""What waits to be sent on a stream: messages that say the same kind of thing are joined for as long as they wait.
+"""A queue of outgoing stream messages that joins messages of the same kind while they wait.
 
-A message costs both ends far more than a few pieces more in one, and while pieces come faster than messages are sent there are several.
+A message costs both ends far more than a few more pieces in one, so joining pays when pieces arrive faster than
+messages are sent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ M = TypeVar("M")
 
 
 class Outgoing(Generic[M]):
-    """In order. `join(last, new)` puts `new` into `last`, which waits, and is true; or is false, with nothing changed."""
+    """A FIFO queue. `join(last, new)` merges `new` into the waiting `last` and returns True, or changes nothing and
+    returns False."""
 
     def __init__(self, join: Callable[[M, M], bool]) -> None:
         self._join = join
@@ -22,14 +24,14 @@ class Outgoing(Generic[M]):
         self._some = asyncio.Event()
 
     def put(self, message: M | None) -> None:
-        """Queue it; None ends the stream."""
+        """Queues a message; None ends the stream."""
         last = self._waiting[-1] if self._waiting else None
         if message is None or last is None or not self._join(last, message):
             self._waiting.append(message)
         self._some.set()
 
     async def get(self) -> M | None:
-        """The next, once there is one."""
+        """The next message; waits for one."""
         while not self._waiting:
             self._some.clear()
             await self._some.wait()

@@ -1,7 +1,7 @@
-"""Where a node's processes listen and keep things: every address, port and path follows from the configuration and two numbers.
+"""Addresses, ports and paths of a node's processes, from the configuration and the numbers of node and device.
 
-A node has ten ports from `nodes.base_port` + 10 n. Its further devices have two each (worker, metrics) in one block behind those of all
-nodes, or from `nodes.device_base_port`, so that what stands in the first ten is the same however many devices there are.
+Node n has ten ports from `nodes.base_port` + 10 n. Each further device has two (worker, metrics), in a block behind the
+ports of all nodes or from `nodes.device_base_port`. So the ten ports do not depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from contracts.devices import device_name
+from runtime.sections import NodesSection
 
-if TYPE_CHECKING:
-    from runtime.config import Config, NodesSection
-
-#: Ports of a node, and of each of its devices but the first.
+#: Ports of a node, and of each device after its first.
 PORTS_A_NODE, PORTS_A_DEVICE = 10, 2
-#: Of a node's ports, its worker's metrics; of a further device's, the same.
+#: Offset of the worker's metrics within a node's ports, and within a further device's.
 _METRICS, _METRICS_OF_DEVICE = 3, 1
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlaces:
-    """One device's, that is, its worker's. number: on its node, from 0; name: as placement knows it (contracts.devices)."""
+    """Addresses and paths of one device's worker. number: on its node, from 0; name: see contracts.devices."""
 
     number: int
     name: str
@@ -37,7 +34,8 @@ class DevicePlaces:
 
 @dataclass(frozen=True, slots=True)
 class NodePlaces:
-    """One node's. arena_stem: what the names of its arenas begin with (storelink/arena_sharing.py). devices: by number."""
+    """Addresses and paths of one node. arena_stem: common prefix of its arenas (storelink/arena_sharing.py). devices:
+    by number."""
 
     name: str
     store_address: str
@@ -51,21 +49,21 @@ class NodePlaces:
 
 
 def node_ports(nodes: NodesSection) -> range:
-    """The ports of all nodes, but for those of further devices."""
+    """The ports of all nodes, without those of further devices."""
     return range(nodes.base_port, nodes.base_port + PORTS_A_NODE * nodes.count)
 
 
 def device_ports(nodes: NodesSection) -> range:
-    """The ports of all nodes' devices but the first of each; none where a node has one."""
+    """The ports of each node's devices after the first; empty when nodes have one device."""
     first = nodes.device_base_port or node_ports(nodes).stop
     return range(first, first + PORTS_A_DEVICE * (nodes.devices - 1) * nodes.count)
 
 
-def places_of(config: Config, number: int) -> NodePlaces:
-    """Of node `number`."""
-    n, base = config.nodes, config.nodes.base_port + PORTS_A_NODE * number
+def places_of(nodes: NodesSection, data: Path, shm_dir: Path, number: int) -> NodePlaces:
+    """The places of node `number`."""
+    n, base = nodes, nodes.base_port + PORTS_A_NODE * number
     name, store = f"node-{number}", n.store_host.replace("{n}", str(number))
-    directory = config.data / name
+    directory = data / name
     return NodePlaces(
         name=name,
         store_address=f"{store}:{base}",
@@ -74,7 +72,7 @@ def places_of(config: Config, number: int) -> NodePlaces:
         socket_listen=f"{n.listen_host or store}:{base + 2}",
         ssd=directory / "ssd",
         directory=directory,
-        arena_stem=config.shm_dir / f"upbeat-{os.getuid()}-{_tag(config.data)}-{name}",
+        arena_stem=shm_dir / f"upbeat-{os.getuid()}-{_tag(data)}-{name}",
         devices=tuple(_device(n, number, device, directory) for device in range(n.devices)),
     )
 

@@ -1,4 +1,4 @@
-"""gRPC the way every service uses it: channels and servers with the same limits, health and reflection."""
+"""gRPC for all services: channels and servers with the same limits, health check and reflection."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from storelink.channel import OPTIONS, channel
 
 __all__ = ["SCHEDULER_RECONNECT_S", "channel", "server", "set_serving"]
 
-#: To a scheduler: it is started again within a second, and knows only what nodes tell it.
+#: Reconnect backoff to a scheduler. Short: it restarts within a second and rebuilds its state from nodes' reports.
 SCHEDULER_RECONNECT_S = 0.25
 
 
 def server(listen: str, service_names: Sequence[str]) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
-    """A server bound to `listen` with health and reflection; services are added, then it is started.
+    """A server bound to `listen`, with health check and reflection; the caller adds services and starts it.
 
-    Raises OSError naming the address when the port is taken.
+    Raises OSError naming the address when it cannot listen there.
     """
     made = grpc.aio.server(options=OPTIONS)
     checker = health_aio.HealthServicer()
@@ -37,6 +37,6 @@ def server(listen: str, service_names: Sequence[str]) -> tuple[grpc.aio.Server, 
 
 
 async def set_serving(checker: health_aio.HealthServicer, serving: bool) -> None:
-    """What the standard health check answers."""
+    """Sets the answer of the standard health check."""
     status: Any = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     await checker.set("", status)

@@ -1,10 +1,9 @@
 """A process's life: start, serve until a signal, drain, stop. The `main` of every service is one call of `run`.
 
-The first SIGINT or SIGTERM drains (bounded by `drain_s`), a second one stops at once. Under `upbeat up`, which says so with
-`UPBEAT_SUPERVISED=1`, only SIGTERM counts, once: a Ctrl-C reaches the whole group, and the launcher stops the services in
-their order. A signal that comes while the service starts ends it without a drain: there is nothing to finish. A task that
-dies takes the process down with a log line, so that whoever supervises it starts a whole one again: a half-dead process is
-the worst kind.
+The first SIGINT or SIGTERM drains (at most `drain_s`), a second one stops at once. Under `upbeat up`
+(`UPBEAT_SUPERVISED=1`) only SIGTERM counts, once: Ctrl-C reaches the whole group, and the launcher stops services in
+order. A signal during the start ends the service without a drain. A failed background task is logged and ends the
+process, so that the supervisor restarts it whole.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ import uvloop
 
 from contracts.errors import ConfigError
 from runtime import telemetry
-from runtime.config import Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
 
 log = telemetry.logger("runtime.service")
 
-#: Set to 1 by whoever stops its services in order: SIGINT is then not for them.
+#: Set to 1 by a launcher that stops services in order; they then ignore SIGINT.
 SUPERVISED = "UPBEAT_SUPERVISED"
 
 
@@ -72,7 +72,7 @@ class Tasks:
         """End the service because of `error`."""
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # it is logged: no warning that nobody looked
+            self.failed.exception()  # marks it as retrieved; it is logged already
 
     async def cancel(self) -> None:
         """End all tasks and wait for them."""
@@ -125,7 +125,7 @@ async def serve(service: Service, failed: asyncio.Future[None], drain_s: float) 
 
 
 class Arguments(NamedTuple):
-    """A command line. number: the node's, or the service's own; device: on its node."""
+    """A parsed command line. number: of the node or the service; device: on its node."""
 
     config: Config
     number: int
@@ -133,15 +133,19 @@ class Arguments(NamedTuple):
 
 
 def arguments(service: str, *, with_node: bool = False, with_device: bool = False, numbered: bool = False) -> Arguments:
-    """The configuration and numbers that the command line gives. Exits with status 2 and one line when they are wrong."""
+    """Parses the command line. Exits with status 2 and one line for a wrong configuration."""
     parser = argparse.ArgumentParser(prog=f"upbeat-{service}")
     parser.add_argument("--config", type=Path, default=None, help="YAML; UPBEAT__SECTION__KEY overrides it")
     if with_node:
         parser.add_argument("--node", type=int, required=True, help="this node's number, from 0")
     if with_device:
-        parser.add_argument("--device", type=int, default=0, help="the device's number on its node, from 0 (nodes.devices)")
+        parser.add_argument(
+            "--device", type=int, default=0, help="the device's number on its node, from 0 (nodes.devices)"
+        )
     if numbered:
-        parser.add_argument("--number", type=int, default=0, help=f"which {service} of the configuration this is, from 0")
+        parser.add_argument(
+            "--number", type=int, default=0, help=f"which {service} of the configuration this is, from 0"
+        )
     given = parser.parse_args()
     try:
         config = load_config(given.config)
@@ -163,5 +167,5 @@ def run(main: Coroutine[Any, Any, int]) -> None:
         log.error("cannot start", error=str(e))
         status = 1
     sys.stderr.flush()
-    # Not sys.exit: native threads (gRPC, UCX) must not be able to hold a stopped process.
+    # Not sys.exit: native threads (gRPC, UCX) could keep a stopped process alive.
     os._exit(status)

@@ -11,18 +11,18 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-#: One registry a process; what `/metrics` shows.
+#: The process's registry, shown at `/metrics`.
 REGISTRY = CollectorRegistry()
 _TASKS = Gauge("upbeat_tasks", "asyncio tasks that have not ended", registry=REGISTRY)
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the gauge show the tasks of `loop`, which is asked from whatever thread reads the metrics."""
+    """Makes the gauge count the tasks of `loop`, on the thread that reads the metrics."""
     _TASKS.set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
 
 def configure_logs(service: str, level: str = "info") -> None:
-    """Send this process's logs to stderr as JSON lines that carry `service`, and the stacks of its threads, should native code crash it."""
+    """Sends logs to stderr as JSON lines with `service`, and the threads' stacks if native code crashes."""
     faulthandler.enable()
     structlog.configure(
         processors=[
@@ -45,7 +45,7 @@ def logger(name: str) -> Any:
 
 
 def samples() -> dict[str, float]:
-    """This process's counters and gauges by name and labels, as `metrics_text` writes them; histograms as count and sum."""
+    """Counters and gauges by name and labels, as in `metrics_text`; histograms as count and sum."""
     found = {}
     for metric in REGISTRY.collect():
         for sample in metric.samples:

@@ -1,7 +1,4 @@
-"""Who is next when several owners want a few places: round robin over owners, so that what one asks for delays the others by one turn.
-
-Pure: the shell that has the places asks, and says when one is free again.
-"""
+"""Round robin over owners for a few places, so that one owner's work delays another's by one turn. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """Work that waits for one of `places`, in each owner's own order.
+    """Work that waits for one of `places`; first in, first out per owner.
 
-    Invariants: at most `places` run, of them at most `running_each` of one owner; at most `waiting_each` of one owner wait; `_waiting`
-    has no owner without work, and the owner that was served longest ago is first.
+    Invariants: at most `places` run, at most `running_each` per owner; at most `waiting_each` per owner wait;
+    `_waiting` has no owner without work, and the owner served longest ago is first.
     """
 
     def __init__(self, places: int, running_each: int, waiting_each: int) -> None:
@@ -25,23 +22,24 @@ class Turns(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Pieces of work that wait."""
+        """Number of waiting pieces of work."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def running(self) -> int:
-        """Pieces of work that have a place."""
+        """Number of running pieces of work."""
         return self._running.total()
 
     def ask(self, owner: str, work: T) -> bool:
-        """Let `work` wait for its turn, or nothing when too much of this owner waits already."""
+        """Queues `work`. Returns False, changing nothing, when `waiting_each` of this owner wait already."""
         if len(self._waiting.get(owner, ())) >= self.waiting_each:
             return False
         self._waiting.setdefault(owner, deque()).append(work)
         return True
 
     def start(self) -> tuple[str, T] | None:
-        """The next piece of work and its owner, which has a place from now on; None when no place is free or nobody may have it."""
+        """Starts the next piece of work and returns it with its owner; None when no place is free or no owner may have
+        it."""
         if self.running >= self.places:
             return None
         owner = next((o for o in self._waiting if self._running[o] < self.running_each), None)
@@ -55,13 +53,13 @@ class Turns(Generic[T]):
         return owner, work
 
     def finish(self, owner: str) -> None:
-        """One of the owner's places is free again."""
+        """Frees one of the owner's places."""
         self._running[owner] -= 1
         if not self._running[owner]:
             del self._running[owner]
 
     def withdraw(self, owner: str, work: T) -> bool:
-        """Forget work that waits; False when it has started or never asked."""
+        """Removes waiting work; False when it is not waiting."""
         mine = self._waiting.get(owner)
         if mine is None or work not in mine:
             return False

@@ -1,4 +1,4 @@
-"""Which release of Upbeat this is: what `upbeat --version` and `GET /version` say."""
+"""The release of Upbeat, as shown by `upbeat --version` and `GET /version`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import metadata
 
 @cache
 def version() -> str:
-    """The installed distribution's version; 0+unknown where the code runs without having been installed."""
+    """The installed distribution's version; 0+unknown when not installed."""
     try:
         return metadata.version("upbeat-server")
     except metadata.PackageNotFoundError:

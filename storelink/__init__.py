@@ -1,5 +1,5 @@
-"""What every engine beside a node's store needs: the link to it, its arena, and what to load and what to compute.
+"""What every engine beside a node's store needs: the link to the store, its arena, and the choice to load or compute.
 
-It runs inside other people's engines too: on Python 3.10, with grpcio, protobuf and blake3, and nothing else that is not Python's own
-(docs/design/0027). It decides in `core/`; it logs to whatever log it is given.
+Other engines import it too, so it needs only Python 3.10, grpcio, protobuf and blake3 (docs/design/0027). Decisions are
+in `core/`; the caller supplies the log.
 """

@@ -1,7 +1,7 @@
-"""A node's arena as a file: what pages its file system offers, and how it is mapped, the same way by the store and by its workers.
+"""A node's arena as a file: the page sizes its file system offers, and how store and workers map it.
 
-Huge pages come in two ways. A hugetlbfs mount named in `shm_dir` has nothing else. A tmpfs gives transparent ones when it is mounted
-with `huge=` and the mapping asks for them; each process that maps the file has to ask, as whoever touches a page first makes it.
+Huge pages come from a hugetlbfs mount (`shm_dir`), which has no other pages, or from a tmpfs mounted with `huge=`,
+where the mapping must ask for them. Every process that maps the file asks, because the first touch allocates a page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pages(NamedTuple):
 
 
 def offered(directory: Path) -> Pages:
-    """The best pages that files in `directory` can have. `directory` must exist."""
+    """The largest pages that files in `directory` can have. `directory` must exist."""
     file_system, options = _mount_of(directory)
     if file_system == "hugetlbfs":
         return Pages("hugetlbfs", os.statvfs(directory).f_bsize)
@@ -42,49 +42,52 @@ def offered(directory: Path) -> Pages:
 
 
 def choose(directory: Path, wanted: HugePages) -> Pages:
-    """The pages that the arena will have. Raises ConfigError when `kv.hugepages` cannot be had."""
+    """The pages that the arena will have. Raises ConfigError when `directory` cannot provide what `wanted` asks for."""
     found = offered(directory)
     if wanted == "on" and found.kind == "small":
         raise ConfigError(
-            f"kv.hugepages = 'on': {directory} offers none; name a hugetlbfs in shm_dir, or mount -o remount,huge=advise {directory}, "
+            f"kv.hugepages = 'on': {directory} offers none; name a hugetlbfs in shm_dir, or mount -o "
+            f"remount,huge=advise {directory}, "
             "or set kv.hugepages: auto"
         )
     if wanted == "off" and found.kind == "hugetlbfs":
         raise ConfigError(
-            f"kv.hugepages = 'off': {directory} is a hugetlbfs and has no other pages; name a tmpfs such as /dev/shm in shm_dir, "
+            f"kv.hugepages = 'off': {directory} is a hugetlbfs and has no other pages; name a tmpfs such as "
+            "/dev/shm in shm_dir, "
             "or set kv.hugepages: auto"
         )
     return Pages("small", mmap.PAGESIZE) if wanted == "off" else found
 
 
 def rounded(size_bytes: int, directory: Path) -> int:
-    """`size_bytes`, up to whole pages of a hugetlbfs; elsewhere as it is."""
+    """`size_bytes`, rounded up to whole pages on a hugetlbfs; elsewhere unchanged."""
     pages = offered(directory)
     return -(-size_bytes // pages.bytes) * pages.bytes if pages.kind == "hugetlbfs" else size_bytes
 
 
 def free_bytes(directory: Path) -> int:
-    """What files in `directory` can still take. Raises OSError when it is not there."""
+    """Free space for files in `directory`. Raises OSError when it does not exist."""
     stat = os.statvfs(directory)
     if stat.f_blocks or _mount_of(directory)[0] != "hugetlbfs":
         return stat.f_bavail * stat.f_frsize
-    # A hugetlbfs without size= says nothing: it takes from the machine's pool.
+    # A hugetlbfs without size= reports no blocks: it allocates from the machine's pool.
     return _number(_HUGETLB / f"hugepages-{stat.f_bsize >> 10}kB" / "free_hugepages", 0) * stat.f_bsize
 
 
 def map_file(fd: int, size_bytes: int, wanted: HugePages) -> mmap.mmap:
-    """The first `size_bytes` of the file, shared and writable. Raises OSError when it is shorter or the pages are not there."""
+    """Maps the first `size_bytes` of the file, shared and writable. Raises OSError when the file is shorter or pages
+    are missing."""
     if os.fstat(fd).st_size < size_bytes:
         raise OSError(errno.EINVAL, f"the arena's file is shorter than {size_bytes} bytes")
     mapped = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED)
-    # A kernel without transparent pages, and a hugetlbfs, refuse the advice; there is nothing to be had then.
+    # Kernels without transparent pages, and hugetlbfs, refuse the advice; then it changes nothing.
     with contextlib.suppress(OSError):
         mapped.madvise(mmap.MADV_NOHUGEPAGE if wanted == "off" else mmap.MADV_HUGEPAGE)
     return mapped
 
 
 def _mount_of(directory: Path) -> tuple[str, list[str]]:
-    """(file system, its own options) of the mount that `directory` lies on; ("", []) where the kernel does not say."""
+    """(file system, mount options) of the mount that holds `directory`; ("", []) where the kernel does not say."""
     device = os.stat(directory).st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -100,7 +103,7 @@ def _mount_of(directory: Path) -> tuple[str, list[str]]:
 
 
 def _chosen(file: Path) -> str:
-    """The word in brackets."""
+    """The bracketed word of a sysfs setting; "" when the file cannot be read."""
     try:
         return file.read_text().partition("[")[2].partition("]")[0]
     except OSError:

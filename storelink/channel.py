@@ -1,4 +1,4 @@
-"""gRPC channels as every process of Upbeat opens them; servers keep to the same limits (runtime/rpc.py)."""
+"""gRPC channel options shared by all processes; servers use the same limits (runtime/rpc.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # This is also how long one attempt to connect may take: a busy peer needs more than a moment for its handshake.
+    # Also the timeout of one attempt to connect: a busy peer needs time for its handshake.
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
@@ -22,5 +22,7 @@ OPTIONS: list[tuple[str, int]] = [
 
 
 def channel(address: str, reconnect_s: float = 1.0) -> grpc.aio.Channel:
-    """A channel to host:port; it connects by itself, again and again, after at most so long a pause."""
-    return grpc.aio.insecure_channel(address, options=[*OPTIONS, ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000))])
+    """A channel to host:port that reconnects by itself, with a backoff of at most `reconnect_s`."""
+    return grpc.aio.insecure_channel(
+        address, options=[*OPTIONS, ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000))]
+    )

@@ -1,4 +1,4 @@
-"""What a link tells the engine at its end, besides the store's own messages."""
+"""What an engine supplies to a link (`End`), and the events it gets besides the store's messages."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from contracts.v1 import kvstore_pb2
 
 @dataclass(frozen=True, slots=True)
 class ArenaHere:
-    """The messages that follow are about this arena: all of its bytes, writable."""
+    """The messages that follow refer to this arena (all of its bytes, writable)."""
 
     arena: memoryview
+    #: The arena's file. Its lock is this attachment's for as long as any process has the descriptor.
+    file: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaGone:
-    """No more messages about it follow. left: told once when loads, and once when saves, copy from and to it no more."""
+    """No more messages about this arena follow. left: call it once after the last load's copy and once after the last
+    save's."""
 
     left: Callable[[], None]
 
 
 class End(NamedTuple):
-    """One model's. All three are called on the link's event loop, in the order in which things happened.
+    """One model's end of a link. The link calls all three functions on its event loop, in order of arrival.
 
-    attached: called with whether there is a store, when that changes. hear: with every message that moves no bytes. move: with ArenaHere,
+    attached: whether a store is attached, on each change. hear: every message that moves no bytes. move: ArenaHere,
     then each LoadPieces, LoadEnd and SaveGrant, then ArenaGone.
     """
 

@@ -1,10 +1,10 @@
-"""An engine's stream to its node's store: keeps it attached, maps the arena, and sorts what comes in.
+"""An engine's stream to its node's store: keeps it attached, maps the arena, and dispatches messages by model.
 
-The arena is let go of, so that the store may give away what it had granted, when whoever copies has done with everything that it was told
-of it (`ArenaGone`); and nothing is told of the next one before that.
+When the stream breaks, each end gets `ArenaGone`. The arena's lock is released, so that the store may reuse granted
+slots, once all copies of all ends have finished. Ends get events of the next arena only after `ArenaGone`.
 
-Runs on an event loop; `send` may be called from any thread. When the stream breaks it is opened again, for ever, and the
-engine is told of both (`End.attached`): without a store it serves on, it only saves and loads nothing.
+Runs on an event loop; `send` may be called from any thread. A broken stream is reopened forever, and the engine is told
+(`End.attached`). Without a store it still serves, without loads and saves.
 """
 
 from __future__ import annotations
@@ -31,21 +31,29 @@ RETRY_S = 0.25
 class StoreLink:
     """One worker's attachment to `address`, for all of its models.
 
-    Loads and saves are numbered so that of n models the i-th, from 0, has those whose number is i + 1 modulo n. hugepages: `kv.hugepages`,
-    which the store was told too. device: its number on the node.
+    Of n models, the i-th (from 0) numbers its loads and saves i + 1 modulo n, so numbers identify the model. hugepages:
+    `kv.hugepages`, the store's setting too. device: the worker's device number on the node.
     """
 
-    def __init__(self, address: str, worker_id: str, ends: Sequence[End], log: Log, hugepages: HugePages = "auto", device: int = 0) -> None:
-        """Made on the event loop that `run` will run on."""
+    def __init__(
+        self,
+        address: str,
+        worker_id: str,
+        ends: Sequence[End],
+        log: Log,
+        hugepages: HugePages = "auto",
+        device: int = 0,
+    ) -> None:
+        """Must be called on the event loop that `run` will run on."""
         self.address, self.worker_id, self._ends = address, worker_id, tuple(ends)
         self._log, self._hugepages, self._device = log, hugepages, device
         self._outgoing: asyncio.Queue[kvstore_pb2.WorkerToStore] | None = None
-        #: Questions that every model answers, and how many have not.
+        #: Queries that every model must answer: number of answers still missing.
         self._asked_of_all: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
 
     def send(self, message: kvstore_pb2.WorkerToStore) -> None:
-        """Queue a message; dropped when no store is attached (the engine was told of that)."""
+        """Queue a message; dropped when no store is attached."""
         self._loop.call_soon_threadsafe(self._put, message)
 
     def _put(self, message: kvstore_pb2.WorkerToStore) -> None:
@@ -58,7 +66,7 @@ class StoreLink:
         """Stay attached until cancelled."""
         opened = channel(self.address)
         stub: Any = kvstore_pb2_grpc.KvStoreStub(opened)  # type: ignore[no-untyped-call]
-        told = ""
+        warned = ""
         try:
             while True:
                 try:
@@ -66,10 +74,11 @@ class StoreLink:
                 except grpc.aio.AioRpcError as e:
                     self._log.debug("store not attached", address=self.address, reason=e.details())
                 except OSError as e:
-                    # It answers, and its arena cannot be had: that does not pass by itself where containers share no shm_dir.
-                    say = self._log.debug if str(e) == told else self._log.warning
-                    say("arena not mapped", store=self.address, reason=str(e))
-                    told = str(e)
+                    # The store answers, but its arena cannot be mapped. This persists if containers share no shm_dir,
+                    # so each reason is a warning once.
+                    log = self._log.debug if str(e) == warned else self._log.warning
+                    log("arena not mapped", store=self.address, reason=str(e))
+                    warned = str(e)
                 await asyncio.sleep(RETRY_S)
         finally:
             await opened.close(None)
@@ -92,11 +101,17 @@ class StoreLink:
                     if shared is not None:
                         break
                     welcome = message.welcome
-                    shared = SharedArena(Path(welcome.arena_path), welcome.arena_bytes, welcome.nonce, welcome.attachment, self._hugepages)
+                    shared = SharedArena(
+                        Path(welcome.arena_path),
+                        welcome.arena_bytes,
+                        welcome.nonce,
+                        welcome.attachment,
+                        self._hugepages,
+                    )
                     self._outgoing = outgoing
                     arena = memoryview(shared.mapped)[: welcome.arena_bytes]
                     for end in self._ends:
-                        end.move(ArenaHere(arena))
+                        end.move(ArenaHere(arena, shared.file))
                     self._log.info("attached", store=self.address, arena_bytes=welcome.arena_bytes)
                     self._say_attached(True)
                 else:
@@ -120,7 +135,7 @@ class StoreLink:
             end.hear(message)
 
     def _pass_on(self, kind: str | None, message: kvstore_pb2.StoreToWorker) -> None:
-        """To the model that it concerns; what is about sessions, or what nobody knows, to all."""
+        """Dispatches to the model that a message concerns; messages about sessions and unknown ones go to all."""
         match kind:
             case "pieces":
                 self._of(message.pieces.load_id).move(message.pieces)
@@ -134,7 +149,7 @@ class StoreLink:
                 self._tell_model(message.offer.fingerprint, message)
             case "hbm_query" if message.hbm_query.fingerprint:
                 self._tell_model(message.hbm_query.fingerprint, message)
-            case "hbm_query":  # whether everybody has taken what came before it
+            case "hbm_query":  # answered when every model has processed the messages before it
                 self._asked_of_all[message.hbm_query.query_id] = len(self._ends)
                 self._tell_all(message)
             case _:
@@ -150,7 +165,7 @@ class StoreLink:
 
 
 def _last_of(calls: int, then: Callable[[], None]) -> Callable[[], None]:
-    """What calls `then` when it is called for the `calls`-th time; any thread."""
+    """A function that calls `then` on its `calls`-th call; any thread."""
     left, lock = [calls], threading.Lock()
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""Where a link says what happens to it: whatever takes an event's words and its fields, as structlog's loggers do."""
+"""The log that a link writes to: an event text with fields, the interface of structlog's loggers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Protocol
 
 
 class Log(Protocol):
-    """What is written to. The words are the same each time; what differs is in the fields."""
+    """`words` is a constant event text; values are in the fields."""
 
     def debug(self, words: str, /, **fields: object) -> object:
-        """Of interest to who looks for a fault."""
+        """For debugging."""
         ...
 
     def info(self, words: str, /, **fields: object) -> object:
-        """As it should be."""
+        """Normal operation."""
         ...
 
     def warning(self, words: str, /, **fields: object) -> object:
-        """Somebody may have to do something."""
+        """The operator may have to act."""
         ...
 
 
 class PythonLog:
-    """A Log on a logger of `logging`, as engines have that are not ours: fields follow the words as name=value."""
+    """A Log over a logger of `logging`, for other engines: fields follow the words as name=value."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

@@ -1,1 +1,1 @@
-"""Decisions that every engine beside a store takes: pure, synchronous."""
+"""Decisions of every engine beside a store: pure, synchronous."""

@@ -1,8 +1,8 @@
-"""How much of a cached prompt is loaded, how much is computed again, and when a step may begin while layers still come.
+"""How much of a cached prompt is loaded, how much is recomputed, and when a step may begin while layers still arrive.
 
-Loading and computing overlap layer by layer (SYMPHONY, section 3.4), so a prompt is ready after about the longer of the two. Where a
-tier is slow, or little is missing, computing a stretch again is sooner than bringing it; an estimate of both decides, chunk by chunk
-from the end, as a prefix is all that can be used. What is not known is taken to cost nothing: loading teaches what it costs.
+Loading and computing overlap layer by layer (SYMPHONY, section 3.4), so a prompt is ready after about the longer of the
+two. Where a tier is slow, or little is missing, recomputing is faster. Estimates of both decide how long a prefix of
+the missing chunks is loaded. Unknown rates count as zero cost, so that a first load measures them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-#: Computing again must be clearly sooner: it also takes compute from others, and estimates are noisy.
+#: Recomputing must take at most this share of the time of loading: it takes compute from others, and estimates are
+#: noisy.
 CLEARLY = 0.8
 _WEIGHT = 0.3
-#: A rate that was not seen for so long is not believed, so that a tier that was slow once is tried again, in seconds.
+#: Seconds after which an observed rate expires, so that a tier that was slow once is tried again.
 BELIEVED_S = 60.0
 
 
 class Source(IntEnum):
-    """Where a chunk comes from, as the store says (LoadFound.sources)."""
+    """Where a chunk comes from; the store's numbers (LoadFound.sources)."""
 
     DRAM = 0
     SSD = 1
@@ -29,7 +30,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadRate:
-    """Seconds from asking until the first piece comes, and from piece to piece."""
+    """Seconds from the request to the first piece, and between pieces."""
 
     latency_s: float
     piece_s: float
@@ -37,39 +38,41 @@ class LoadRate:
 
 @dataclass(slots=True)
 class LoadRates:
-    """What loads from each source took lately, at this worker; else what was measured before (`upbeat profile`)."""
+    """Load rates by source: recent observations of this worker, else those of its profile (`upbeat profile`)."""
 
     _lately: dict[Source, tuple[LoadRate, float]] = field(default_factory=dict)
     _seeds: dict[Source, LoadRate] = field(default_factory=dict)
 
     def seed(self, source: Source, rate: LoadRate) -> None:
-        """What is believed as long as nothing was observed lately."""
+        """Sets the rate used while there is no recent observation."""
         self._seeds[source] = rate
 
     def observed(self, source: Source, latency_s: float, piece_s: float, now: float) -> None:
-        """A load from `source` took so long."""
+        """Adds an observed load from `source` to its moving average."""
         old = self.of(source, now)
         new = LoadRate(max(latency_s, 0.0), max(piece_s, 0.0))
         if old is not None:
-            new = LoadRate(*(a + _WEIGHT * (b - a) for a, b in ((old.latency_s, new.latency_s), (old.piece_s, new.piece_s))))
+            new = LoadRate(
+                *(a + _WEIGHT * (b - a) for a, b in ((old.latency_s, new.latency_s), (old.piece_s, new.piece_s)))
+            )
         self._lately[source] = (new, now)
 
     def of(self, source: Source, now: float) -> LoadRate | None:
-        """What is believed; None when nothing is known."""
+        """The current rate of a source; None when unknown."""
         known = self._lately.get(source)
         return known[0] if known is not None and now - known[1] < BELIEVED_S else self._seeds.get(source)
 
     def believed(self, now: float) -> dict[Source, LoadRate]:
-        """All that is believed now."""
+        """The current rates of all known sources."""
         return {source: rate for source in Source if (rate := self.of(source, now)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A chunk of which so many pieces are not in HBM, and where they would come from.
+    """A chunk with `pieces` pieces not in HBM, and the tier that has them.
 
-    due_s: seconds until they, and all before them, are in DRAM, as the store reckons from its queues; None: it did not say, so that what
-    loads from there took lately counts.
+    due_s: the store's estimate of seconds until this chunk and all before it are in DRAM, from its queues. None: no
+    estimate; then the observed rate of the source counts.
     """
 
     pieces: int
@@ -79,7 +82,8 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The first `chunks` of those that are missing are loaded. Estimates in seconds: of this, and of loading them all."""
+    """Load the first `chunks` missing chunks, recompute the rest. seconds, all_seconds: estimates of this plan and of
+    loading all."""
 
     chunks: int
     seconds: float
@@ -88,10 +92,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """What is computed in any case, in tokens, and what a token costs; layers of the model; whether loads overlap with compute.
+    """The compute side of an estimate.
 
-    queued_s: others' prompts are computed first for so long. Loads come meanwhile, and what is computed again waits for its turn.
-    step_tokens: what one step computes of a prompt; 0: all of it. Each step needs every loaded layer, so only the first one hides a load.
+    tokens: computed in any case, at token_s each. overlap: whether loads overlap with compute. queued_s: time spent on
+    other prompts first; loads proceed meanwhile, computing waits. step_tokens: tokens of this prompt per step (0: all).
+    Every step needs all loaded layers, so only the first step hides a load.
     """
 
     tokens: int
@@ -103,8 +108,10 @@ class Prefill:
     step_tokens: int = 0
 
 
-def estimate_s(loaded: Sequence[Missing], computed_chunks: int, rates: Mapping[Source, LoadRate], prefill: Prefill) -> float:
-    """Seconds until a prompt has its first token when `loaded` are loaded and as many chunks behind them computed."""
+def estimate_s(
+    loaded: Sequence[Missing], computed_chunks: int, rates: Mapping[Source, LoadRate], prefill: Prefill
+) -> float:
+    """Seconds to the first token when `loaded` chunks are loaded and `computed_chunks` behind them are recomputed."""
     load = _Loading(rates)
     for chunk in loaded:
         load.add(chunk)
@@ -112,12 +119,15 @@ def estimate_s(loaded: Sequence[Missing], computed_chunks: int, rates: Mapping[S
 
 
 def plan(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], prefill: Prefill) -> Plan:
-    """How many of the missing chunks, from the first on, to load: all, unless computing from some chunk on is clearly sooner."""
+    """How many of the missing chunks, from the first, to load: all, unless recomputing from some chunk on is clearly
+    faster (CLEARLY)."""
     count = len(missing)
     everything = best_s = estimate_s(missing, 0, rates, prefill)
     best, load = count, _Loading(rates)
-    for k in range(count):  # load the first k, compute the rest; sums are carried along
-        seconds = _together(load.seconds, (prefill.tokens + (count - k) * prefill.chunk_tokens) * prefill.token_s, prefill)
+    for k in range(count):  # load the first k, compute the rest
+        seconds = _together(
+            load.seconds, (prefill.tokens + (count - k) * prefill.chunk_tokens) * prefill.token_s, prefill
+        )
         if seconds <= CLEARLY * everything and seconds < best_s:
             best, best_s = k, seconds
         load.add(missing[k])
@@ -126,7 +136,7 @@ def plan(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], prefill: 
 
 @dataclass(slots=True)
 class _Loading:
-    """Seconds that a growing prefix takes to be in HBM: whatever is the slower, the store's queues or the ways whose pace is known here."""
+    """Seconds to load a growing prefix into HBM: the larger of the store's estimate and the sum of known rates."""
 
     rates: Mapping[Source, LoadRate]
     _latency_s: float = 0.0
@@ -134,7 +144,7 @@ class _Loading:
     _due_s: float = 0.0
 
     def add(self, chunk: Missing) -> None:
-        """One more chunk."""
+        """Extends the prefix by a chunk."""
         if not chunk.pieces:
             return
         rate = self.rates.get(chunk.source if chunk.due_s is None else Source.DRAM)
@@ -150,7 +160,7 @@ class _Loading:
 
 
 def _together(load_s: float, compute_s: float, prefill: Prefill) -> float:
-    """A load and the first step overlap but for one layer, or follow each other; the wait for others hides loading, too."""
+    """Total seconds. Loading overlaps with the queue and, with `overlap`, with all but one layer of the first step."""
     load_s = max(load_s - prefill.queued_s, 0.0)
     if not prefill.overlap:
         return prefill.queued_s + load_s + compute_s
@@ -159,10 +169,13 @@ def _together(load_s: float, compute_s: float, prefill: Prefill) -> float:
     return prefill.queued_s + together_s + compute_s - first_s
 
 
-def layer_load_s(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], layers: int, ready_layers: int, elapsed_s: float) -> float:
-    """Seconds from one layer to the next of a load that brought `ready_layers` (at least one) in `elapsed_s`.
+def layer_load_s(
+    missing: Sequence[Missing], rates: Mapping[Source, LoadRate], layers: int, ready_layers: int, elapsed_s: float
+) -> float:
+    """Seconds per layer of a load that brought `ready_layers` (at least one) in `elapsed_s`.
 
-    What the rates say counts as one more layer that came: the first layer alone says little, as it may come with the answer.
+    The expected time per layer counts as one more observed layer: the first layer may arrive with the answer, so alone
+    it says little.
     """
     load = _Loading({source: LoadRate(0.0, rate.piece_s) for source, rate in rates.items()})
     for chunk in missing:
@@ -171,16 +184,16 @@ def layer_load_s(missing: Sequence[Missing], rates: Mapping[Source, LoadRate], l
     return (elapsed_s + expected_s) / (ready_layers + 1) if expected_s else elapsed_s / ready_layers
 
 
-def may_start(ready_layers: int, layers: int, layer_load_s: float, layer_compute_s: float, patience_s: float = 0.0) -> bool:
-    """True when, starting now, no layer would have to be waited for longer than `patience_s` in all, by the estimates.
+def may_start(ready_layers: int, layers: int, layer_load_s: float, layer_compute_s: float, late_s: float = 0.0) -> bool:
+    """True when a step that starts now is expected to wait at most `late_s` for layers in total.
 
-    ready_layers: leading layers that are in HBM. layer_load_s: time between two layers' arrivals. layer_compute_s: time
-    one layer of the coming step takes. Layer l arrives after (l - ready + 1) loads and is wanted after l computations; what is waited
-    in all is the most that any layer is late. That is linear in l, so its two ends decide.
+    ready_layers: leading layers in HBM. layer_load_s: time between arrivals of layers. layer_compute_s: time per layer
+    of the coming step. Layer l arrives after (l - ready + 1) loads and is needed after l computations. The total wait
+    is the largest lateness of any layer; lateness is linear in l, so the first and last missing layer decide.
     """
     if ready_layers >= layers:
         return True
     if ready_layers < 1:
         return False
     first, last = ready_layers, layers - 1
-    return all((layer - ready_layers + 1) * layer_load_s <= layer * layer_compute_s + patience_s for layer in (first, last))
+    return all((layer - ready_layers + 1) * layer_load_s <= layer * layer_compute_s + late_s for layer in (first, last))

@@ -1,8 +1,8 @@
-"""Where profiles (`contracts.profile`) lie, and which one holds for a process.
+"""Where profiles (`contracts.latency_profile`) are kept, and which one is valid for a process.
 
-They lie beside the model when its folder can be written, else in DATA. A file's name is its subject's key, so that machines which share a
-model's folder keep a profile each. What does not fit is refused: by a start that names a file itself (`worker.profile`), with an error; by
-others, with a reason to log, and the worker learns as it runs.
+They are beside the model if its folder is writable, else in DATA. The file's name contains the subject's key, so
+machines that share a model's folder keep one profile each. A profile that does not match is an error if
+`worker.profile` names the file; else the reason is logged and the worker measures and learns as it runs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contracts.errors import ConfigError
-from contracts.profile import Profile, Subject, decode, encode, misfit
+from contracts.latency_profile import Profile, Subject, decode, encode, misfit
 from runtime.config import Config
 
 _PREFIX = "upbeat-profile-"
 
 
 def processor() -> str:
-    """The processor's name, as the system gives it."""
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -31,17 +31,17 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def folders(config: Config) -> list[Path]:
-    """Where profiles of the configured model are looked for, in order."""
+    """Folders searched for profiles of the configured model, in order."""
     return [config.model, config.data / "profiles"]
 
 
 def store(profile: Profile, config: Config) -> Path:
-    """Write the profile into the first folder that takes it, whole or not at all, and return its path. Raises ConfigError."""
+    """Writes the profile atomically into the first writable folder and returns its path. Raises ConfigError."""
     why = ""
     for folder in folders(config):
         path = folder / f"{_PREFIX}{profile.subject.key}.json"
@@ -68,24 +68,25 @@ def read(path: Path) -> Profile:
 
 
 def stored(config: Config) -> Iterator[Path]:
-    """The files of all profiles beside the model, and of all in DATA."""
+    """All profile files beside the model and in DATA."""
     for folder in folders(config):
         yield from sorted(folder.glob(f"{_PREFIX}*.json"))
 
 
 def fitting(config: Config, subject: Subject) -> tuple[Profile | None, str]:
-    """The profile that holds for `subject` as `worker.profile` says, or None and why there is none.
+    """The profile for `subject` according to `worker.profile`, or None and the reason.
 
-    Raises ConfigError when `worker.profile` names a file that is missing, damaged, or of something else.
+    Raises ConfigError when `worker.profile` names a file that is missing, damaged, or for another subject.
     """
-    wish = config.worker.profile
-    if wish == "off":
+    asked = config.worker.profile
+    if asked == "off":
         return None, "worker.profile is off"
-    if wish != "auto":
-        profile = read(Path(wish))
+    if asked != "auto":
+        profile = read(Path(asked))
         if why := misfit(profile, subject):
             raise ConfigError(
-                f"worker.profile = {wish!r} does not hold here: {why}; measure with `upbeat profile`, or set worker.profile: auto"
+                f"worker.profile = {asked!r} does not hold here: {why}; measure with `upbeat profile`, or set "
+                "worker.profile: auto"
             )
         return profile, ""
     for folder in folders(config):

@@ -1,7 +1,8 @@
-"""What a machine takes to compute and to load one model, as measured: seconds at points of a grid, and what lies between them.
+"""Measured times of computing and loading one model on one machine, and interpolation between them.
 
-A profile is made by `upbeat profile`, and read by the worker, the load plan and simulators. It holds for one model on one machine with one
-number of threads (`Subject`); elsewhere it is refused (`misfit`). Nothing here reads a file, a clock or a machine: see `runtime.profiles`.
+`upbeat profile` makes a profile; the worker, the load plan and simulators read it. It is valid for one model, machine
+and number of threads (`Subject`) and refused elsewhere (`misfit`). Files: `runtime.profile_files`. Method:
+docs/design/0011.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a profile holds for. Equal subjects have equal figures, up to noise; no path and no time is part of it.
+    """What a profile is valid for. Equal subjects have equal times, up to noise; paths and dates are not part of it.
 
-    computes: `native` (compiled CPU kernels), `torch` or `cuda`. device: the processor's or accelerator's name. fingerprint: hex.
+    computes: `native` (compiled CPU kernels), `torch` or `cuda`. device: the processor's or accelerator's name.
+    fingerprint: hex.
     """
 
     fingerprint: str
@@ -36,7 +38,7 @@ class Subject:
 
     @property
     def key(self) -> str:
-        """16 hex digits that name the subject's file."""
+        """16 hex digits, used in the profile's file name."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -44,9 +46,9 @@ class Subject:
 class Surface:
     """Seconds at rows x columns, interpolated linearly between them.
 
-    `seconds[i][j]` belongs to `rows[i]` and `columns[j]`, both ascending. Made by `measured`, which takes noise for what it is: more
-    work never takes less time. So `at` is never negative and never falls when either argument grows. Under the first row or column
-    the first holds; past the last, the last slope goes on.
+    `seconds[i][j]` belongs to `rows[i]` and `columns[j]`, both ascending. Times never fall along a row or a column, so
+    `at` is never negative and grows with both arguments. Below the first row or column, the first one's values hold;
+    beyond the last, the last slope continues.
     """
 
     rows: tuple[int, ...]
@@ -60,7 +62,11 @@ class Surface:
                 raise ValueError(f"{name} {axis} must be ascending whole numbers")
         if len(self.seconds) != len(self.rows) or any(len(row) != len(self.columns) for row in self.seconds):
             raise ValueError("seconds must have one row a row and one figure a column")
-        if any(isinstance(s, bool) or not isinstance(s, int | float) or not math.isfinite(s) or s < 0 for row in self.seconds for s in row):
+        if any(
+            isinstance(s, bool) or not isinstance(s, int | float) or not math.isfinite(s) or s < 0
+            for row in self.seconds
+            for s in row
+        ):
             raise ValueError("seconds must be finite and not negative")
         lines = [*self.seconds, *zip(*self.seconds, strict=True)]
         if any(a > b for line in lines for a, b in pairwise(line)):
@@ -68,17 +74,19 @@ class Surface:
 
     @classmethod
     def measured(cls, rows: Sequence[int], columns: Sequence[int], seconds: Sequence[Sequence[float]]) -> Surface:
-        """From raw medians: a figure below one of less work is raised to it."""
+        """From raw medians. A time below that of less work is noise, and is raised to it."""
         along = [list(accumulate(row, max)) for row in seconds]
         for above, row in pairwise(along):
             row[:] = [max(a, b) for a, b in zip(above, row, strict=True)]
         return cls(tuple(rows), tuple(columns), tuple(map(tuple, along)))
 
     def at(self, row: float, column: float) -> float:
-        """Seconds for so many rows and columns, which need not be whole."""
+        """Seconds at `row` and `column`, interpolated."""
         last_row, last_column = self.rows[-1], self.columns[-1]
         inside_row, inside_column = min(row, last_row), min(column, last_column)
-        seconds = _between(self.rows, [_between(self.columns, line, inside_column) for line in self.seconds], inside_row)
+        seconds = _between(
+            self.rows, [_between(self.columns, line, inside_column) for line in self.seconds], inside_row
+        )
         if row > last_row:
             slopes = [_slope(self.rows, [line[j] for line in self.seconds]) for j in range(len(self.columns))]
             seconds += (row - last_row) * _between(self.columns, list(accumulate(slopes, max)), inside_column)
@@ -89,7 +97,7 @@ class Surface:
 
 
 def _between(axis: Sequence[int], values: Sequence[float], at: float) -> float:
-    """Linear between the points of `axis`; the first and last value outside."""
+    """Linear interpolation between the points of `axis`; constant outside."""
     if at <= axis[0]:
         return values[0]
     for (left, low), (right, high) in pairwise(zip(axis, values, strict=True)):
@@ -99,7 +107,7 @@ def _between(axis: Sequence[int], values: Sequence[float], at: float) -> float:
 
 
 def _slope(axis: Sequence[int], values: Sequence[float]) -> float:
-    """Seconds a unit at the end; of a single point, as if all of it grew, unless that point is nothing."""
+    """Slope between the last two points; of a single point, its slope from the origin."""
     if len(axis) == 1:
         return values[0] / axis[0] if axis[0] else 0.0
     return (values[-1] - values[-2]) / (axis[-1] - axis[-2])
@@ -107,19 +115,25 @@ def _slope(axis: Sequence[int], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoadRate:
-    """From asking for a session's KV until all of it is in HBM: a fixed time, and bytes a second."""
+    """Time from requesting a session's KV until all of it is in HBM: a latency and a rate."""
 
     first_s: float
     bytes_per_s: float
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what cannot have been measured."""
-        if not (math.isfinite(self.first_s) and self.first_s >= 0 and math.isfinite(self.bytes_per_s) and self.bytes_per_s > 0):
+        """Raises ValueError for impossible values."""
+        if not (
+            math.isfinite(self.first_s)
+            and self.first_s >= 0
+            and math.isfinite(self.bytes_per_s)
+            and self.bytes_per_s > 0
+        ):
             raise ValueError(f"a load of {self.first_s} s and {self.bytes_per_s} bytes/s is none")
 
     @classmethod
     def measured(cls, small_bytes: int, small_s: float, large_bytes: int, large_s: float) -> LoadRate:
-        """The line through two loads; through the larger one alone where noise has put the smaller one above it."""
+        """The line through two loads. Latency 0 and the larger load's rate where noise would make the latency negative
+        or the slope not positive."""
         if small_s >= large_s:
             return cls(0.0, large_bytes / large_s)
         a_byte_s = (large_s - small_s) / (large_bytes - small_bytes)
@@ -127,21 +141,21 @@ class LoadRate:
         return cls(first_s, 1 / a_byte_s) if first_s >= 0 else cls(0.0, large_bytes / large_s)
 
     def seconds(self, bytes_: float) -> float:
-        """For so many bytes; nothing takes no time."""
+        """Seconds to load `bytes_`; 0 for 0 bytes."""
         return self.first_s + bytes_ / self.bytes_per_s if bytes_ > 0 else 0.0
 
 
-#: Where KV can come from. `ssd_cold`: the system's page cache knows nothing of the files.
+#: Sources of KV. `ssd_cold`: the files are not in the page cache.
 LOAD_SOURCES = ("dram", "ssd", "ssd_cold", "peer")
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One subject's figures.
+    """The measured times of one subject.
 
-    decode_step_s: a step of one token each of `row` sequences with `column` tokens of context. prefill_step_s: a step of `row` tokens of
-    one sequence after `column` tokens. *_layer_s: one layer of the same. loads: by LOAD_SOURCES, those that were measured.
-    versions, measured_on (a date): for people.
+    decode_step_s: a step of one token each for `row` sequences with `column` tokens of context. prefill_step_s: a step
+    of `row` tokens of one sequence after `column` tokens. *_layer_s: one layer of the same. loads: by measured source
+    (LOAD_SOURCES). versions, measured_on (a date): information for users.
     """
 
     subject: Subject
@@ -157,11 +171,11 @@ class Profile:
     measured_on: str = ""
 
     def decode_s(self, batch: float, context_tokens: float) -> float:
-        """One step of so many sequences, each with so many tokens of context. An empty step takes no time."""
+        """Seconds of a decode step of `batch` sequences with `context_tokens` each; 0 for an empty batch."""
         return self.decode_step_s.at(batch, context_tokens) if batch > 0 else 0.0
 
     def prefill_s(self, tokens: int, context_tokens: int = 0) -> float:
-        """Prefill of so many tokens after a context, in steps of at most the longest that was measured."""
+        """Seconds to prefill `tokens` after a context, in steps of at most the longest measured one."""
         longest, seconds, done = self.prefill_step_s.rows[-1], 0.0, 0
         while done < tokens:
             step = min(longest, tokens - done)
@@ -170,12 +184,12 @@ class Profile:
         return seconds
 
     def load_s(self, source: str, tokens: float) -> float:
-        """From asking until so many tokens' KV is in HBM. Raises KeyError for a source that was not measured."""
+        """Seconds to load the KV of `tokens`. Raises KeyError for a source that was not measured."""
         return self.loads[source].seconds(tokens * self.token_bytes)
 
 
 def encode(profile: Profile) -> str:
-    """The profile as a small JSON document that `decode` reads back to an equal one."""
+    """The profile as JSON; `decode` is the inverse."""
     return json.dumps({"format": FORMAT} | asdict(profile), indent=1, sort_keys=True) + "\n"
 
 
@@ -203,7 +217,7 @@ def decode(text: str, where: str) -> Profile:
 
 
 def _typed(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
-    """`data`, whose plain fields have the types that `kind` says. Raises TypeError otherwise."""
+    """Returns `data` if its str and int fields have the types that `kind` declares. Raises TypeError otherwise."""
     plain = {"str": str, "int": int}
     for field in fields(kind):
         wanted = plain.get(str(field.type))
@@ -213,14 +227,14 @@ def _typed(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def misfit(profile: Profile, subject: Subject) -> str:
-    """Why the profile does not hold for `subject`; empty when it does."""
+    """Why the profile is not valid for `subject`; empty when it is."""
     found, wanted = asdict(profile.subject), asdict(subject)
     differs = [name for name in found if found[name] != wanted[name]]
     return "; ".join(f"{name} is {_short(found[name])} there and {_short(wanted[name])} here" for name in differs)
 
 
 def best(profiles: Iterable[Profile], subject: Subject) -> Profile | None:
-    """The one that holds for `subject`, if any."""
+    """The profile that is valid for `subject`, if any."""
     return next((p for p in profiles if p.subject == subject), None)
 
 
