@@ -1,1 +1,2 @@
-"""`upbeat`: starts a stack of services as processes, asks a running one, and checks a machine. Imports no service."""
+"""`upbeat`: starts a stack of services as processes, queries a running one, and checks a machine. Imports no
+service."""

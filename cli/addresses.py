@@ -1,4 +1,4 @@
-"""Under which addresses a gateway is reached: from this machine, and from others where it listens on every address."""
+"""URLs of a gateway: for this machine, and for others if it listens on every address."""
 
 from __future__ import annotations
 
@@ -10,28 +10,36 @@ import psutil
 
 from runtime.config import Config
 
-#: Hosts that mean every address, with the one that this machine reaches them by; and which addresses each means.
+#: Wildcard hosts: the loopback address to use for each, and the IP versions that each covers.
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _FAMILIES = {"0.0.0.0": (4,), "::": (4, 6)}
 
 
 def base_url(config: Config) -> str:
-    """Where a browser on this machine finds the gateway."""
+    """The gateway's URL for this machine."""
     return _url(_EVERY.get(config.gateway.host, config.gateway.host), config.gateway.port)
 
 
 def other_urls(config: Config, own: Iterable[str] | None = None) -> list[str]:
-    """Where other machines find it, if it listens on every address. own: the machine's addresses; by default those of its interfaces
-    that are up."""
+    """The gateway's URLs for other machines; empty unless it listens on every address.
+
+    own: this machine's addresses; default: those of its interfaces that are up.
+    """
     wanted = _FAMILIES.get(config.gateway.host, ())
     found = [ipaddress.ip_address(address) for address in (_own() if own is None else own)] if wanted else []
-    return [_url(str(a), config.gateway.port) for a in found if a.version in wanted and not (a.is_loopback or a.is_link_local)]
+    return [
+        _url(str(a), config.gateway.port)
+        for a in found
+        if a.version in wanted and not (a.is_loopback or a.is_link_local)
+    ]
 
 
 def _own() -> list[str]:
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     each = (address for name, addresses in psutil.net_if_addrs().items() if name in up for address in addresses)
-    return [address.address.partition("%")[0] for address in each if address.family in (socket.AF_INET, socket.AF_INET6)]
+    return [
+        address.address.partition("%")[0] for address in each if address.family in (socket.AF_INET, socket.AF_INET6)
+    ]
 
 
 def _url(host: str, port: int) -> str:

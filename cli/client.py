@@ -1,4 +1,4 @@
-"""Calls to a running gateway, and one line for each way in which they fail."""
+"""Calls to a running gateway, with a one-line error and an exit status for each kind of failure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TIMEOUT_S = 10.0
 
 #: Exit statuses (docs/cli.md). 2 is wrong usage or a wrong setting, 130 Ctrl-C.
 FINE, FAILED, USAGE, NOBODY, REFUSED_KEY, UNKNOWN = range(6)
-#: What a refused call means, by HTTP status; everything else is a failure.
+#: Exit status by HTTP status; others are FAILED.
 _MEANS = {401: REFUSED_KEY, 403: REFUSED_KEY, 404: UNKNOWN}
 
 
 class CallFailed(Exception):
-    """The gateway did not answer, or refused. The message says which and what to do; `status` is the program's exit status."""
+    """The gateway did not answer, or refused. The message has the remedy; `status` is the program's exit status."""
 
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer; `data` is its decoded JSON, or its text where it is not JSON."""
+    """An HTTP answer. data: decoded JSON, or else the text."""
 
     status: int
     data: Any
@@ -46,7 +46,7 @@ class Gateway:
     timeout_s: float = TIMEOUT_S
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        """One call, whatever its status. Raises CallFailed when nobody answers."""
+        """The answer of one call, whatever its status. Raises CallFailed if none comes, ConfigError for a bad URL."""
         if not self.url.lower().startswith(("http://", "https://")):
             raise ConfigError(f"--url {self.url!r} is no address of a gateway; give one such as http://127.0.0.1:8080")
         sent = {"accept": "application/json", **(headers or {})}
@@ -68,11 +68,13 @@ class Gateway:
             raise CallFailed(f"nothing answers at {self.url} ({reason}); {remedy}", NOBODY) from e
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """The decoded answer of a call that must succeed. Raises CallFailed with the gateway's own words otherwise."""
+        """The decoded answer of a call. Raises CallFailed, with the gateway's message, unless it succeeds."""
         answer = self.ask(method, path, body, headers)
         if not isinstance(answer.data, dict):
             raise CallFailed(
-                f"what answers at {self.url} is no Upbeat gateway (status {answer.status}, no JSON); give its address with --url", NOBODY
+                f"what answers at {self.url} is no Upbeat gateway (status {answer.status}, no JSON); give its "
+                "address with --url",
+                NOBODY,
             )
         if answer.status >= 400:
             said = f"{self.url} answered {answer.status}: {error_message(answer.data)}"
@@ -86,7 +88,7 @@ def session_path(session_id: str) -> str:
 
 
 def session_pages(gateway: Gateway) -> Iterator[dict[str, Any]]:
-    """Every session, a page of answers at a time, by id: no page repeats or misses one that is there all the time."""
+    """All sessions by id, page by page. A session that exists throughout is in exactly one page."""
     after = ""
     while True:
         page = gateway.call("GET", f"/v1/sessions?order=id&limit=1000&after={quote(after, safe='')}")
@@ -97,14 +99,14 @@ def session_pages(gateway: Gateway) -> Iterator[dict[str, Any]]:
 
 
 def error_message(data: Any) -> str:
-    """What an error envelope says; the answer itself when it is none."""
+    """The message of an error answer, or the start of the answer if it has none."""
     try:
         return str(data["error"]["message"])
     except (KeyError, TypeError):
         return str(data)[:200]
 
 
-#: The gateway is near: no proxy that the environment names stands in between.
+#: Ignores the proxies of the environment.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -116,7 +118,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _remedy(status: int, key: str | None, path: str) -> str:
-    """What to do about a refusal."""
+    """What to do about a refusal, as the end of a sentence; empty if nothing is known."""
     if status == 401:
         what = (
             "give a server key with --key or UPBEAT_API_KEY (`upbeat up` prints the one that it made)"

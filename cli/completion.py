@@ -1,4 +1,4 @@
-"""Completion in shells: the script to source, and the session ids that a running gateway knows."""
+"""Shell completion: the script to source, and session ids from a running gateway."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ __all__ = ["COMPLETE", "completion_init", "known_sessions", "script"]
 #: The variable with which a shell asks this program for completions.
 COMPLETE = "_UPBEAT_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
-_MOST = 200
-#: Nobody waits longer for a completion.
+_MAX_SESSIONS = 200
 _TIMEOUT_S = 1.0
 
 
 def script(shell: str) -> str:
-    """What the shell is to source. Raises ConfigError for a shell that is not known."""
+    """The script for `shell` to source. Raises ConfigError for an unknown shell."""
     if shell not in SHELLS:
         raise ConfigError(f"no completion for {shell!r}; give one of {', '.join(SHELLS)}")
     return get_completion_script(prog_name="upbeat", complete_var=COMPLETE, shell=shell)
 
 
 def known_sessions(incomplete: str) -> list[str]:
-    """Ids of the latest sessions of the gateway that UPBEAT_URL names (or the usual one) that begin so; none when it does not answer."""
-    gateway = Gateway(os.environ.get("UPBEAT_URL", "http://127.0.0.1:8080"), os.environ.get("UPBEAT_API_KEY"), _TIMEOUT_S)
+    """Ids of recent sessions that start with `incomplete`, from the gateway at UPBEAT_URL (or the default URL).
+
+    Empty if the gateway does not answer.
+    """
+    gateway = Gateway(
+        os.environ.get("UPBEAT_URL", "http://127.0.0.1:8080"), os.environ.get("UPBEAT_API_KEY"), _TIMEOUT_S
+    )
     try:
-        found = gateway.call("GET", f"/v1/sessions?limit={_MOST}")["data"]
+        found = gateway.call("GET", f"/v1/sessions?limit={_MAX_SESSIONS}")["data"]
     except (CallFailed, ConfigError, KeyError):
         return []
     return [s["id"] for s in found if s["id"].startswith(incomplete)]

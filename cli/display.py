@@ -1,4 +1,4 @@
-"""What the launcher shows: plain lines everywhere, and one moving line of progress where there is a terminal."""
+"""What the launcher prints: lines or JSON events, and a spinner on a terminal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from runtime.registry import registered
 
 
 class Display:
-    """Lines on stdout. A reader that went away (a closed pipe) never stops the stack."""
+    """Prints on stdout. A closed pipe does not stop the stack."""
 
     def __init__(self, console: Console | None = None, *, as_json: bool = False, own_key: str = "") -> None:
-        """own_key: the key that this stack made for itself, which its user cannot know otherwise."""
+        """own_key: the key that this stack made, to show to its user; empty: none."""
         self._as_json, self._own_key = as_json, own_key
         self._console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._status: Status | None = None
         self._last_wait = ""
 
     def line(self, text: str, style: str = "") -> None:
-        """One line, or a block of lines."""
+        """Print one or more lines."""
         if self._as_json:
             self._event("message", text=text)
             return
@@ -34,7 +34,7 @@ class Display:
             self._console.print(text, style=style or None)
 
     def wait(self, text: str) -> None:
-        """What is being waited for; a spinner on a terminal, a line when it changes elsewhere; empty: nothing any more."""
+        """Show what is being waited for (a spinner on a terminal, else a line per change); empty: nothing."""
         if text == self._last_wait:
             return
         self._last_wait = text
@@ -54,7 +54,7 @@ class Display:
                 self._console.print(text)
 
     def serving(self, config: Config, took_s: float) -> None:
-        """The stack serves for the first time."""
+        """Announce that the stack serves for the first time."""
         if not self._as_json:
             self.line(welcome(config, took_s, self._own_key), "green")
             return
@@ -79,12 +79,16 @@ class Display:
 
 
 def welcome(config: Config, took_s: float, own_key: str = "") -> str:
-    """What to open and a command to paste, once the stack serves; with its own key, if it has one."""
+    """The text for a stack that serves: URLs, logs, its own key if it has one, and a command to try."""
     url = base_url(config)
     question = {"role": "user", "content": "My name is Ada. What is my name?"}
     body = json.dumps({"model": config.served_model, "messages": [question]})
     key = f' -H "authorization: Bearer {own_key or "$UPBEAT_API_KEY"}"' if config.gateway.api_keys else ""
-    own = f"  key    export UPBEAT_API_KEY={own_key}   (this stack's own, kept in {config.data}/api_key)\n" if own_key else ""
+    own = (
+        f"  key    export UPBEAT_API_KEY={own_key}   (this stack's own, kept in {config.data}/api_key)\n"
+        if own_key
+        else ""
+    )
     others = "".join(f"  or     {other}/   (from other machines)\n" for other in other_urls(config))
     nodes = f"{config.nodes.count} node" + ("s" if config.nodes.count > 1 else "")
     nodes += f" of {config.nodes.devices} devices" if config.nodes.devices > 1 else ""

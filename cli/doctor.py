@@ -1,4 +1,4 @@
-"""What this machine has that a stack needs: one finding a question, each with what to do about it."""
+"""Checks of this machine: each gives findings with a level, and a remedy if something is wrong."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from rich.console import Console
 from cli import machine
 from contracts.errors import ConfigError
 from runtime import gpus
-from runtime.config import GIB, Config
+from runtime.config import Config
 from runtime.config_checks import LOOPBACK
 from runtime.model_directory import check_directory
 from runtime.model_names import hub_id
 from runtime.registry import registered
+from runtime.sections import GIB
 
 #: Below this a session's KV soon fills the disk.
 DISK_WANTED_BYTES = 5 * GIB
 NIXL_TIMEOUT_S = 60.0
 BUILD_TIMEOUT_S = 600.0
-#: A large model on a slow disk.
+#: Enough for a large model on a slow disk.
 WEIGHTS_TIMEOUT_S = 3600.0
-#: What must be there, by distribution name; then what is used where it is there.
+#: Required packages, by distribution name.
 NEEDED = (
     "aiohttp",
     "grpcio",
@@ -39,21 +40,20 @@ NEEDED = (
     "blake3",
     "torch",
     "tokenizers",
-    "transformers",
     "safetensors",
     "obstore",
     "xxhash",
     "huggingface_hub",
 )
 
-#: A command that works as it is printed, in whatever environment this is.
+#: Works as printed, in any environment.
 PIP = f"{sys.executable} -m pip install"
 INSTALL = f"run `make up`, or in the checkout {PIP} -c constraints.txt -e '.[gateway,kvstore,worker]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer. warn: a stack starts, but misses something; fail: it does not start."""
+    """One result. warn: a stack starts, but lacks something; fail: it does not start."""
 
     check: str
     level: Literal["ok", "warn", "fail"]
@@ -62,8 +62,10 @@ class Finding:
 
 
 def examine(config: Config) -> list[Finding]:
-    """All findings for this configuration. Starts nothing but children that end: one imports NIXL, one builds the CPU kernels, once, one
-    reads each model's weights. A hub is asked where a model is a hub id."""
+    """All findings for this configuration. Queries the hub for models given by hub id.
+
+    Runs child processes that import NIXL, build the CPU kernels (once), and read each model's weights.
+    """
     models = [_model(model.path) for model in registered(config).values()]
     configs = [config.model_copy(update={"model": directory}) for _, directory in models if directory is not None]
     checks = (_python, _packages, _ports, _shared_memory, _memory, _disk, _nixl, _device, _kernels)
@@ -73,7 +75,7 @@ def examine(config: Config) -> list[Finding]:
 
 
 def _model(path: Path) -> tuple[list[Finding], Path | None]:
-    """Whether a model can be served, and its directory where it is here. A hub id is looked up; its weights are not downloaded."""
+    """Findings for one model, and its directory if it is on this machine. Downloads no weights."""
     asked = hub_id(str(path))
     try:
         if asked is None:
@@ -85,7 +87,9 @@ def _model(path: Path) -> tuple[list[Finding], Path | None]:
         found = hub.look_up(asked, "model", said.append)
         if isinstance(found, Path) or found.is_here:
             directory = found if isinstance(found, Path) else found.directory
-            return [Finding("model", "ok", "; ".join([f"{asked}: it can be served, from {directory}", *said]))], directory
+            return [
+                Finding("model", "ok", "; ".join([f"{asked}: it can be served, from {directory}", *said]))
+            ], directory
         hub.check_room(found, "model")
     except ConfigError as e:
         what, _, remedy = str(e).rpartition("; ")
@@ -95,13 +99,16 @@ def _model(path: Path) -> tuple[list[Finding], Path | None]:
 
 
 def show(console: Console, findings: Sequence[Finding]) -> None:
-    """A line a finding, or more where the window is narrow."""
+    """Print the findings, wrapped to the console's width."""
     for f in findings:
         style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[f.level]
         line = f"{f.level:<5}{f.check:<14} {f.detail}{f.remedy and '; ' + f.remedy}"
-        # A path that is longer than a line stays whole.
+        # Paths longer than a line are not broken.
         console.print(
-            textwrap.fill(line, console.width, subsequent_indent=" " * 20, break_long_words=False, break_on_hyphens=False), style=style
+            textwrap.fill(
+                line, console.width, subsequent_indent=" " * 20, break_long_words=False, break_on_hyphens=False
+            ),
+            style=style,
         )
 
 
@@ -126,7 +133,9 @@ def _ports(config: Config) -> Iterator[Finding]:
     if not taken:
         yield Finding("ports", "ok", f"{len(uses)} ports between {low} and {high} are free")
     elif all("upbeat" in use.taken_by for use in taken):
-        yield Finding("ports", "warn", f"{len(taken)} are in use by a running stack", "stop it before another one starts here")
+        yield Finding(
+            "ports", "warn", f"{len(taken)} are in use by a running stack", "stop it before another one starts here"
+        )
     else:
         named = ", ".join(f"{use.port} ({use.purpose}) by {use.taken_by}" for use in taken)
         yield Finding("ports", "fail", f"taken: {named}", "stop that, or give another --port")
@@ -139,14 +148,17 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
         yield Finding("shared memory", "fail", str(e))
         return
     detail = f"{config.shm_dir}: {have / GIB:.1f} GiB free, {need / GIB:.1f} GiB needed"
-    yield Finding("shared memory", "ok" if have >= need else "fail", detail, "" if have >= need else "lower --dram-gib or --nodes")
+    yield Finding(
+        "shared memory", "ok" if have >= need else "fail", detail, "" if have >= need else "lower --dram-gib or --nodes"
+    )
 
 
 def _memory(config: Config) -> Iterator[Finding]:
     need, have = machine.memory_bytes(config)
     free = psutil.virtual_memory().available
     detail = (
-        f"{have / GIB:.1f} GiB, {free / GIB:.1f} GiB available; HBM{machine.each(config)} and DRAM of all nodes take {need / GIB:.1f} GiB"
+        f"{have / GIB:.1f} GiB, {free / GIB:.1f} GiB available; HBM{machine.each(config)} and DRAM of all "
+        f"nodes take {need / GIB:.1f} GiB"
     )
     level: Literal["ok", "warn", "fail"] = "ok" if need <= free else "warn" if need <= have else "fail"
     yield Finding("memory", level, detail, "" if level == "ok" else _less(config))
@@ -170,10 +182,14 @@ def _disk(config: Config) -> Iterator[Finding]:
 
 
 def _nixl(config: Config) -> Iterator[Finding]:
-    # In a child: its native libraries start threads and may end a process that lacks what they need.
+    # In a child process: its native libraries start threads and may end the process.
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "import nixl_cu12._api"], capture_output=True, text=True, timeout=NIXL_TIMEOUT_S, check=False
+            [sys.executable, "-c", "import nixl_cu12._api"],
+            capture_output=True,
+            text=True,
+            timeout=NIXL_TIMEOUT_S,
+            check=False,
         )
         why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
@@ -181,20 +197,32 @@ def _nixl(config: Config) -> Iterator[Finding]:
     if done is not None and done.returncode == 0:
         yield Finding("nixl", "ok", importlib.metadata.version("nixl-cu12"))
     else:
-        yield Finding("nixl", "warn", f"cannot be imported ({why})", f"nodes use the socket transport; {PIP} nixl-cu12 brings NIXL")
+        yield Finding(
+            "nixl",
+            "warn",
+            f"cannot be imported ({why})",
+            f"nodes use the socket transport; {PIP} nixl-cu12 brings NIXL",
+        )
 
 
 def _device(config: Config) -> Iterator[Finding]:
     cuda = Path("/dev/nvidiactl").exists()
-    yield Finding("device", "ok", "an NVIDIA driver is here" if cuda else "no NVIDIA driver; the worker computes on the CPU")
+    yield Finding(
+        "device", "ok", "an NVIDIA driver is here" if cuda else "no NVIDIA driver; the worker computes on the CPU"
+    )
     if not machine.on_host(config):
         yield from gpus_for(config.nodes.devices, gpus.seen())
 
 
 def gpus_for(devices: int, found: int) -> Iterator[Finding]:
-    """Whether a node's devices have a CUDA device each, of those found here; where none is, others say so."""
+    """A finding if a node's devices exceed the CUDA devices found here; none if there is no CUDA device at all."""
     if found == 1 < devices:
-        yield Finding("devices", "warn", f"nodes.devices = {devices}, and one CUDA device is here: they share it", "set nodes.devices: 1")
+        yield Finding(
+            "devices",
+            "warn",
+            f"nodes.devices = {devices}, and one CUDA device is here: they share it",
+            "set nodes.devices: 1",
+        )
     elif 0 < found < devices:
         detail = f"nodes.devices = {devices}, and {found} CUDA devices are here: the other workers do not start"
         yield Finding("devices", "fail", detail, f"set nodes.devices: {found}")
@@ -214,7 +242,11 @@ def _kernels(config: Config) -> Iterator[Finding]:
         said = {"missing": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
     if "speed" in said:
         slow = said["slow"]
-        remedy = "free the processor and look again; else install a newer C++ compiler (CXX names another), or report this" if slow else ""
+        remedy = (
+            "free the processor and look again; else install a newer C++ compiler (CXX names another), or report this"
+            if slow
+            else ""
+        )
         yield Finding("kernels", "warn" if slow else "ok", "; ".join(filter(None, (said["speed"], slow))), remedy)
     elif config.worker.kernels == "auto":
         remedy = "on a CPU torch computes, about half as fast; install a C++ compiler, or report this"
@@ -224,13 +256,15 @@ def _kernels(config: Config) -> Iterator[Finding]:
 
 
 def _weights(config: Config) -> Iterator[Finding]:
-    """Every byte of the weights against the digest that workers remember: by it they know which KV is this model's."""
+    """Compares all bytes of the weights with the digest that workers remember, by which they tell models' KV apart."""
     digests = config.run_dir / "digests"
     command = [sys.executable, "-m", "worker.models.digest", str(config.model), str(digests)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WEIGHTS_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        yield Finding("weights", "warn", f"{config.model} was not read within {WEIGHTS_TIMEOUT_S:.0f} s", "is the disk well?")
+        yield Finding(
+            "weights", "warn", f"{config.model} was not read within {WEIGHTS_TIMEOUT_S:.0f} s", "is the disk well?"
+        )
         return
     try:
         said = json.loads(done.stdout)
@@ -244,7 +278,9 @@ def _weights(config: Config) -> Iterator[Finding]:
         yield Finding("weights", "ok", f"{config.model}: every byte fits the digest that is remembered")
     else:
         remedy = f"stop the stack, delete {digests}, and start again: KV of other weights would be used for these"
-        yield Finding("weights", "fail", f"{config.model}: the digest that is remembered is not that of these weights", remedy)
+        yield Finding(
+            "weights", "fail", f"{config.model}: the digest that is remembered is not that of these weights", remedy
+        )
 
 
 def _listening(config: Config) -> Iterator[Finding]:
@@ -252,7 +288,10 @@ def _listening(config: Config) -> Iterator[Finding]:
     open_hosts = sorted(hosts - LOOPBACK)
     if open_hosts:
         yield Finding(
-            "listening", "warn", f"beyond loopback: {', '.join(open_hosts)}", "only the gateway checks keys; fence the other ports"
+            "listening",
+            "warn",
+            f"beyond loopback: {', '.join(open_hosts)}",
+            "only the gateway checks keys; fence the other ports",
         )
     else:
         yield Finding("listening", "ok", "on loopback only")

@@ -1,4 +1,4 @@
-"""`upbeat explain`: a session's last decisions in words, each with the scores of its best nodes, and where its time went, in 80 columns."""
+"""`upbeat explain`: a session's last placements in words, with the scores of the best nodes and where the time went."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _WORTH = {
 
 
 def lines(data: dict[str, Any]) -> Iterator[str]:
-    """What is shown of the answer of `GET /v1/sessions/{id}/placement`."""
+    """Lines of at most 80 columns for an answer of `GET /v1/sessions/{id}/placement`."""
     yield from textwrap.wrap(f"{data['id']}: what was decided for it lately, the latest first", WIDTH)
     for decision in data["decisions"]:
         yield ""
         yield from textwrap.wrap(f"{_title(decision)}, {_ago(decision['ago_s'])}: {decision['node']}", WIDTH)
         yield from textwrap.wrap(" ".join(_reasons(decision)), WIDTH, initial_indent="  ", subsequent_indent="  ")
         yield from _table(decision["scores"])
-        # An older gateway does not say it.
+        # Older gateways do not send these.
         yield from waterfall.lines(decision.get("until_first_s"), decision.get("after_s"))
 
 
@@ -42,7 +42,7 @@ def _title(d: dict[str, Any]) -> str:
 
 
 def _reasons(d: dict[str, Any]) -> Iterator[str]:
-    """Sentences: what was known, then what decided."""
+    """Sentences: what was known about the turn, then what decided."""
     node, scores = d["node"], d["scores"]
     if d["what"] == "turn":
         yield from _of_hint(d)
@@ -53,7 +53,7 @@ def _reasons(d: dict[str, Any]) -> Iterator[str]:
     if d["avoided_nodes"]:
         yield f"Nodes that were to be avoided: {d['avoided_nodes']}."
     if d.get("taken"):
-        yield f"The gateway sent it to {node} at once, as its hint had been told, so nothing else was weighed."
+        yield f"The gateway sent it to {node} at once, as its hint had chosen it already, so nothing else was weighed."
     elif d["pin_node"]:
         yield f"{node} was asked for by name, so nothing else was weighed."
     elif len(scores) == 1:
@@ -74,7 +74,10 @@ def _of_hint(d: dict[str, Any]) -> Iterator[str]:
     elif d["prefetched_node"] == d["node"]:
         yield f"A hint had sent its cache there {d['prefetched_s']:.1f} s before{moved}."
     else:
-        yield f"A hint had sent its cache to {d['prefetched_node']} {d['prefetched_s']:.1f} s before{moved}, but here it is done sooner."
+        yield (
+            f"A hint had sent its cache to {d['prefetched_node']} {d['prefetched_s']:.1f} s before{moved}, "
+            "but here it is done sooner."
+        )
 
 
 def _weighed(scores: list[dict[str, Any]]) -> str:
@@ -82,10 +85,16 @@ def _weighed(scores: list[dict[str, Any]]) -> str:
     unit = " s" if _in_seconds(scores) else ""
     gap = second["sum"] - best["sum"]
     if abs(gap) < 1e-9:
-        return f"{best['node']} and {second['node']} cost the same, {best['sum']:.3g}{unit}; the session's name decides between equals."
+        return (
+            f"{best['node']} and {second['node']} cost the same, {best['sum']:.3g}{unit}; the session's name "
+            "decides between equals."
+        )
     term = max(best["terms"], key=lambda name: second["terms"][name] - best["terms"][name])
     meant = f", {_TERMS[term]}" if term in _TERMS else ""
-    return f"It costs {best['sum']:.3g}{unit} there and {second['sum']:.3g}{unit} on {second['node']}, mostly for {term}{meant}."
+    return (
+        f"It costs {best['sum']:.3g}{unit} there and {second['sum']:.3g}{unit} on {second['node']}, mostly for "
+        f"{term}{meant}."
+    )
 
 
 def _in_seconds(scores: list[dict[str, Any]]) -> bool:
@@ -93,7 +102,7 @@ def _in_seconds(scores: list[dict[str, Any]]) -> bool:
 
 
 def _table(scores: list[dict[str, Any]]) -> Iterator[str]:
-    """Names are cut, and the terms that say least left out, where they would not fit."""
+    """The scores in 80 columns: drops the smallest terms, then cuts node names, until they fit."""
     rows = [{**s["terms"], "sum": s["sum"]} for s in scores]
     widths = {name: max(8, len(name), *(len(f"{row[name]:.3g}") for row in rows)) for name in rows[0]}
     longest = max(4, *(len(s["node"]) for s in scores))
@@ -106,7 +115,11 @@ def _table(scores: list[dict[str, Any]]) -> Iterator[str]:
     node = min(longest, room())
     yield "  " + "node".ljust(node) + "".join(f"  {name:>{width}}" for name, width in widths.items())
     for s, row in zip(scores, rows, strict=True):
-        yield "  " + s["node"][:node].ljust(node) + "".join(f"  {row[name]:>{width}.3g}" for name, width in widths.items())
+        yield (
+            "  "
+            + s["node"][:node].ljust(node)
+            + "".join(f"  {row[name]:>{width}.3g}" for name, width in widths.items())
+        )
 
 
 def _times(count: int) -> str:
@@ -114,4 +127,10 @@ def _times(count: int) -> str:
 
 
 def _ago(seconds: float) -> str:
-    return f"{seconds:.1f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
+    return (
+        f"{seconds:.1f} s ago"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min ago"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h ago"
+    )

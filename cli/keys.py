@@ -1,51 +1,51 @@
-"""`upbeat keys`: new API keys, and what the configuration holds instead of them. Asks no server: keys live in the configuration."""
+"""`upbeat keys`: makes API keys, and the configuration lines with their hashes. Calls no server."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from cli.options import Json
+from cli.printing import print_json
 from contracts.api_keys import KEY_BYTES, hashed, new_key
 from contracts.errors import ConfigError
 from runtime.gateway_config import ApiKey
 
-_Tenant = Annotated[str, typer.Option(help="Whose key it is.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Tenant = Annotated[str, typer.Option(help="The key's tenant.")]
 
 
-def commands(print_json: Callable[[Any], None]) -> typer.Typer:
-    """The group of commands; `print_json`: how the program prints."""
+def commands() -> typer.Typer:
+    """The group of commands."""
     group = typer.Typer(name="keys", help="API keys: new, hash.", add_completion=False, rich_markup_mode=None)
 
     @group.command()
-    def new(tenant: _Tenant = "default", as_json: _Json = False) -> None:
-        """Print a new key, which is kept nowhere, and the line that lets the gateway know it."""
+    def new(tenant: _Tenant = "default", as_json: Json = False) -> None:
+        """Print a new key, which is not stored, and its line for the configuration."""
         key = new_key(secrets.token_bytes(KEY_BYTES))
-        _tell(key, tenant, as_json, print_json)
+        _show(key, tenant, as_json)
 
     @group.command("hash")
-    def hash_key(tenant: _Tenant = "default", as_json: _Json = False) -> None:
-        """Read a key from standard input and print the line that lets the gateway know it."""
-        _tell(sys.stdin.readline().strip(), tenant, as_json, print_json, given=True)
+    def hash_key(tenant: _Tenant = "default", as_json: Json = False) -> None:
+        """Read a key from standard input and print its line for the configuration."""
+        _show(sys.stdin.readline().strip(), tenant, as_json, given=True)
 
     return group
 
 
-def _tell(key: str, tenant: str, as_json: bool, print_json: Callable[[Any], None], *, given: bool = False) -> None:
+def _show(key: str, tenant: str, as_json: bool, *, given: bool = False) -> None:
     try:
         entry = ApiKey(key=hashed(key), tenant=tenant)
     except ValueError as e:
         wrong = f"--tenant {tenant!r}: give 1 to 64 of A-Z a-z 0-9 . _ -" if "tenant" in str(e) else str(e)
         raise ConfigError(wrong) from None
-    said = {"key": entry.key, "tenant": entry.tenant}
+    line = {"key": entry.key, "tenant": entry.tenant}
     if as_json:
-        print_json(said if given else {"api_key": key, "configuration": said})
+        print_json(line if given else {"api_key": key, "configuration": line})
         return
     if not given:
         print(f"{key}\n\nIt is not shown again. For the configuration, under gateway.api_keys:\n")
-    print(f"    - {json.dumps(said)}")
+    print(f"    - {json.dumps(line)}")

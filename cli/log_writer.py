@@ -1,13 +1,10 @@
-"""The process that writes the services' logs: from one pipe a service into files that do not grow without end.
+"""The process that writes the services' logs, from one pipe a service into rotated files. Started by `cli.logs`.
 
     python -I log_writer.py LIMIT_BYTES FILES CONTROL_FD [FD PATH]...
 
-A new file is begun between two lines, when the next line would take the file over the limit; NAME.log.1 is then the one before, and FILES
-are kept with the current one. A line that is read in pieces stays in one file.
-
-It ends when nobody can write to any pipe any more: services that outlive their launcher are still written down.
-On each byte from the control socket it writes what the pipes hold, and answers.
-It uses the standard library alone, and is started by `cli.logs`.
+A file is rotated between two lines, before a line would exceed the limit. FILES are kept, the current one included.
+The process ends when all pipes are closed, so it also writes the logs of services that outlive their launcher.
+For each byte from the control socket it empties the pipes and echoes the byte. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +19,8 @@ _READ_BYTES = 1 << 18
 
 
 def roll(log: Path, files: int) -> None:
-    """LOG becomes LOG.1, that LOG.2, and so on; the oldest goes, and whatever is older. files: with the new LOG; at least 2."""
+    """Rename LOG to LOG.1, LOG.1 to LOG.2, and so on; delete the oldest. files: number to keep with a new LOG, at least
+    2."""
     ages = [old.name.removeprefix(f"{log.name}.") for old in log.parent.glob(f"{log.name}.*")]
     for age in sorted((int(age) for age in ages if age.isdecimal()), reverse=True):
         if age >= files - 1:
@@ -34,29 +32,29 @@ def roll(log: Path, files: int) -> None:
 
 
 class RollingLog:
-    """One log. Invariant: a file but the last ends with a whole line, and only its last line may pass the limit."""
+    """One log. Invariant: a rotated file ends with a whole line, and only its last line may exceed the limit."""
 
     def __init__(self, path: Path, limit_bytes: int, files: int) -> None:
-        """Goes on with the file that is there."""
+        """Appends to an existing file."""
         self._path, self._limit, self._files = path, limit_bytes, files
         self._lost_bytes = 0
         self._fd, self._size = _open(path)
         self._between_lines = not self._size or os.pread(self._fd, 1, self._size - 1) == b"\n"
 
     def write(self, data: bytes) -> None:
-        """Write `data`, in as many files as it takes. What the disk does not take is counted, and said once it takes some again."""
+        """Write `data`, rotating as needed. Counts bytes that cannot be written, and writes the count later."""
         while data:
             room = self._limit - self._size
             if len(data) <= room:
                 self._put(data)
                 return
             whole = data.rfind(b"\n", 0, max(room, 0)) + 1
-            if whole:  # so many lines still fit
+            if whole:  # some lines still fit
                 self._put(data[:whole])
                 self._roll()
             elif self._size and self._between_lines and self._roll():
                 continue
-            else:  # a line that is under way, or longer than a file
+            else:  # the rest of a line, or a line longer than a file
                 whole = data.find(b"\n") + 1 or len(data)
                 self._put(data[:whole])
             data = data[whole:]
@@ -79,7 +77,7 @@ class RollingLog:
         return done
 
     def _roll(self) -> bool:
-        """Begin a new file; False where the directory does not allow it: then the old one grows."""
+        """Begin a new file. False if that fails: the old file goes on growing."""
         try:
             roll(self._path, self._files)
             fd, size = _open(self._path)
@@ -91,13 +89,13 @@ class RollingLog:
 
 
 def _open(path: Path) -> tuple[int, int]:
-    """A descriptor that appends, and the size so far."""
+    """An appending descriptor, and the file's size."""
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     return fd, os.fstat(fd).st_size
 
 
 def main(limit_bytes: int, files: int, control: int, pipes: dict[int, Path]) -> None:
-    """Write until every pipe has ended. pipes: the reading ends, and where what they bring goes."""
+    """Write until every pipe is closed. pipes: log path by the pipe's reading end."""
     logs = {fd: RollingLog(path, limit_bytes, files) for fd, path in pipes.items()}
     poll = select.poll()
     for fd in (control, *logs):
@@ -114,7 +112,7 @@ def main(limit_bytes: int, files: int, control: int, pipes: dict[int, Path]) -> 
                     with contextlib.suppress(OSError):
                         os.write(control, asked)
                 elif asked is not None:
-                    poll.unregister(control)  # the launcher has gone
+                    poll.unregister(control)  # the launcher has ended
             elif fd in logs:
                 data = _read(fd)
                 if data:
@@ -125,7 +123,7 @@ def main(limit_bytes: int, files: int, control: int, pipes: dict[int, Path]) -> 
 
 
 def _read(fd: int) -> bytes | None:
-    """What is there; empty at the end, None when there is nothing now."""
+    """Available bytes; empty at the end of the pipe, None if none are available now."""
     try:
         return os.read(fd, _READ_BYTES)
     except BlockingIOError:

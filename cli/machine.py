@@ -1,6 +1,6 @@
-"""Whether this machine can carry a stack: free ports, shared memory, memory, and nobody else on the same directories.
+"""Checks before a stack starts: ports, shared memory, memory, disks, and locks on its directories.
 
-Everything here looks before anything is started, and every refusal is a ConfigError that names what to change.
+Each refusal is a ConfigError that names what to change.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from typing import IO
 import psutil
 
 from contracts.errors import ConfigError
-from runtime.config import GIB, Config
+from runtime.config import Config
 from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, reserve_bytes, ssd_limit_bytes
+from runtime.sections import GIB
 from storelink.arena_file import free_bytes
 from storelink.arena_sharing import file_bytes, remove_dead
 
-#: What a node's consecutive ports are for, and those of each of its devices but the first.
+#: Uses of a node's consecutive ports, and of those of each device after its first.
 NODE_PORTS = ("store", "worker", "socket transport", "worker metrics", "store metrics")
 DEVICE_PORTS = ("worker", "worker metrics")
-#: How long services may need to end after their launcher was killed.
+#: Longest time that services take to end after their launcher was killed, in seconds.
 ORPHANS_S = 35.0
 
 
 @dataclass(frozen=True, slots=True)
 class PortUse:
-    """One port of a stack: what it is for, and who has it now (empty: nobody)."""
+    """One port of a stack. taken_by: the process that listens on it now; empty: none."""
 
     purpose: str
     host: str
@@ -42,7 +43,7 @@ class PortUse:
 
 
 def ports_of(config: Config) -> list[PortUse]:
-    """Every port that the stack listens on here, and who has it."""
+    """All ports that the stack listens on here. Raises ConfigError for a host that is not this machine's."""
     wanted = [("gateway", config.gateway.host, config.gateway.port)]
     for n in range(len(config.scheduler_addresses)):
         host, _, port = config.scheduler_listen(n).rpartition(":")
@@ -53,7 +54,9 @@ def ports_of(config: Config) -> list[PortUse]:
         for device in config.node(n).devices[1:]:
             host, _, port = device.worker_listen.rpartition(":")
             wanted += [(f"{purpose} of {device.name}", host, int(port) + i) for i, purpose in enumerate(DEVICE_PORTS)]
-    return [PortUse(purpose, host, port, "" if _can_bind(host, port) else _owner(port)) for purpose, host, port in wanted]
+    return [
+        PortUse(purpose, host, port, "" if _can_bind(host, port) else _owner(port)) for purpose, host, port in wanted
+    ]
 
 
 def check_ports(config: Config) -> None:
@@ -67,7 +70,7 @@ def check_ports(config: Config) -> None:
 
 
 def shared_memory_bytes(config: Config) -> tuple[int, int]:
-    """(what the arenas need, what `shm_dir` has free), in bytes. Raises ConfigError when `shm_dir` is not there."""
+    """(bytes that the arenas need, bytes free in `shm_dir`). Raises ConfigError when `shm_dir` does not exist."""
     try:
         have = free_bytes(config.shm_dir)
         need = file_bytes(int(config.kv.dram_gib * GIB), config.shm_dir)
@@ -77,20 +80,23 @@ def shared_memory_bytes(config: Config) -> tuple[int, int]:
 
 
 def on_host(config: Config) -> bool:
-    """Whether models are computed by this machine's processors, as far as can be told without asking a driver: then HBM is host memory."""
+    """Whether models are computed on the CPU, so that HBM is host memory; judged without querying a driver."""
     return config.worker.device == "cpu" or (config.worker.device == "auto" and not Path("/dev/nvidiactl").exists())
 
 
 def memory_bytes(config: Config) -> tuple[int, int]:
-    """(what HBM of all devices and DRAM of all nodes need of this machine's memory, what it has), in bytes."""
+    """(bytes that HBM of all devices and DRAM of all nodes need of this machine's memory, its total)."""
     hbm = int(config.kv.hbm_gib * GIB) * config.devices if on_host(config) else 0
     return int(config.kv.dram_gib * GIB) * config.nodes.count + hbm, psutil.virtual_memory().total
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRoom:
-    """What the slow tiers may take of their disks, in bytes. ssd: a node's; blob: of all nodes, None without a limit. scarce: the places
-    whose disk has less than `kv.disk_reserve` free, so that nothing is written there."""
+    """Limits of the slow tiers, in bytes. ssd: of a node; blob: of all nodes, None: no limit.
+
+    free: on the disk of `data`. scarce: a description of each place whose disk has less than `kv.disk_reserve` free, so
+    that nothing is written there.
+    """
 
     ssd: int
     blob: int | None
@@ -99,11 +105,14 @@ class DiskRoom:
 
     def __str__(self) -> str:
         blob = "has no limit" if self.blob is None else f"takes up to {self.blob / GIB:.1f} GiB"
-        return f"{self.free / GIB:.1f} GiB free; a node's SSD tier takes up to {self.ssd / GIB:.1f} GiB, the blob tier {blob}"
+        return (
+            f"{self.free / GIB:.1f} GiB free; a node's SSD tier takes up to {self.ssd / GIB:.1f} GiB, the blob "
+            f"tier {blob}"
+        )
 
 
 def disk_room(config: Config) -> DiskRoom:
-    """As the stores will find it, but for what the tiers have there already. Raises OSError when a disk cannot be asked."""
+    """What the stores will find, except that the tiers' present contents are not counted. Raises OSError."""
     blob = blob_directory(config)
     places = [config.data, *([blob] if blob is not None else [])]
     disks = [disk_of(place) for place in places]
@@ -113,11 +122,13 @@ def disk_room(config: Config) -> DiskRoom:
         if disk.free < reserve_bytes(config, disk)
     ]
     ssd = ssd_limit_bytes(config, disks[0], 0)
-    return DiskRoom(ssd, blob_limit_bytes(config, disks[1] if blob is not None else None, 0, config.data), disks[0].free, scarce)
+    return DiskRoom(
+        ssd, blob_limit_bytes(config, disks[1] if blob is not None else None, 0, config.data), disks[0].free, scarce
+    )
 
 
 def warn_of_disk(config: Config, say: Callable[[str, str], None]) -> None:
-    """Say what the tiers may take, and where nothing will be written; (line, style)."""
+    """Print the tiers' limits and warnings. say: takes (line, style)."""
     try:
         room = disk_room(config)
     except OSError as e:
@@ -125,42 +136,45 @@ def warn_of_disk(config: Config, say: Callable[[str, str], None]) -> None:
         return
     say(f"KV on disk: {config.data}: {room}", "")
     for place in room.scarce:
-        say(f"warning: {place}, and kv.disk_reserve keeps {config.kv.disk_reserve:.0%}: no KV is written there; free some space", "yellow")
+        say(
+            f"warning: {place}, and kv.disk_reserve keeps {config.kv.disk_reserve:.0%}: no KV is written there; "
+            "free some space",
+            "yellow",
+        )
 
 
 def check_memory(config: Config) -> None:
-    """Raise ConfigError when the arenas do not fit."""
+    """Raise ConfigError when the arenas do not fit into shared memory, or all KV memory into this machine's."""
     need, have = shared_memory_bytes(config)
     flags = f"--dram-gib {config.kv.dram_gib:g} with --nodes {config.nodes.count}"
     if need > have:
         raise ConfigError(
-            f"{flags}: the arenas need {need / GIB:.1f} GiB of shared memory, {config.shm_dir} has {have / GIB:.1f} GiB free; "
-            "lower either, or enlarge it (mount -o remount,size=...)"
+            f"{flags}: the arenas need {need / GIB:.1f} GiB of shared memory, {config.shm_dir} has "
+            f"{have / GIB:.1f} GiB free; lower either, or enlarge it (mount -o remount,size=...)"
         )
     need, have = memory_bytes(config)
     if need > have:
         raise ConfigError(
-            f"--hbm-gib {config.kv.hbm_gib:g}{each(config)} and {flags} need {need / GIB:.1f} GiB, this machine has {have / GIB:.1f} GiB; "
-            "lower them"
+            f"--hbm-gib {config.kv.hbm_gib:g}{each(config)} and {flags} need {need / GIB:.1f} GiB, this machine "
+            f"has {have / GIB:.1f} GiB; lower them"
         )
 
 
 def each(config: Config) -> str:
-    """What is said beside sizes of HBM where nodes have several devices."""
+    """A note for sizes of HBM when nodes have several devices; else empty."""
     return f" (of each of nodes.devices = {config.nodes.devices})" if config.nodes.devices > 1 else ""
 
 
 def remove_arenas(config: Config) -> list[Path]:
-    """Delete the arenas of this data directory, of however many nodes, whose store is gone; which ones."""
+    """Delete this data directory's arenas whose store has ended; returns their paths. Covers any number of nodes."""
     stem = config.node(0).arena_stem
     return remove_dead(sorted(stem.parent.glob(stem.name.removesuffix("0") + "*.arena")))
 
 
 def take_lock(path: Path, flag: str, url: str, say: Callable[[str], None]) -> IO[str]:
-    """Lock `path` for this launcher, for as long as the file or a child's copy of it is open.
+    """Lock `path` until the returned file, and every child's copy of it, is closed.
 
-    When the holder's launcher is gone and only its services are ending, wait for them. Raises ConfigError when another
-    stack runs there.
+    If the holder's launcher has ended, waits for its services to end. Raises ConfigError when another stack runs there.
     """
     file = path.open("a+")
     deadline = time.monotonic() + ORPHANS_S
@@ -170,7 +184,9 @@ def take_lock(path: Path, flag: str, url: str, say: Callable[[str], None]) -> IO
         if (holder is not None and psutil.pid_exists(holder[0])) or time.monotonic() >= deadline:
             file.close()
             pid, where = holder or (0, "unknown")
-            raise ConfigError(f"{flag} {path.parent} is in use by another stack (pid {pid}, {where}); stop it or give another {flag}")
+            raise ConfigError(
+                f"{flag} {path.parent} is in use by another stack (pid {pid}, {where}); stop it or give another {flag}"
+            )
         if not waiting:
             say(f"waiting for the services of an earlier stack to leave {path.parent}")
             waiting = True
@@ -208,7 +224,9 @@ def _can_bind(host: str, port: int) -> bool:
             s.bind(address)
         except OSError as e:
             if e.errno == errno.EADDRNOTAVAIL:
-                raise ConfigError(f"host {host!r} is no address of this machine; give one that is, or 127.0.0.1 or 0.0.0.0") from None
+                raise ConfigError(
+                    f"host {host!r} is no address of this machine; give one that is, or 127.0.0.1 or 0.0.0.0"
+                ) from None
             return False
     return True
 
@@ -216,7 +234,12 @@ def _can_bind(host: str, port: int) -> bool:
 def _owner(port: int) -> str:
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
+                and connection.pid
+            ):
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         pass

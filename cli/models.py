@@ -1,6 +1,6 @@
-"""The models that `upbeat up` was asked for: by flags over those of the file, and which node serves which where nobody says.
+"""The models of a stack: `--model` flags over the configuration file, and the default nodes of each.
 
-And `upbeat models`: what a running stack has registered.
+Also the table of `upbeat models`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rich.console import Console
 from cli.fleet import size, table
 from contracts.errors import ConfigError
 from runtime.config import Config
-from runtime.registry import RegisteredModel
+from runtime.registered_model import RegisteredModel
 
 
 def asked_models(texts: Sequence[str] | None) -> tuple[str | None, dict[str, str]]:
-    """What `--model`, given so often, asks for: one directory or hub id, or some by their names in the API. Raises ConfigError."""
+    """The values of `--model` as (one directory or hub id, or None; several by API name). Raises ConfigError."""
     named: dict[str, str] = {}
     plain: list[str] = []
     for text in texts or ():
@@ -32,13 +32,16 @@ def asked_models(texts: Sequence[str] | None) -> tuple[str | None, dict[str, str
         else:
             named[name] = path
     if len(plain) + bool(named) > 1:
-        raise ConfigError(f"--model {plain[-1]} is one of several; name each of them, such as --model small=DIR --model large=DIR")
+        raise ConfigError(
+            f"--model {plain[-1]} is one of several; name each of them, such as --model small=DIR --model large=DIR"
+        )
     return (plain[0] if plain else None), named
 
 
 def models_over(named: Mapping[str, str], said: Config, nodes: int) -> dict[str, Any]:
-    """`models` for a stack of so many nodes: those that flags name, each with what the file says of it, else the file's. As many models as
-    nodes, of which there are several, and nobody says which: one each, in order. Else all on all nodes that none is said for."""
+    """The section `models` for a stack of `nodes` nodes: the models in flags, with the file's other keys for the same
+    names; without flags, the file's models. If no entry has `nodes` and there are as many models as nodes (two or
+    more), each node gets one, in order."""
     entries = {name: model.model_dump() for name, model in said.models.items()}
     if named:
         entries = {name: entries.get(name, {}) | {"path": path} for name, path in named.items()}
@@ -49,16 +52,18 @@ def models_over(named: Mapping[str, str], said: Config, nodes: int) -> dict[str,
 
 
 def flag_of(name: str, model: RegisteredModel, named: Mapping[str, str]) -> str:
-    """What names a model's path in an error."""
+    """How an error names the source of a model's path."""
     return f"--model {name}:" if name in named else f"models.{name}.path ="
 
 
 def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
-    """A line a model, of what `GET /v1/models` says."""
+    """Print a line a model. models: `data` of `GET /v1/models`."""
     rows = table("model", "state", "nodes", "weights, of the device", "KV in use", "KV cached", "TTFT", "TPOT")
     for model in models:
         nodes = model.get("nodes") or []
-        used, cached, limit = (sum(int(node.get(f"kv_bytes_{what}") or 0) for node in nodes) for what in ("used", "cached", "limit"))
+        used, cached, limit = (
+            sum(int(node.get(f"kv_bytes_{what}") or 0) for node in nodes) for what in ("used", "cached", "limit")
+        )
         rows.add_row(
             str(model.get("id", "?")),
             str(model.get("state") or "?"),
@@ -66,12 +71,12 @@ def show_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
             size(int(model["weight_bytes"])) if model.get("weight_bytes") else "-",
             f"{size(used)} of {size(limit)}" if limit else "-",
             size(cached) if limit else "-",
-            _promised(model, "ttft_slo_s"),
-            _promised(model, "tpot_slo_s"),
+            _objective(model, "ttft_slo_s"),
+            _objective(model, "tpot_slo_s"),
         )
     console.print(rows)
 
 
-def _promised(model: Mapping[str, Any], key: str) -> str:
+def _objective(model: Mapping[str, Any], key: str) -> str:
     seconds = float(model.get(key) or 0)
     return f"{seconds:g} s" if seconds else "-"

@@ -1,10 +1,27 @@
-"""Options of commands that take numbers: what is none is refused in plain words."""
+"""Options that several commands share, and number options that name a wrong value."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+Url = Annotated[str, typer.Option("--url", envvar="UPBEAT_URL", help="The gateway's URL.")]
+Key = Annotated[
+    str,
+    typer.Option("--key", envvar="UPBEAT_API_KEY", help="A server key, where keys are configured.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]DIR|ID",
+        help="A Hugging Face directory, or a hub id: owner/name or owner/name@revision; repeat with names for several "
+        "models.  [default: the bundled model]",
+        show_default=False,
+    ),
+]
 
 
 def _whole(text: str) -> int:

@@ -1,4 +1,4 @@
-"""A health check for containers: does the gateway answer /health, or a service its gRPC health check?"""
+"""A health check for containers: the gateway's /health, or a service's gRPC health check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cli.client import CallFailed, Gateway
 
 
 def healthy(address: str, timeout_s: float = 5.0) -> str:
-    """Empty when `address` (http://host:port or grpc://host:port) is healthy, else why not."""
+    """Empty if `address` (http://host:port or grpc://host:port) is healthy, else the reason."""
     if address.startswith("http://"):
         try:
             status = Gateway(address).ask("GET", "/health").status

@@ -1,4 +1,4 @@
-"""One child process of the launcher: how it is started, how its end is noticed, where its output goes."""
+"""One child process of the launcher: starting it, waiting for its end, and its output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOG_END_BYTES = 16_384
 
 
 class Process:
-    """A started program. Belongs to the launcher's session and process group.
+    """A started program, in the launcher's session and process group.
 
-    The kernel sends it SIGTERM when the launcher's main thread ends, so it must be made in that thread. SIGINT and SIGHUP
-    are not for it: they reach the whole group, and the launcher decides what follows.
+    Create it in the launcher's main thread: the kernel sends it SIGTERM when that thread ends. It ignores SIGINT and
+    SIGHUP, which reach the whole group; the launcher decides what follows.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class Process:
         keep_open: Sequence[int],
         output: int | None = None,
     ) -> None:
-        """log: where its output goes. output: what brings it there (`cli.logs`); None: it writes the file itself."""
+        """log: file of its output. output: descriptor of the pipe to that file (`cli.logs`); None: it writes
+        directly."""
         self.log = log
         self.started_s = time.monotonic()
         launcher = os.getpid()
@@ -53,11 +54,11 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it still runs."""
         return self._popen.poll() is None
 
     async def ended(self) -> int:
-        """Wait for its end; the status as Popen has it, negative for a signal."""
+        """Wait for its end. Returns Popen's status: negative for a signal."""
         loop = asyncio.get_running_loop()
         end = asyncio.Event()
         try:
@@ -73,17 +74,17 @@ class Process:
         return self._popen.wait()
 
     def wait(self) -> int:
-        """Its status, once it has ended. Blocks: only for one that is sure to end."""
+        """Block until it ends; returns its status."""
         return self._popen.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal unless it has ended."""
+        """Send a signal, if it still runs."""
         with contextlib.suppress(ProcessLookupError):
             self._popen.send_signal(number)
 
 
 def log_end(log: Path, lines: int) -> list[str]:
-    """The last non-empty `lines` of a log; fewer when it is shorter, none when it is not there."""
+    """At most the last `lines` non-empty lines of a log; none if the file does not exist."""
     try:
         with log.open("rb") as f:
             f.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
-"""`upbeat profile`: starts what measuring needs, keeps what was measured, and shows it.
+"""`upbeat profile`: starts stores and the measuring process, stores the profile, and prints it.
 
-The stores that loads are measured against are this configuration's, with data, ports and an arena of their own; the worker's side measures
-(`python -m worker.measure.profiling`). Nothing of either stays but the profile.
+The stores use the configuration with their own data, ports and arena; all of it is deleted afterwards. The measuring is
+done by `python -m worker.measure.make_profile`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from cli.core.plan import compute_threads
 from cli.fleet import table
 from cli.process import Process, log_end
 from contracts.errors import ConfigError
-from contracts.profile import LOAD_SOURCES, Profile, Surface, misfit
+from contracts.latency_profile import LOAD_SOURCES, Profile, Surface, misfit
 from loadtest.stack import free_ports
-from runtime.config import Config, changed, dump_config
-from runtime.profiles import cores, processor, read, stored
+from runtime.config import Config
+from runtime.config_file import changed, dump_config
+from runtime.profile_files import cores, processor, read, stored
 from storelink.arena_sharing import arenas_of, remove_dead
 
-#: The arena that loads are measured with: a large load is 2/5 of it.
+#: Size of the arena for measuring loads: a large load takes 2/5 of it.
 _ARENA_GIB, _QUICK_ARENA_GIB = 0.25, 0.125
-#: A load average of more than this, a core, is told: what is measured beside it holds for nobody.
+#: A higher load average, a core, gets a warning.
 _BUSY = 0.5
 _SOURCES = {
     "dram": "this node's DRAM",
@@ -44,13 +45,16 @@ assert _SOURCES.keys() == set(LOAD_SOURCES)
 
 
 def measure(config: Config, quick: bool, quiet: bool) -> Profile:
-    """Measure the configured model on this machine; minutes, or a quick half minute. quiet: say nothing meanwhile.
+    """Measure the configured model on this machine: minutes, or half a minute if `quick`. quiet: print no progress.
 
     Raises ConfigError when the model or a setting is wrong, CallFailed when measuring failed.
     """
     busy = os.getloadavg()[0]
     if busy > _BUSY * cores():
-        print(f"upbeat: this machine is busy (load average {busy:.1f} on {cores()} cores), and so are the figures", file=sys.stderr)
+        print(
+            f"upbeat: this machine is busy (load average {busy:.1f} on {cores()} cores), and so are the figures",
+            file=sys.stderr,
+        )
     work = config.data / f"profiling-{os.getpid()}"
     nodes = min(2, config.nodes.count)
     first = free_ports(10 * nodes + 2)
@@ -61,8 +65,14 @@ def measure(config: Config, quick: bool, quiet: bool) -> Profile:
             "run_dir": work / "run",
             "gateway": {"port": first},
             "scheduler": {"port": first + 1},
-            "nodes": {"base_port": first + 2, "store_host": "127.0.0.1", "listen_host": "", "count": nodes, "devices": 1},
-            # The threads are those of a worker of the stack that the profile is for, however many nodes are measured with.
+            "nodes": {
+                "base_port": first + 2,
+                "store_host": "127.0.0.1",
+                "listen_host": "",
+                "count": nodes,
+                "devices": 1,
+            },
+            # As many threads as a worker of the profiled stack has, not of this one with its few nodes.
             "worker": {"threads": compute_threads(config.worker.threads, os.cpu_count() or 1, config.devices)},
             "kv": {
                 "dram_gib": min(config.kv.dram_gib, _QUICK_ARENA_GIB if quick else _ARENA_GIB),
@@ -83,30 +93,37 @@ def measure(config: Config, quick: bool, quiet: bool) -> Profile:
             _run_worker(own, written, found, work, quick, quiet)
         return read(found)
     except OSError as e:
-        raise ConfigError(f"data = {config.data}: measuring needs to write there ({e.strerror}); give another --data") from e
+        raise ConfigError(
+            f"data = {config.data}: measuring needs to write there ({e.strerror}); give another --data"
+        ) from e
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _environment(config: Config, **more: str) -> dict[str, str]:
-    # The written configuration is complete; the environment that shaped it must not be applied twice.
+    # The written configuration includes the environment's settings: do not apply them twice.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
     return kept | {"OMP_NUM_THREADS": str(config.worker.threads)} | more
 
 
 @contextlib.contextmanager
 def _stores(config: Config, written: Path, work: Path, nodes: int) -> Iterator[None]:
-    """A store process a node; killed at the end, as nothing they hold is wanted."""
+    """Run a store process a node during the block, then kill them and delete their arenas."""
     running = []
     try:
         for node in range(nodes):
-            # The second one reads from the first one's DRAM and from nowhere else: a blob tier of its own, and hardly any SSD.
-            alone = {"UPBEAT__KV__BLOB_URL": (work / "blob").as_uri(), "UPBEAT__KV__WRITE_BACK_LIMIT_BYTES": str(1 << 20)} if node else {}
+            # The second store must read from the first one's DRAM only: its own blob tier, hardly any SSD writes.
+            alone = (
+                {"UPBEAT__KV__BLOB_URL": (work / "blob").as_uri(), "UPBEAT__KV__WRITE_BACK_LIMIT_BYTES": str(1 << 20)}
+                if node
+                else {}
+            )
             command = ["-m", "kvstore", "--config", str(written), "--node", str(node)]
             log = work / f"kvstore-{node}.log"
-            running.append(Process(Path(sys.executable), command, log=log, environment=_environment(config, **alone), keep_open=()))
+            running.append(
+                Process(Path(sys.executable), command, log=log, environment=_environment(config, **alone), keep_open=())
+            )
         yield
-        # Who measured has ended; a store that died before that has been noticed there.
     finally:
         for process in running:
             process.send(signal.SIGKILL)
@@ -120,7 +137,7 @@ def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: b
     command = [
         sys.executable,
         "-m",
-        "worker.measure.profiling",
+        "worker.measure.make_profile",
         "--config",
         str(written),
         "--out",
@@ -129,7 +146,11 @@ def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: b
     ]
     with errors.open("wb") as log:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if quiet else None, stderr=log, env=_environment(config)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if quiet else None,
+            stderr=log,
+            env=_environment(config),
         )
         try:
             status = child.wait()
@@ -146,7 +167,8 @@ def _run_worker(config: Config, written: Path, found: Path, work: Path, quick: b
 
 
 def known(config: Config) -> list[tuple[Path, Profile]]:
-    """Stored profiles of the configured model that hold on this machine. Raises ConfigError, with reasons, when there is none."""
+    """Stored profiles of the configured model that hold on this machine. Raises ConfigError with reasons if
+    none does."""
     model = config.served_model
     found = [(path, read(path)) for path in stored(config)]
     ours = [(path, profile) for path, profile in found if path.parent == config.model or profile.model == model]
@@ -154,22 +176,29 @@ def known(config: Config) -> list[tuple[Path, Profile]]:
     fits = [(path, profile) for path, profile in ours if not _not_here(profile)]
     if not fits:
         reasons = "; ".join(f"{path} is not of this machine: {why}" for path, _, why in refused)
-        raise ConfigError(f"no profile of {model} holds here{reasons and ' (' + reasons + ')'}; make one with `upbeat profile`")
+        raise ConfigError(
+            f"no profile of {model} holds here{reasons and ' (' + reasons + ')'}; make one with `upbeat profile`"
+        )
     return fits
 
 
 def _not_here(profile: Profile) -> str:
-    """Why a profile is of another machine; whether it is of these weights only a worker can tell, and does when it starts."""
+    """Why a profile does not hold on this machine; empty if it does. Workers check the weights when they start."""
     if profile.subject.computes == "cuda":
         return ""
     return misfit(profile, replace(profile.subject, device=processor(), cores=cores()))
 
 
 def show(console: Console, profile: Profile, path: Path) -> None:
-    """The profile as tables."""
+    """Print a profile as tables."""
     s = profile.subject
-    console.print(f"{profile.model} ({s.fingerprint[:12]}, {s.dtype}), {s.computes} with {s.threads} of {s.cores} cores, {s.device}")
-    console.print(f"measured on {profile.measured_on}, {', '.join(f'{name} {v}' for name, v in profile.versions.items())}\n")
+    console.print(
+        f"{profile.model} ({s.fingerprint[:12]}, {s.dtype}), {s.computes} with {s.threads} of {s.cores} cores, "
+        f"{s.device}"
+    )
+    console.print(
+        f"measured on {profile.measured_on}, {', '.join(f'{name} {v}' for name, v in profile.versions.items())}\n"
+    )
     console.print(_surface("decode: batch", "tokens of context", profile.decode_step_s, profile.decode_layer_s))
     console.print(_surface("prefill: tokens", "tokens before", profile.prefill_step_s, profile.prefill_layer_s))
     loads = table("load from", "GB/s", "after", "1,000 tokens", "6,000 tokens")

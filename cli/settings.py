@@ -1,7 +1,7 @@
-"""What `upbeat up` was asked for, as one configuration: flags over environment over file over defaults.
+"""The configuration of `upbeat up`: flags over environment over file over defaults.
 
-The ports of a stack follow from its first one unless something says otherwise: gateway P, scheduler P + 1, nodes from
-P + 20 on, and behind them those of further devices (runtime/places.py). Every wrong flag is named with its value and a remedy.
+Ports follow from the gateway's port P unless configured: scheduler P + 1, nodes from P + 20, then further devices
+(runtime/places.py). An error names the wrong flag, its value and a remedy.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from cli.own_key import fresh_key, kept_key
 from contracts.devices import MOST_DEVICES
 from contracts.errors import ConfigError
 from contracts.kv import DTYPE_BYTES
-from runtime.config import GIB, Config, changed, load_config, said_config, says
+from runtime.config import Config
 from runtime.config_checks import needs_keys
+from runtime.config_file import changed, load_config, said_config, says
 from runtime.gateway_config import ORIGIN
 from runtime.model_config import load_config as load_model_config
 from runtime.model_directory import model_directory, named, weight_bytes
 from runtime.model_names import hub_id
 from runtime.places import PORTS_A_DEVICE, PORTS_A_NODE
 from runtime.registry import models_of, registered
+from runtime.sections import GIB
 
 DEFAULT_PORT = 8080
-#: Where the nodes' ports begin, counted from the gateway's.
+#: From the gateway's port to the first node's.
 NODES_OFFSET = 20
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 POLICIES = ("balanced", "sticky", "cache-aware", "random", "round-robin")
-#: Device memory beside the weights that a model gets where nobody said how much there is.
+#: Device memory beside the weights when no size is configured.
 KV_BESIDE_GIB = 1.0
 BUNDLED_MODEL = Path(__file__).parent.parent / "models" / "demo"
 
@@ -57,17 +59,17 @@ class Flags:
     run_dir: Path | None = None
     revision: str | None = None
     host: str | None = None
-    #: Besides those that are configured.
+    #: In addition to the configured ones.
     cors_origins: Sequence[str] | None = None
-    #: Several models, by name; then there is no `model`.
+    #: Several models by name; `model` is then None.
     models: Mapping[str, str] = field(default_factory=dict)
-    #: Of a node.
+    #: Devices a node.
     devices: int | None = None
 
 
 def resolve(flags: Flags) -> Config:
-    """The configuration of a stack that can start: its directories, which are made, and its model, which is downloaded where it is a hub id
-    and not here yet. Raises ConfigError."""
+    """The configuration of a stack to start. Makes its directories, and downloads hub models that are not cached.
+    Raises ConfigError."""
     config = layout(flags, kept_key)
     _check_directory("--data" if flags.data else "data =", config.data)
     _check_directory("--run-dir" if flags.run_dir else "run_dir =", config.run_dir)
@@ -75,15 +77,22 @@ def resolve(flags: Flags) -> Config:
 
 
 def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config:
-    """The configuration that the flags ask for; touches nothing. Raises ConfigError naming the flag or key that is wrong.
+    """The configuration from flags, environment and file; changes nothing on disk. Raises ConfigError naming the wrong
+    flag or key.
 
-    own_key: gives a stack that would listen beyond loopback without keys its own, by its data directory; None: one that nobody knows.
+    own_key: makes the key of a stack that would listen beyond loopback without one, from its data directory; None: a
+    random key that is not stored.
     """
     _check_values(flags)
     said = said_config(flags.config)
     port = flags.port or said.gateway.port
     nodes, devices = flags.nodes or said.nodes.count, flags.devices or said.nodes.devices
-    over: dict[str, Any] = {"gateway": {"port": port}, "nodes": {"count": nodes, "devices": devices}, "scheduler": {}, "kv": {}}
+    over: dict[str, Any] = {
+        "gateway": {"port": port},
+        "nodes": {"count": nodes, "devices": devices},
+        "scheduler": {},
+        "kv": {},
+    }
     if not says(flags.config, "scheduler", "port"):
         over["scheduler"]["port"] = port + 1
     if not says(flags.config, "nodes", "base_port"):
@@ -104,7 +113,10 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
     if models or said.models:
         over["models"] = models
     if models and flags.revision is not None:
-        raise ConfigError(f"--revision {flags.revision}: there are several models; write it behind an id, as in NAME=owner/name@revision")
+        raise ConfigError(
+            f"--revision {flags.revision}: there are several models; write it behind an id, as in "
+            "NAME=owner/name@revision"
+        )
     if models:
         pass
     elif flags.model is not None:
@@ -134,7 +146,7 @@ def layout(flags: Flags, own_key: Callable[[Path], str] | None = None) -> Config
 
 
 def policies() -> tuple[str, ...]:
-    """The names of placement policies: the scheduler's own, and what other distributions bring (docs/placement.md)."""
+    """Names of placement policies: built in, then those of installed plugins (docs/placement.md)."""
     return POLICIES + tuple(sorted({e.name for e in entry_points(group="upbeat.placement_policies")} - set(POLICIES)))
 
 
@@ -147,11 +159,15 @@ def _check_values(flags: Flags) -> None:
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{name} {value} is out of range; give a number from {low} to {high}")
     if flags.host is not None and not _is_host(flags.host):
-        raise ConfigError(f"--host {flags.host} is no address to listen on; give one of this machine's, such as 127.0.0.1, 0.0.0.0 or ::")
+        raise ConfigError(
+            f"--host {flags.host} is no address to listen on; give one of this machine's, such as 127.0.0.1, "
+            "0.0.0.0 or ::"
+        )
     for origin in flags.cors_origins or ():
         if not ORIGIN.fullmatch(origin):
             raise ConfigError(
-                f"--cors-origin {origin} is no origin; give scheme, host and port without a path, such as http://localhost:3000, or *"
+                f"--cors-origin {origin} is no origin; give scheme, host and port without a path, such as "
+                "http://localhost:3000, or *"
             )
     for name, gib in (("--hbm-gib", flags.hbm_gib), ("--dram-gib", flags.dram_gib)):
         if gib is not None and not (math.isfinite(gib) and gib > 0):
@@ -168,25 +184,38 @@ def _is_host(text: str) -> bool:
 
 
 def _with_model(config: Config, flags: Flags) -> Config:
-    """`config` with the directories of its models, downloaded where they are hub ids, their names, and room for the weights of each."""
+    """`config` with its models' directories (downloads hub ids) and names, and enough HBM for the weights by default.
+    Raises ConfigError."""
     over: dict[str, Any] = {}
     if config.models:
-        found = {name: model_directory(str(m.path), flag_of(name, m, flags.models)) for name, m in config.models.items()}
+        found = {
+            name: model_directory(str(m.path), flag_of(name, m, flags.models)) for name, m in config.models.items()
+        }
         over["models"] = {name: m.model_dump() | {"path": found[name]} for name, m in config.models.items()}
     else:
         asked = hub_id(str(config.model))
-        found = {config.served_model: model_directory(str(config.model), "--model" if flags.model is not None else "model =")}
+        found = {
+            config.served_model: model_directory(str(config.model), "--model" if flags.model is not None else "model =")
+        }
         over["model"] = found[config.served_model]
         if asked is not None and not config.model_name:
             over["model_name"] = asked.repo
-    needs = {name: weight_bytes(directory) / GIB * _growth(config, name, directory) for name, directory in found.items()}
-    fullest = max((models_of(config, number) for number in range(config.nodes.count)), key=lambda names: sum(needs[n] for n in names))
-    need, asked_for = sum(needs[name] for name in fullest), " and ".join(str(registered(config)[name].path) for name in fullest)
+    needs = {
+        name: weight_bytes(directory) / GIB * _growth(config, name, directory) for name, directory in found.items()
+    }
+    fullest = max(
+        (models_of(config, number) for number in range(config.nodes.count)),
+        key=lambda names: sum(needs[n] for n in names),
+    )
+    need, asked_for = (
+        sum(needs[name] for name in fullest),
+        " and ".join(str(registered(config)[name].path) for name in fullest),
+    )
     if says(flags.config, "kv", "hbm_gib") or flags.hbm_gib is not None:
         if need >= config.kv.hbm_gib:
             raise ConfigError(
-                f"--hbm-gib {config.kv.hbm_gib:g}: the weights of {asked_for} alone need {need:.2f} GiB, and KV needs room beside "
-                f"them; give --hbm-gib {math.ceil(need + KV_BESIDE_GIB)}"
+                f"--hbm-gib {config.kv.hbm_gib:g}: the weights of {asked_for} alone need {need:.2f} GiB, and KV "
+                f"needs room beside them; give --hbm-gib {math.ceil(need + KV_BESIDE_GIB)}"
             )
     elif need > config.kv.hbm_gib - KV_BESIDE_GIB / 2:
         over["kv"] = {"hbm_gib": float(math.ceil(need + KV_BESIDE_GIB))}
@@ -194,7 +223,7 @@ def _with_model(config: Config, flags: Flags) -> Config:
 
 
 def _growth(config: Config, name: str, directory: Path) -> float:
-    """Bytes in memory for one in the file, where the weights are served in the type that the model's `dtype` or `worker.dtype` says."""
+    """Bytes in memory per byte in the file, by the type that the weights are served in."""
     stored, own = load_model_config(directory).dtype, registered(config)[name].dtype
     served = config.worker.dtype if own == "auto" else own
     return 1.0 if served == "auto" or stored is None else DTYPE_BYTES[served] / DTYPE_BYTES[stored]
@@ -204,6 +233,8 @@ def _check_directory(flag: str, path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"{flag} {path}: it cannot be made ({e.strerror}); give a directory that can be written") from None
+        raise ConfigError(
+            f"{flag} {path}: it cannot be made ({e.strerror}); give a directory that can be written"
+        ) from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{flag} {path}: it cannot be written; change its rights or give another directory")

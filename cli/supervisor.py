@@ -1,7 +1,7 @@
-"""The life of a stack: its processes start, are restarted when they die, and stop in their order.
+"""Runs a stack: starts its processes, restarts those that die, and stops them in order.
 
-Invariants: a planned process has at most one running instance; once `stopping` is set nothing is started any more; when
-`run` returns, no process of the stack runs and no arena of it is left.
+Invariants: a planned process has at most one running instance; nothing starts once `stopping` is set; when `run`
+returns, no process and no arena of the stack is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.service import SUPERVISED
 TAIL_LINES = 20
 MIB = 1 << 20
 _POLL_S = 0.1
-#: A second signal sooner than this is the same one, delivered twice (to the launcher and to its group).
+#: A second signal within this time is the first one delivered twice (to the launcher and to its group), in seconds.
 _SAME_SIGNAL_S = 0.5
 
 
@@ -42,13 +42,15 @@ class Supervisor:
         self._config_file = config.run_dir / "config.yaml"
         self._logs = Logs(config.run_dir / "logs", int(config.log_mib * MIB), config.log_files, keep_open, display.line)
         self._running: dict[str, Process] = {}
-        self._plan = stack_plan(config.nodes.count, len(config.scheduler_addresses), config.gateway.processes, config.nodes.devices)
+        self._plan = stack_plan(
+            config.nodes.count, len(config.scheduler_addresses), config.gateway.processes, config.nodes.devices
+        )
         self._has_served = False
         self._status = 0
         self._stop_asked_s = 0.0
 
     async def run(self) -> int:
-        """Serve until a signal or until a service cannot be started. Returns the exit status."""
+        """Serve until a signal, or until a service cannot be started. Returns the exit status."""
         self._stopping, self._at_once, self._died = asyncio.Event(), asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -57,7 +59,9 @@ class Supervisor:
             loop.add_signal_handler(signal.SIGHUP, self._on_signal)
         self._logs.open(planned.name for planned in self._plan)
         machine.remove_arenas(self._config)
-        self._lives = {planned.name: asyncio.create_task(self._live(planned), name=planned.name) for planned in self._plan}
+        self._lives = {
+            planned.name: asyncio.create_task(self._live(planned), name=planned.name) for planned in self._plan
+        }
         readiness = asyncio.create_task(self._watch_readiness())
         try:
             await self._stopping.wait()
@@ -104,7 +108,7 @@ class Supervisor:
             await self._logs.settled()
             last = "".join(log_end(process.log, 1))
             verdict = policy.exited(alive_s=alive_s, status=status, last_line=last, has_served=self._has_served)
-            self._tell_exit(planned, process, status, alive_s, verdict)
+            self._show_exit(planned, process, status, alive_s, verdict)
             if verdict.delay_s is None:
                 self._status = 1
                 self._stopping.set()
@@ -125,11 +129,11 @@ class Supervisor:
         )
         self._running[planned.name] = process
         self._note_pids()
-        self._display.line(f"started {planned.program}{self._whose(planned)} (pid {process.pid})")
+        self._display.line(f"started {planned.program}{self._place_of(planned)} (pid {process.pid})")
         return process
 
-    def _whose(self, planned: Planned) -> str:
-        """Of which node or device and, where there are several, with which models."""
+    def _place_of(self, planned: Planned) -> str:
+        """For messages: the node or device, and the models if there are several."""
         if planned.node is None:
             return ""
         if planned.program != "upbeat-worker":
@@ -138,15 +142,21 @@ class Supervisor:
         return f" of {self._config.device(planned.node, planned.device).name}{models}"
 
     def _environment(self, planned: Planned) -> dict[str, str]:
-        # The written configuration is complete; the environment that shaped it must not be applied twice.
+        # The written configuration includes the environment's settings: do not apply them twice.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UPBEAT__")}
         environment[SUPERVISED] = "1"
         cores = len(os.sched_getaffinity(0))
-        threads = compute_threads(self._config.worker.threads, cores, self._config.devices) if planned.program == "upbeat-worker" else 1
-        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = str(threads)
+        threads = (
+            compute_threads(self._config.worker.threads, cores, self._config.devices)
+            if planned.program == "upbeat-worker"
+            else 1
+        )
+        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = str(
+            threads
+        )
         return environment
 
-    def _tell_exit(self, planned: Planned, process: Process, status: int, alive_s: float, verdict: Verdict) -> None:
+    def _show_exit(self, planned: Planned, process: Process, status: int, alive_s: float, verdict: Verdict) -> None:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         then = "giving up" if verdict.delay_s is None else f"starting it again in {verdict.delay_s:.1f} s"
         self._display.line(f"{planned.name} (pid {process.pid}) {how} after {alive_s:.1f} s; {then}", "bold red")
@@ -155,7 +165,7 @@ class Supervisor:
             self._display.line(f"the end of {process.log}:\n  {tail}")
 
     async def _watch_readiness(self) -> None:
-        """Tell when the whole stack serves: at first, and again after each death of a service."""
+        """Announce when the whole stack serves: at first, and again after a service died."""
         since = time.monotonic()
         while True:
             while True:
@@ -176,7 +186,7 @@ class Supervisor:
             self._died.clear()
             await self._died.wait()
             since = time.monotonic()
-            # Whoever died must be noticed by the others before readiness means anything again.
+            # Until the others notice the death, /ready may still be true.
             await asyncio.sleep(1.0)
 
     async def _stop(self) -> None:
@@ -207,7 +217,7 @@ class Supervisor:
         return [self._running[name] for name in names if name in self._running]
 
     def _note_pids(self) -> None:
-        """RUN_DIR/pids.json: name to pid of what runs, replaced whole."""
+        """Write RUN_DIR/pids.json, pids by process name, atomically."""
         path = self._config.run_dir / "pids.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({name: process.pid for name, process in self._running.items()}))
@@ -215,7 +225,7 @@ class Supervisor:
 
 
 async def ask_ready(config: Config) -> tuple[int, str]:
-    """The gateway's /ready?all=1: (status, why not), (0, why not) when it does not answer."""
+    """The status of the gateway's /ready?all=1, and what is missing; status 0 if it does not answer."""
     host, port = base_url(config).removeprefix("http://").rsplit(":", 1)
     writer: asyncio.StreamWriter | None = None
     try:

@@ -1,4 +1,4 @@
-"""`upbeat top`: what every node's KV is doing, again and again until Ctrl-C. The first look sums up since the start."""
+"""`upbeat top`: each node's KV activity, until Ctrl-C. The first screen has sums since the services started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _GAP = 2
 
 
 def watch(console: Console, gateway: Gateway, every_s: float, rounds: int) -> None:
-    """Show the stack every `every_s` seconds, `rounds` times (0: until Ctrl-C). Raises CallFailed when nobody answers any more."""
+    """Show the stack every `every_s` seconds, `rounds` times (0: until Ctrl-C). Raises CallFailed if the gateway stops
+    answering."""
     screens = _screens(gateway, every_s, rounds, lambda: console.width)
     if rounds == 1 or not console.is_terminal:
         for screen in screens:
@@ -35,7 +36,8 @@ def watch(console: Console, gateway: Gateway, every_s: float, rounds: int) -> No
 
 
 def records(gateway: Gateway, every_s: float, rounds: int) -> Iterator[dict[str, Any]]:
-    """The same looks as data: `at_s` (since the epoch), `fleet` with each node's samples, `sessions`. Raises as `watch`."""
+    """The same as data: `at_s` (seconds since the epoch), `url`, `fleet` with each node's samples, `sessions`. Raises
+    CallFailed."""
     shown = 0
     while True:
         fleet = gateway.call("GET", "/v1/fleet?metrics=true")
@@ -53,7 +55,9 @@ def _screens(gateway: Gateway, every_s: float, rounds: int, width: Callable[[], 
     for record in records(gateway, every_s, rounds):
         fleet, now = record["fleet"], time.monotonic()
         samples = {str(n["node"]): n.get("metrics", {}) for n in fleet["nodes"]}
-        looks = {name: Look(own, before.get(name, {}), now - at if name in before else 0.0) for name, own in samples.items()}
+        looks = {
+            name: Look(own, before.get(name, {}), now - at if name in before else 0.0) for name, own in samples.items()
+        }
         yield _screen(record, looks, width(), since_start=first)
         before, at, first = samples, now, False
 
@@ -62,15 +66,23 @@ def _screen(record: dict[str, Any], looks: dict[str, Look], width: int, *, since
     fleet, sessions = record["fleet"], record["sessions"]
     serving = sum(bool(node.get("serving")) for node in fleet["nodes"])
     head = Text(
-        f"{time.strftime('%H:%M:%S')}  {record['url']}  {serving} of {fleet.get('expected_nodes', 0)} {counted(fleet['nodes'])} serve, "
-        f"{fleet.get('active_requests', 0)} requests\nsums {'since the start' if since_start else 'since the last look'}"
+        f"{time.strftime('%H:%M:%S')}  {record['url']}  {serving} of {fleet.get('expected_nodes', 0)} "
+        f"{counted(fleet['nodes'])} serve, "
+        f"{fleet.get('active_requests', 0)} requests\nsums "
+        f"{'since the start' if since_start else 'since the last look'}"
     )
     nodes = {str(node["node"]): _rows(node, looks[str(node["node"])]) for node in fleet["nodes"]}
-    return Group(head, Text(), *_blocks(nodes, width), Text(), session_table(sessions, width) if sessions else Text(no_sessions(fleet)))
+    return Group(
+        head,
+        Text(),
+        *_blocks(nodes, width),
+        Text(),
+        session_table(sessions, width) if sessions else Text(no_sessions(fleet)),
+    )
 
 
 def _blocks(nodes: dict[str, dict[str, str]], width: int) -> Iterator[RenderableType]:
-    """A column a device, as many beside each other as there is room for; further ones below."""
+    """A column a device; devices that do not fit go into further tables below."""
     labels = list(next(iter(nodes.values()), {}))
     room = width - max(map(len, labels), default=0) - _GAP
     waiting = list(nodes)
@@ -92,9 +104,12 @@ def _blocks(nodes: dict[str, dict[str, str]], width: int) -> Iterator[Renderable
 
 
 def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
-    """One node's column: label -> value."""
+    """One device's column: value by label."""
     hits = look.shares(("upbeat_worker_hit_bytes_total", "upbeat_kvstore_hit_bytes_total"), "tier", _FOUND)
-    waiting = {tier: look.now.get(sample("upbeat_kvstore_write_back_waiting_bytes", tier=tier), 0.0) for tier in ("ssd", "blob")}
+    waiting = {
+        tier: look.now.get(sample("upbeat_kvstore_write_back_waiting_bytes", tier=tier), 0.0)
+        for tier in ("ssd", "blob")
+    }
     queued = {what: look.now.get(sample("upbeat_kvstore_queued", what=what), 0.0) for what in ("loads", *_SOURCES)}
     return {
         "state": str(node.get("state") or ("serving" if node.get("serving") else "not serving")),
@@ -107,21 +122,28 @@ def _rows(node: dict[str, Any], look: Look) -> dict[str, str]:
         "disk free: SSD, blob": ", ".join(_free(look, tier) for tier in ("ssd", "blob")),
         "sessions here": str(node.get("sessions", 0)),
         "loads under way": f"{queued['loads']:.0f}",
-        **{f"read from {t}": _flow(look.rate(sample("upbeat_kvstore_read_bytes_total", source=t)), queued[t]) for t in _SOURCES},
-        **{f"written to {t}": _flow(look.rate(sample("upbeat_kvstore_written_bytes_total", tier=t)), waiting[t], _mib) for t in waiting},
+        **{
+            f"read from {t}": _flow(look.rate(sample("upbeat_kvstore_read_bytes_total", source=t)), queued[t])
+            for t in _SOURCES
+        },
+        **{
+            f"written to {t}": _flow(look.rate(sample("upbeat_kvstore_written_bytes_total", tier=t)), waiting[t], _mib)
+            for t in waiting
+        },
         "hits: " + "/".join(_FOUND): ", ".join(f"{share:.0%}" for share in hits.values()) if hits else "-",
         "chunks missed": f"{look.gained(sample('upbeat_kvstore_events_total', what='chunks_missed')):.0f}",
         "hints, DRAM: used/late/wasted": _sums(look, "upbeat_kvstore_hint_bytes_total", "outcome", _OUTCOMES),
         "hints, HBM: used/late/wasted": _sums(look, "upbeat_worker_hint_bytes_total", "outcome", _OUTCOMES),
         "evicted from HBM": _sums(look, "upbeat_worker_evicted_bytes_total", "tier", ("hbm",)),
         "evicted from DRAM, SSD": _sums(look, "upbeat_kvstore_evicted_bytes_total", "tier", ("dram", "ssd")),
-        "tiers left alone": ", ".join(t for t in _TIERS if look.now.get(sample("upbeat_kvstore_tier_up", tier=t)) == 0) or "none",
+        "tiers left alone": ", ".join(t for t in _TIERS if look.now.get(sample("upbeat_kvstore_tier_up", tier=t)) == 0)
+        or "none",
         "bad checksums": f"{look.gained_in('upbeat_kvstore_checksum_failures_total'):.0f}",
     }
 
 
 def _used(look: Look, tier: str) -> str:
-    """What a tier holds, and of how much where it has a limit; empty when the store has not said."""
+    """A tier's use, and its limit if it has one; empty if the store has not reported it."""
     used, limit = (look.now.get(sample(f"upbeat_kvstore_{what}_bytes", tier=tier)) for what in ("used", "limit"))
     if used is None or not limit:
         return "" if used is None else size(used)

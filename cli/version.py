@@ -16,6 +16,8 @@ def _show(wanted: bool) -> None:
 
 
 def root(
-    _version: Annotated[bool, typer.Option("--version", callback=_show, is_eager=True, help="Print the version.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """What is said before any command."""
+    """Options before any command."""

@@ -1,4 +1,4 @@
-"""Where a turn's time went, as a waterfall in 80 columns: a line a phase until its first token, a bar from where it began."""
+"""Where a turn's time went, as a waterfall in 80 columns: a bar for each phase until the first token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contracts.turn_times import WORDS, Phase, checked
 
 _WORDS_WIDTH = max(map(len, WORDS.values()))
 _MS_WIDTH = 9
-#: With two spaces before each column and a unit at the end, 80 columns are full.
+#: The rest of 80 columns: two spaces before each column, a unit at the end.
 _BAR_WIDTH = 80 - _WORDS_WIDTH - _MS_WIDTH - 6 - len(" ms")
 
 
 def lines(until_first_s: Mapping[str, float] | None, after_s: Mapping[str, float] | None) -> Iterator[str]:
-    """What is shown of a turn's seconds by phase; nothing where nobody has said them. Phases that came by turns are each one bar, in the
-    order in which they begin."""
+    """Lines for a turn's seconds by phase; none if they are not known. A phase that occurred several times is one bar,
+    placed by its first occurrence."""
     until, after = checked(until_first_s), checked(after_s)
     if not until:
         return
@@ -23,11 +23,13 @@ def lines(until_first_s: Mapping[str, float] | None, after_s: Mapping[str, float
     for phase, seconds in until.items():
         yield f"  {WORDS[phase]:<{_WORDS_WIDTH}}  {_bar(began_s, seconds, whole_s)}  {_ms(seconds):>{_MS_WIDTH}} ms"
         began_s += seconds
-    yield from textwrap.wrap(f"First token after {_ms(whole_s)} ms{_after(after)}.", 80, initial_indent="  ", subsequent_indent="  ")
+    yield from textwrap.wrap(
+        f"First token after {_ms(whole_s)} ms{_after(after)}.", 80, initial_indent="  ", subsequent_indent="  "
+    )
 
 
 def _bar(began_s: float, seconds: float, whole_s: float) -> str:
-    """At least a mark, however short; within the width, whatever was rounded."""
+    """A bar of at least one mark, within the width."""
     start, end = (round(_BAR_WIDTH * at_s / whole_s) if whole_s else 0 for at_s in (began_s, began_s + seconds))
     start = min(start, _BAR_WIDTH - 1)
     end = min(max(end, start + 1), _BAR_WIDTH)
@@ -35,7 +37,7 @@ def _bar(began_s: float, seconds: float, whole_s: float) -> str:
 
 
 def _after(after: Mapping[Phase, float]) -> str:
-    """What came after the first token: a sentence's end."""
+    """What followed the first token, as the end of a sentence."""
     if not after:
         return ""
     others_s = sum(after.values()) - after.get(Phase.DECODE, 0.0)

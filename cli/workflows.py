@@ -1,9 +1,8 @@
-"""`upbeat workflows`: call graphs of agent workflows, declared, learned, and profiled from recorded runs."""
+"""`upbeat workflows`: call graphs of agent workflows, declared by users, or learned from requests or recorded runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -13,25 +12,24 @@ from rich.console import Console
 
 from cli.client import Gateway
 from cli.fleet import table
+from cli.options import DEFAULT_URL, Json, Key, Url
+from cli.printing import console, print_json
 from contracts.errors import ConfigError, InvalidRequest
 from contracts.ids import check_name
 from contracts.workflow import graph_to_json, parse_graph
 
-_Url = Annotated[str, typer.Option("--url", envvar="UPBEAT_URL", help="Where the gateway answers.")]
-_Key = Annotated[str, typer.Option("--key", envvar="UPBEAT_API_KEY", help="A server key, where keys are configured.", show_default=False)]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Name = Annotated[str, typer.Argument(metavar="NAME")]
-_URL = "http://127.0.0.1:8080"
 
 PROFILE_HELP = """Learn a workflow's call graph from recorded runs, and print it or declare it.
 
-A recording has a JSON object a line, one for each request, in any order: {"run": "job-7", "agent": "qa", "session_id": "job-7:qa",
-"start_s": 12.5, "end_s": 14.0}. Times are seconds on any one clock. With --json the graph is printed as `upbeat workflows put` reads it.
+A recording has a JSON object a line, one for each request, in any order: {"run": "job-7", "agent": "qa",
+"session_id": "job-7:qa", "start_s": 12.5, "end_s": 14.0}. Times are seconds on any one clock. With --json the graph is
+printed as `upbeat workflows put` reads it.
 """
 
 
-def commands(console: Callable[[], Console], print_json: Callable[[Any], None]) -> typer.Typer:
-    """The group of commands; `console` and `print_json`: how the program prints."""
+def commands() -> typer.Typer:
+    """The group of commands."""
     group = typer.Typer(
         name="workflows",
         help="Call graphs of agent workflows: list, show, put, delete, profile.",
@@ -40,8 +38,8 @@ def commands(console: Callable[[], Console], print_json: Callable[[Any], None]) 
     )
 
     @group.command("list")
-    def list_all(url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> None:
-        """List the workflows that were declared or seen."""
+    def list_all(url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> None:
+        """List the workflows that are declared or were seen in requests."""
         data = Gateway(url, key or None).call("GET", "/v1/workflows")
         if as_json:
             print_json(data)
@@ -49,8 +47,8 @@ def commands(console: Callable[[], Console], print_json: Callable[[Any], None]) 
             _show_all(console(), data["data"])
 
     @group.command()
-    def show(name: _Name, url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> None:
-        """Show a workflow: who follows whom, how likely, how often and when."""
+    def show(name: _Name, url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> None:
+        """Show a workflow's call graph: which agent follows which, how likely, how often and when."""
         data = Gateway(url, key or None).call("GET", _path(name))
         if as_json:
             print_json(data)
@@ -61,16 +59,16 @@ def commands(console: Callable[[], Console], print_json: Callable[[Any], None]) 
     def put(
         name: _Name,
         file: Annotated[Path, typer.Argument(metavar="FILE", help="A graph in JSON: agents, edges, learn.")],
-        url: _Url = _URL,
-        key: _Key = "",
-        as_json: _Json = False,
+        url: Url = DEFAULT_URL,
+        key: Key = "",
+        as_json: Json = False,
     ) -> None:
-        """Declare a workflow's call graph; what was learned of it stays."""
+        """Declare a workflow's call graph; what was learned about it stays."""
         _put(Gateway(url, key or None), name, _graph(file), as_json)
 
     @group.command()
-    def delete(name: _Name, url: _Url = _URL, key: _Key = "", as_json: _Json = False) -> None:
-        """Forget a workflow, and all that was learned of it."""
+    def delete(name: _Name, url: Url = DEFAULT_URL, key: Key = "", as_json: Json = False) -> None:
+        """Delete a workflow, and what was learned about it."""
         data = Gateway(url, key or None).call("DELETE", _path(name))
         if as_json:
             print_json(data)
@@ -80,10 +78,12 @@ def commands(console: Callable[[], Console], print_json: Callable[[Any], None]) 
     @group.command(help=PROFILE_HELP)
     def profile(
         files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recordings of runs of one workflow.")],
-        declare: Annotated[str, typer.Option("--put", metavar="NAME", help="Declare it as this workflow.", show_default=False)] = "",
-        url: _Url = _URL,
-        key: _Key = "",
-        as_json: _Json = False,
+        declare: Annotated[
+            str, typer.Option("--put", metavar="NAME", help="Declare the graph as this workflow.", show_default=False)
+        ] = "",
+        url: Url = DEFAULT_URL,
+        key: Key = "",
+        as_json: Json = False,
     ) -> None:
         from loadtest.recorded_runs import as_declared, learn, read_recording
 
@@ -121,7 +121,9 @@ def _graph(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text())
     except (OSError, ValueError) as e:
-        raise ConfigError(f"{file} cannot be read as JSON ({e}); give a graph, such as `upbeat workflows profile --json` prints") from e
+        raise ConfigError(
+            f"{file} cannot be read as JSON ({e}); give a graph, such as `upbeat workflows profile --json` prints"
+        ) from e
     try:
         return graph_to_json(parse_graph(data))
     except InvalidRequest as e:
@@ -142,8 +144,8 @@ def _show_all(console: Console, workflows: list[dict[str, Any]]) -> None:
 
 def _show(console: Console, workflow: dict[str, Any]) -> None:
     seen = ", ".join(f"{a['name']} {a['requests']}" for a in workflow["learned"]["agents"]) or "none"
-    said = workflow["declared"]
-    how = "not declared" if said is None else "declared" if said["learn"] else "declared, and not moved by what is observed"
+    declared = workflow["declared"]
+    how = "not declared" if declared is None else "declared" if declared["learn"] else "declared, without learning"
     console.print(f"{workflow['id']}: {how}; requests seen: {seen}")
     console.print(_edges(workflow["edges"]))
 

@@ -21,7 +21,8 @@ def main() -> None:
     config, number, _ = arguments("gateway", numbered=True)
     if number >= config.gateway.processes:
         print(
-            f"upbeat-gateway: --number {number}: gateway.processes is {config.gateway.processes}; give a smaller number, or raise it",
+            f"upbeat-gateway: --number {number}: gateway.processes is {config.gateway.processes}; give a smaller "
+            "number, or raise it",
             file=sys.stderr,
         )
         raise SystemExit(2)

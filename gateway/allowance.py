@@ -1,5 +1,5 @@
-"""A tenant's limits at the door (`core.usage`): a request for text is admitted or refused with 429, settled when it ends, and every answer
-says what is left, in the headers that OpenAI's clients know."""
+"""Applies tenants' limits (`core.usage`) to HTTP requests: admits a request for text or refuses it with 429, settles it
+when it ends, and writes the remaining limits into OpenAI's headers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from gateway.core.usage import Allowance, Refused, Ticket, Usage, duration
 from gateway.parts import PARTS
 from runtime.gateway_config import GatewaySection, TenantLimits
 
-#: Set on a request whose answer says what is left: its tenant.
+#: The tenant of a request whose answer has rate limit headers.
 LIMITED = web.RequestKey("limited tenant", str)
-_PER = {"requests": "requests a minute", "tokens": "tokens a minute", "concurrent": "requests at a time", "day": "tokens a day"}
+_PER = {
+    "requests": "requests a minute",
+    "tokens": "tokens a minute",
+    "concurrent": "requests at a time",
+    "day": "tokens a day",
+}
 
 
 class Limited(RateLimited):
-    """429 that says when to come back. lasting: that is not soon, so clients should not try again by themselves."""
+    """429 with `Retry-After`. lasting: the limit lasts so long that clients should not retry by themselves."""
 
     def __init__(self, message: str, retry_after_s: float, *, code: str | None = None, lasting: bool = False) -> None:
         super().__init__(message, code=code)
@@ -27,19 +32,21 @@ class Limited(RateLimited):
 
 
 def usage_of(section: GatewaySection) -> Usage:
-    """The limits as configured; each process has its share."""
+    """This process's share of the configured limits."""
     named = {tenant: _allowance(limits, section) for tenant, limits in section.tenant_limits.items()}
     return Usage(_allowance(TenantLimits(), section), named)
 
 
 def _allowance(limits: TenantLimits, section: GatewaySection) -> Allowance:
     named = {field.name for field in fields(Allowance)}
-    said = section.limits.model_dump(include=named, exclude_none=True) | limits.model_dump(include=named, exclude_none=True)
+    said = section.limits.model_dump(include=named, exclude_none=True) | limits.model_dump(
+        include=named, exclude_none=True
+    )
     return Allowance(**said).share(section.processes)
 
 
 def admit(request: web.Request, tenant: str, prompt_tokens: int) -> Ticket:
-    """Let a request with about so many tokens of prompts in, to be settled later. Raises Limited."""
+    """Admit a request whose prompts have about `prompt_tokens`; `settle` or `withdraw` ends it. Raises Limited."""
     parts = request.app[PARTS]
     request[LIMITED] = tenant
     ticket = parts.usage.begin(tenant, prompt_tokens, parts.clock.now(), parts.clock.wall())
@@ -50,19 +57,19 @@ def admit(request: web.Request, tenant: str, prompt_tokens: int) -> Ticket:
 
 
 def settle(request: web.Request, ticket: Ticket, used_tokens: int) -> None:
-    """The request has ended and took so many tokens."""
+    """The request has ended and used `used_tokens`, prompt and answers."""
     parts = request.app[PARTS]
     parts.usage.finish(ticket, used_tokens, parts.clock.now(), parts.clock.wall())
 
 
 def withdraw(request: web.Request, ticket: Ticket) -> None:
-    """The request never began, for no fault of its own: it counts for nothing."""
+    """The request never began: undo what it was counted for."""
     parts = request.app[PARTS]
     parts.usage.withdraw(ticket, parts.clock.now(), parts.clock.wall())
 
 
 def rate_headers(request: web.Request) -> dict[str, str]:
-    """What is left of the tenant's limits a minute; empty where there are none."""
+    """The tenant's remaining limits per minute as headers; empty without limits."""
     tenant = request.get(LIMITED)
     if tenant is None:
         return {}

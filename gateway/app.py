@@ -1,4 +1,4 @@
-"""The gateway's wiring: parts, routes, and a process's life."""
+"""Builds the gateway from its parts, lists its routes, and starts, drains and stops it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gateway.core.callers import Callers
 from gateway.core.deadlines import Limits
 from gateway.core.hosts import Hosts
 from gateway.core.limits import HintLimits
-from gateway.core.retry import Patience
+from gateway.core.retry import RetryLimits
 from gateway.core.slots import Slots
 from gateway.decoding import Decoding
-from gateway.door import Door
 from gateway.envelope import dress, envelope
 from gateway.fleet import Fleet
 from gateway.generate import Generator
 from gateway.hints import Hints
 from gateway.intake import expect_continue
+from gateway.listener import Listener
 from gateway.parts import PARTS, Parts
 from gateway.routes import (
     advisory,
@@ -54,22 +54,23 @@ from gateway.watching import Watches
 from gateway.workers import Workers
 from runtime import telemetry
 from runtime.clock import Clock, RealClock
-from runtime.config import Config, cluster_secret
+from runtime.config import Config
 from runtime.config_checks import LOOPBACK
+from runtime.config_file import cluster_secret
 from runtime.gateway_config import GatewaySection
 from runtime.service import Tasks
 
 log = telemetry.logger("gateway")
-#: Header lines and the request line, each.
+#: Limit of the request line, and of each header line.
 MAX_LINE_BYTES = 16 << 10
-#: So many requests may wait for one of the slots, and as many as there are slots.
+#: Requests that may wait for a slot, at least; as many as there are slots if that is more.
 MIN_QUEUE = 64
-#: For what answers say when they are cut off.
+#: How long `stop` waits for running answers to send their error.
 LAST_WORDS_S = 1.0
 
 
 def build(parts: Parts) -> web.Application:
-    """The HTTP application. Body limits are our own (`gateway.bodies`): aiohttp's are for its own readers."""
+    """The HTTP application. `gateway.bodies` limits bodies, because aiohttp's limits apply only to its readers."""
     app = web.Application(middlewares=[envelope])
     app[PARTS] = parts
     app.on_response_prepare.append(dress)
@@ -109,8 +110,8 @@ def build(parts: Parts) -> web.Application:
 
 
 def _token_secrets(config: Config) -> list[str]:
-    """What browser tokens are signed with: the same on every gateway of a deployment, once keys or a secret are configured. Without keys
-    a token permits nothing that is not permitted anyway; what the cluster knows, or what this process draws, is enough."""
+    """The secrets that sign browser tokens. With keys or a token secret configured, every gateway of a deployment has
+    the same. Without keys everything is permitted anyway, so the cluster's secret, or a random one, is enough."""
     if config.gateway.token_secret:
         return [config.gateway.token_secret]
     if config.gateway.api_keys:
@@ -126,22 +127,30 @@ def _turnstile(section: GatewaySection, share: float) -> Turnstile:
 
 
 class Gateway:
-    """One gateway process; `number`: which of the configuration's. warm: what reads large bodies is started with it."""
+    """One gateway process, the `number`th of `gateway.processes`. warm: start the body decoders with it."""
 
     def __init__(
         self,
         config: Config,
         tasks: Tasks,
         clock: Clock | None = None,
-        patience: Patience | None = None,
+        retry_limits: RetryLimits | None = None,
         number: int = 0,
         *,
         warm: bool = False,
     ) -> None:
-        self._config, self._tasks, self._clock, self._number, self._warm = config, tasks, clock or RealClock(), number, warm
-        self._patience = patience or Patience(accept_s=config.gateway.accept_s, first_token_s=config.gateway.first_token_s)
+        self._config, self._tasks, self._clock, self._number, self._warm = (
+            config,
+            tasks,
+            clock or RealClock(),
+            number,
+            warm,
+        )
+        self._retry_limits = retry_limits or RetryLimits(
+            accept_s=config.gateway.accept_s, first_token_s=config.gateway.first_token_s
+        )
         self._runner: web.AppRunner | None = None
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         self.parts: Parts | None = None
 
     async def start(self) -> None:
@@ -149,10 +158,12 @@ class Gateway:
         config, clock, section = self._config, self._clock, self._config.gateway
         siblings = Siblings(section.port, self._number, section.processes)
         await siblings.open()
-        workers = Workers(self._tasks, clock, self._patience)
-        fleet = Fleet(config, workers, clock, self._patience)
-        keys = Keys(((k.key, Caller(k.tenant, section.max_priority(k))) for k in section.api_keys), secrets.token_bytes(32))
-        # Where there is one tenant, its share protects nobody.
+        workers = Workers(self._tasks, clock, self._retry_limits)
+        fleet = Fleet(config, workers, clock, self._retry_limits)
+        keys = Keys(
+            ((k.key, Caller(k.tenant, section.max_priority(k))) for k in section.api_keys), secrets.token_bytes(32)
+        )
+        # A share protects other tenants; with one tenant there are none.
         share = section.tenant_share if len({key.tenant for key in section.api_keys}) > 1 else 1.0
         self.parts = parts = Parts(
             config=config,
@@ -160,12 +171,14 @@ class Gateway:
             keys=keys,
             fleet=fleet,
             workers=workers,
-            generator=Generator(fleet, workers, clock, self._patience),
+            generator=Generator(fleet, workers, clock, self._retry_limits),
             hints=Hints(fleet),
             sessions=Sessions(),
             limits=HintLimits(section.max_advisories_per_s / section.processes),
             usage=usage_of(section),
-            bodies=Bodies(section.body_memory_bytes // section.processes, share, section.tenant_share, section.max_body_bytes),
+            bodies=Bodies(
+                section.body_memory_bytes // section.processes, share, section.tenant_share, section.max_body_bytes
+            ),
             decoding=Decoding(section.decoders, MOST_DECODED * section.max_body_bytes),
             siblings=siblings,
             callers=Callers(k.key for k in section.api_keys),
@@ -183,18 +196,22 @@ class Gateway:
         self._tasks.start(parts.turn_reports.run(), "tell where turns' time went")
         if self._warm:
             parts.decoding.start()
-        # Compressing them takes a tenth of a second, once: no answer that is being streamed shall wait for it.
-        reads: tuple[Callable[[], object], ...] = (browser_pages.PLAYGROUND.read, browser_pages.API_PAGE.read, web_sdk.files)
+        # Compressing the pages takes a tenth of a second, once. Do it now so that no stream waits for it.
+        reads: tuple[Callable[[], object], ...] = (
+            browser_pages.PLAYGROUND.read,
+            browser_pages.API_PAGE.read,
+            web_sdk.files,
+        )
         await asyncio.gather(*map(asyncio.to_thread, reads))
-        # What aiohttp would log with a traceback is a caller's broken HTTP; our own errors are logged by `envelope`.
+        # aiohttp would log a traceback for every malformed request. `envelope` logs our errors.
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
         options = {
             "access_log": None,
             "max_line_size": MAX_LINE_BYTES,
             "max_field_size": MAX_LINE_BYTES,
-            # Compressed bodies are refused (`gateway.bodies`), so that no small body can become a large one.
+            # `gateway.bodies` refuses compressed bodies: a small one could expand into a large one.
             "auto_decompress": False,
-            # A client that was told 413 may finish sending, for this long.
+            # How long a client that got 413 may continue to send.
             "lingering_time": 5.0,
             "keepalive_timeout": section.idle_s,
             "tcp_keepalive": True,
@@ -203,9 +220,11 @@ class Gateway:
         await self._runner.setup()
         assert self._runner.server is not None
         limits = Limits(section.header_s, section.write_s)
-        self._door = Door(self._runner.server, -(-section.max_connections // section.processes), section.tenant_share, limits, options)
-        await self._door.open(section.host, section.port, shared=section.processes > 1)
-        self._tasks.start(self._door.watch(), "watch connections")
+        self._listener = Listener(
+            self._runner.server, -(-section.max_connections // section.processes), section.tenant_share, limits, options
+        )
+        await self._listener.open(section.host, section.port, shared=section.processes > 1)
+        self._tasks.start(self._listener.watch(), "watch connections")
         self._warn_of_plain_keys()
         log.info("serving", url=f"http://{section.host}:{section.port}", keys=not keys.open)
 
@@ -213,19 +232,22 @@ class Gateway:
         section = self._config.gateway
         plain = [k.tenant for k in section.api_keys if not is_hashed(k.key)]
         if plain and section.host not in LOOPBACK:
-            log.warning("API keys are in the configuration in full; `upbeat keys hash` makes what it needs of them", tenants=plain)
+            log.warning(
+                "API keys are in the configuration in full; `upbeat keys hash` makes what it needs of them",
+                tenants=plain,
+            )
 
     async def drain(self) -> None:
-        """Refuse new requests for text and let the running ones end."""
+        """Refuse new requests for text and wait until the running ones have ended."""
         assert self.parts is not None
         self.parts.draining = True
         self.parts.turnstile.close()
         await self.parts.idle.wait()
 
     async def stop(self) -> None:
-        """Close everything. Answers that still run are told so: streams by an event, the others by a 503."""
-        if self._door is not None:
-            self._door.close()
+        """Close everything. Running streams end with an error event, other requests with a 503."""
+        if self._listener is not None:
+            self._listener.close()
         if self.parts is not None:
             self.parts.generator.stopping = True
             await self.parts.workers.stop()

@@ -1,7 +1,7 @@
-"""The files that browsers load from a gateway, compressed once and sent as the browser accepts them.
+"""Files that browsers load from a gateway: compressed once, sent in an encoding that the browser accepts.
 
-Each encoding has an entity tag of its own: they are different bytes. Brotli is in the extra [gateway]; where the package is missing
-nevertheless, gzip is the best that there is.
+Each encoding has its own entity tag, because its bytes differ. Brotli is in the extra [gateway]; without it gzip is
+used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ENCODERS["gzip"] = lambda content: gzip.compress(content, compresslevel=9, mtim
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file. encoded: its bytes by Content-Encoding, the smallest first; only what is smaller than the file. tag: of the file itself."""
+    """One file. encoded: its bytes by Content-Encoding, smallest first; only encodings smaller than the file. tag: the
+    entity tag of the plain file."""
 
     content: bytes
     encoded: Mapping[str, bytes]
@@ -37,7 +38,7 @@ class Asset:
 
     @classmethod
     def read(cls, path: Path) -> Asset:
-        """The file and its encodings. Takes milliseconds of processor time. Raises OSError."""
+        """Read the file and encode it, which takes milliseconds. Raises OSError."""
         content = path.read_bytes()
         encoded = {name: encode(content) for name, encode in _ENCODERS.items()}
         smaller = {name: bytes_ for name, bytes_ in encoded.items() if len(bytes_) < len(content)}
@@ -45,13 +46,14 @@ class Asset:
 
     @classmethod
     def read_gzip(cls, path: Path) -> Asset:
-        """A file that is stored as gzip, and sent so: compressing it well takes seconds. Raises OSError."""
+        """Read a file stored as gzip, which is sent as stored because compressing it well takes seconds. Raises
+        OSError."""
         stored = path.read_bytes()
         content = gzip.decompress(stored)
         return cls(content, {"gzip": stored}, blake3(content).hexdigest(16))
 
     def answer(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
-        """The encoding that the request accepts, with `headers`; 304 when the client has it."""
+        """The response in the encoding that the request accepts, with `headers`; 304 when the client has it."""
         encoding = choose(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, ())), self.encoded)
         tag = f'"{self.tag}"' if encoding == IDENTITY else f'"{self.tag}-{encoding}"'
         said = {**headers, "ETag": tag, "Vary": "Accept-Encoding"}

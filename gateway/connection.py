@@ -1,4 +1,4 @@
-"""One connection: aiohttp's protocol, and the deadlines that it lacks (`core.deadlines`)."""
+"""One connection: aiohttp's protocol with the deadlines that it lacks (`core.deadlines`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gateway.core.deadlines import Deadlines, Limits
 
 
 class Connection(web.RequestHandler):
-    """Handed a transport by `connection_made`; `left` is called once when that is gone."""
+    """Serves the transport given to `connection_made`; calls `left` once when the transport is closed."""
 
     __slots__ = ("_left", "_line", "deadlines")
 
     def __init__(self, server: web.Server, limits: Limits, left: Callable[[Connection], None], **options: Any) -> None:
-        """options: aiohttp's, as `web.AppRunner` takes them."""
+        """options: those of aiohttp's `web.AppRunner`."""
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, **options)
         self.deadlines = Deadlines(limits, loop.time())
         self._left = left
-        #: The transport, for as long as it is there; aiohttp forgets its own when it begins to close.
+        #: The transport while it is open; aiohttp drops its reference when closing begins.
         self._line: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -49,7 +49,8 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is no HTTP: answered like every other error, and the connection ends, as nobody knows where the next request begins."""
+        """Malformed HTTP: answer it in the error envelope and close the connection, because the start of the next
+        request is unknown."""
         response = super().handle_error(request, status, exc, message)  # raises when an answer has begun
         if status < 500:
             error = InvalidRequest(f"this is no HTTP request: {_first_line(message)}", code="http_error")
@@ -58,13 +59,14 @@ class Connection(web.RequestHandler):
         return response
 
     def look(self, now_s: float) -> None:
-        """Close it when it is late. What it was being answered is cancelled, as when the client goes away."""
+        """Close the connection if a deadline has passed. A running request is cancelled, as when the client
+        disconnects."""
         if self._line is None:
             return
         late = self.deadlines.late(now_s, self._line.get_write_buffer_size())
         if late is not None:
             metrics.CUT.labels(late).inc()
-            self._line.abort()  # a close would wait until all is sent
+            self._line.abort()  # close() would wait until everything is sent
 
 
 def _first_line(message: str | None) -> str:

@@ -1,7 +1,7 @@
-"""Which web pages may call what. Hints may come from any page: they reveal nothing. The rest of the API is for the origins that the
-configuration names (`gateway.cors_origins`), and for no page by default.
+"""Decides which web pages may call which routes. Any page may send hints, because their answers reveal nothing. Other
+API routes are open to the origins in `gateway.cors_origins`, by default to none.
 
-A page sends its credential itself (a header or the body's `token`), never a cookie, so no answer allows credentials.
+Pages send their credential in a header or the body's `token`, never in a cookie, so no answer allows credentials.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from runtime import telemetry
 from runtime.gateway_config import ORIGIN
 
 log = telemetry.logger("gateway.cors")
-#: Answer the same whether a session exists or not, so any page may ask.
+#: These answer the same whether or not a session exists, so any page may call them.
 OPEN_ROUTES = frozenset({"/v1/advisory", "/v1/invalidate"})
-#: Of the API's routes, those that vLLM has beside `/v1/`.
+#: vLLM's API routes outside `/v1/`.
 _BESIDE_V1 = frozenset({"/tokenize", "/detokenize"})
 _METHODS = "GET, POST, PUT, DELETE, OPTIONS"
 _ACCEPTED = (
-    "Authorization, Content-Type, Idempotency-Key, OpenAI-Organization, OpenAI-Project, X-Session-Id, X-Upbeat-Session, X-Upbeat-Node, "
-    "X-Upbeat-Timing, X-Upbeat-Workflow, X-Upbeat-Agent, X-Upbeat-Run, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, "
+    "Authorization, Content-Type, Idempotency-Key, OpenAI-Organization, OpenAI-Project, X-Session-Id, "
+    "X-Upbeat-Session, X-Upbeat-Node, "
+    "X-Upbeat-Timing, X-Upbeat-Workflow, X-Upbeat-Agent, X-Upbeat-Run, X-Stainless-Arch, X-Stainless-Lang, "
+    "X-Stainless-OS, "
     "X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, "
     "X-Stainless-Timeout, X-Stainless-Helper-Method"
 )
@@ -33,20 +35,20 @@ _EXPOSED = (
     "x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 _PREFLIGHT_S = "86400"
-#: So many refused origins are logged, and so much of each is repeated.
+#: Number of refused origins that are logged, and characters shown of each.
 _LOGGED, _SHOWN = 64, 100
-#: Whose pages see `Server-Timing` among the browser's own measurements: those that may read the answer.
+#: Origins that see `Server-Timing` in the browser's measurements: those that may read the answer.
 _TIMING = "Timing-Allow-Origin"
 _ANY_PAGE = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
 
 
 def is_api(path: str) -> bool:
-    """A page that calls it needs to be one of the configured ones, except for the open routes."""
+    """Whether the path is an API route, which only pages of configured origins may call unless it is an open route."""
     return path.startswith("/v1/") or path in _BESIDE_V1
 
 
 def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> Mapping[str, str]:
-    """What an answer says to the browser; empty: this page may not read it. origin: the request's header. origins: as configured."""
+    """CORS headers of an answer; empty: the page may not read it. origin: the request's. origins: as configured."""
     if path in OPEN_ROUTES:
         return _ANY_PAGE
     if is_api(path) and "*" in origins:
@@ -55,11 +57,16 @@ def cors_headers(path: str, origin: str | None, origins: Collection[str]) -> Map
         return {}
     if origin is None or origin not in origins:
         return {"Vary": "Origin"}
-    return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED, "Vary": "Origin", _TIMING: origin}
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Expose-Headers": _EXPOSED,
+        "Vary": "Origin",
+        _TIMING: origin,
+    }
 
 
 def preflight(request: web.Request, origins: Collection[str]) -> web.Response | None:
-    """The answer to a browser that asks whether a page may call; None: this is not such a question. Raises Forbidden where it may not."""
+    """The answer to a preflight; None: the request is none. Raises Forbidden if the page may not call."""
     origin = request.headers.get(hdrs.ORIGIN)
     if request.method != hdrs.METH_OPTIONS or not is_api(request.path):
         return None
@@ -72,12 +79,13 @@ def preflight(request: web.Request, origins: Collection[str]) -> web.Response | 
         "Access-Control-Allow-Headers": _ACCEPTED,
         "Access-Control-Max-Age": _PREFLIGHT_S,
     }
-    # The other headers come with every answer (`envelope.dress`).
+    # `envelope.dress` adds the other headers to every answer.
     return web.Response(status=204, headers=asked)
 
 
 def refusal(request: web.Request, why: str, remedy: str) -> Forbidden:
-    """The error for a page of another site, which its browser may not show: so the first of each origin is logged as well."""
+    """The error for a page of another site. Its browser may hide the error, so the first one of each origin is also
+    logged."""
     origin, logged = request.headers.get(hdrs.ORIGIN), request.app[PARTS].refused_origins
     said = f"pages of {origin[:_SHOWN]!r}" if origin else "pages of other sites"
     message = f"{said} {why}; {remedy}"
@@ -88,6 +96,6 @@ def refusal(request: web.Request, why: str, remedy: str) -> Forbidden:
 
 
 def listing(origin: str | None) -> str:
-    """How an operator lets the pages of an origin call."""
+    """How an operator permits an origin, for error messages."""
     named = origin if origin and len(origin) <= _SHOWN and ORIGIN.fullmatch(origin) and origin != "*" else "ORIGIN"
     return f"`upbeat up --cors-origin {named}`, or list them in gateway.cors_origins"

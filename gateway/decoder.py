@@ -1,4 +1,4 @@
-"""`python -m gateway.decoder`: decodes, validates and hashes large bodies for a gateway, which starts it (`gateway.decoding`)."""
+"""`python -m gateway.decoder`: decodes, validates and hashes large bodies. `gateway.decoding` starts it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.heap import give_back_free_memory, give_back_large_buffers
 
 
 def answer(payload: bytes) -> bytes:
-    """The encoded `Asked`, or what is wrong with the body. Keeps no memory of it."""
+    """The encoded `Asked`, or the error of the body. Frees all memory afterwards."""
     try:
         return _answer(payload)
     finally:
-        gc.collect()  # an error and the frames that it came through hold each other
+        gc.collect()  # an exception and its frames form a cycle
         give_back_free_memory()
 
 
@@ -29,10 +29,12 @@ def _answer(payload: bytes) -> bytes:
     except RecursionError:
         return encode_answer(InvalidRequest("the body is nested too deeply", code="invalid_json"))
     except MemoryError:
-        return encode_answer(BodyTooLarge("the body could not be decoded within this gateway's memory; send fewer values"))
+        return encode_answer(
+            BodyTooLarge("the body could not be decoded within this gateway's memory; send fewer values")
+        )
 
 
 if __name__ == "__main__":
     give_back_large_buffers()
-    gc.freeze()  # what was imported stays, and need not be looked at again
+    gc.freeze()  # imported objects stay; exclude them from collections
     serve(answer)

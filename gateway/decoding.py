@@ -1,6 +1,6 @@
-"""Reads bodies: small ones at once, others in processes of their own, where they hold nobody up and end at a limit of time and memory.
+"""Decodes bodies: small ones on the event loop, others in helper processes with limits on time and memory.
 
-`python -m gateway.decoder` is such a process. Tenants share them fairly; one of them alone never has them all.
+A helper is `python -m gateway.decoder`. Tenants share the helpers fairly; one tenant never occupies all of them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from runtime import niceness
 from runtime.children import ChildDied, Children, ChildrenBusy, ChildTimeout
 
 DECODER = (sys.executable, "-m", "gateway.decoder")
-#: The heaviest body of 16 MiB takes a second of a free core, but the engine may use all of them. From when a helper has it, and until then.
+#: Seconds a helper may take, and seconds a body may wait for a helper. The heaviest body of 16 MiB takes one second of
+#: a free core, but the engine may use all cores.
 DEADLINE_S, WAIT_S = 30.0, 20.0
-#: Bodies of one tenant that wait for a process; what they hold is bounded by the tenant's share of bytes.
+#: Bodies of one tenant that may wait for a helper. The tenant's share bounds their bytes.
 _WAITING = 64
-#: Address space of a process beyond what it has before it has read anything, in decoded bodies: the copies of validation.
+#: A helper's address space beyond its initial size, in decoded bodies: validation makes copies.
 _COPIES = 3
 
 
 class Decoding:
-    """Reads bodies. One event loop."""
+    """Decodes bodies for one event loop."""
 
     def __init__(self, processes: int, most_decoded_bytes: int, program: Sequence[str] = DECODER) -> None:
-        """most_decoded_bytes: what one body may become (`core.bodies`). program: whose main calls `serve`."""
-        # Processes that were killed while they rested, as where memory is short, cost a body one attempt each at most.
+        """most_decoded_bytes: decoded size of one body at most (`core.bodies`). program: the helper, which calls
+        `runtime.child.serve`."""
+        # Each idle helper that was killed meanwhile (when memory is short) costs a body one attempt.
         self._tries = processes + 1
         self._children = Children(
             program,
@@ -47,11 +49,12 @@ class Decoding:
         self._closed = False
 
     def start(self) -> None:
-        """Start the processes, which takes a second, before the first large body comes; one that comes meanwhile waits."""
+        """Start the helpers, which takes a second, before the first large body arrives; a body that arrives meanwhile
+        waits."""
         self._starting = asyncio.ensure_future(self._start())
 
     async def _start(self) -> None:
-        with contextlib.suppress(ChildDied):  # it is logged; the first large body tries again
+        with contextlib.suppress(ChildDied):  # already logged; the first large body tries again
             await self._children.start()
 
     @overload
@@ -59,7 +62,8 @@ class Decoding:
     @overload
     async def ask(self, kind: TokenKind, body: bytes, tally: Tally, told: Told) -> TokensAsked: ...
     async def ask(self, kind: Kind, body: bytes, tally: Tally, told: Told) -> Asked | TokensAsked:
-        """What `body` asks for. Raises RequestError: InvalidRequest for what is wrong with it, Unavailable when too much waits."""
+        """The request in `body`. Raises InvalidRequest for an invalid body, BodyTooLarge when decoding takes too much
+        memory, Unavailable when too many bodies wait."""
         if tally.light:
             return ask(kind, body, told)
         metrics.HEAVY.inc()
@@ -68,18 +72,22 @@ class Decoding:
         question = encode_question(kind, body, told)
         for _ in range(self._tries):
             try:
-                answer: Asked | TokensAsked = decode_answer(await self._children.call(told.tenant, question, DEADLINE_S, WAIT_S))
+                answer: Asked | TokensAsked = decode_answer(
+                    await self._children.call(told.tenant, question, DEADLINE_S, WAIT_S)
+                )
                 return answer
             except (ChildrenBusy, ChildTimeout):
                 metrics.SHED.labels("decoding").inc()
-                raise Unavailable("this gateway reads as many large bodies as it can; try again", code="overloaded") from None
+                raise Unavailable(
+                    "this gateway reads as many large bodies as it can; try again", code="overloaded"
+                ) from None
             except ChildDied:
                 if self._closed:
                     raise Unavailable("this gateway is stopping; try again") from None
         raise BodyTooLarge("the body could not be decoded within this gateway's memory; send fewer values")
 
     async def close(self) -> None:
-        """End the processes."""
+        """Stop the helpers."""
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()

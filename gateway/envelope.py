@@ -1,6 +1,6 @@
-"""The outermost layer: whatever happens inside, the caller gets an answer in OpenAI's shape, and it is counted.
+"""The outermost middleware: every error becomes an answer in OpenAI's envelope, and every answer is counted.
 
-Also where headers are put on that every answer may have: what is left of a tenant's limits, and which pages may read it (`cors`).
+It also adds the headers of every answer: rate limits (`allowance`) and CORS (`cors`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def error_response(error: RequestError) -> web.Response:
-    """The caller's error."""
+    """The response for an error."""
     response = web.Response(status=error.status, text=json.dumps(error.envelope()), content_type="application/json")
     if isinstance(error, Limited):
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -62,7 +62,14 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         incident = secrets.token_hex(6)
         log.exception("unexpected error", path=request.path, incident=incident)
-        body = {"error": {"message": f"internal error {incident}", "type": "server_error", "param": None, "code": "internal_error"}}
+        body = {
+            "error": {
+                "message": f"internal error {incident}",
+                "type": "server_error",
+                "param": None,
+                "code": "internal_error",
+            }
+        }
         response = web.json_response(body, status=500)
     finally:
         connection.deadlines.ended()
@@ -74,16 +81,19 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 async def dress(request: web.Request, response: web.StreamResponse) -> None:
-    """Headers of every answer, before they are sent."""
+    """Add the headers of every answer, before they are sent."""
     section, headers = request.app[PARTS].config.gateway, response.headers
-    headers["Server"] = "upbeat"  # and not which versions of what it is made of
-    for more in (rate_headers(request), cors_headers(request.path, request.headers.get(hdrs.ORIGIN), section.cors_origins)):
+    headers["Server"] = "upbeat"  # instead of the versions of aiohttp and Python
+    for more in (
+        rate_headers(request),
+        cors_headers(request.path, request.headers.get(hdrs.ORIGIN), section.cors_origins),
+    ):
         if more:
             headers.update(more)
 
 
 def route_name(request: web.Request) -> str:
-    """The route's pattern: few, whatever callers ask for."""
+    """The route's pattern, so that metrics have few labels whatever callers send."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "unknown"
 

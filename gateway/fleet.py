@@ -1,7 +1,7 @@
-"""The fleet as the gateway knows it: as a scheduler last described it, and where the schedulers want a request.
+"""The fleet as a scheduler last described it, and the placement of requests.
 
-When none answers, requests go on: the gateway routes directly over the last known fleet (`core.routing`), and to the node that served
-the session before, so that an outage of the schedulers does not scatter sessions.
+When no scheduler answers, the gateway routes directly over the last known fleet (`core.routing`), preferably to the
+node that served the session last, so that sessions keep their caches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from contracts.v1 import scheduler_pb2 as pb
 from contracts.workflow import Hop
 from gateway import metrics
 from gateway.core import registry
-from gateway.core.promises import Promises
-from gateway.core.retry import Patience
-from gateway.core.routing import FleetView, LastNodes, Model, ModelThere, Node, Route, direct_route, following
+from gateway.core.retry import RetryLimits
+from gateway.core.route_hints import RouteHints
+from gateway.core.routing import FleetView, LastNodes, Model, ModelThere, NodeView, Route, direct_route, following
 from gateway.schedulers import Scheduler, Schedulers, workflow_key
 from gateway.workers import Workers
 from runtime import telemetry
@@ -33,7 +33,7 @@ from runtime.config import Config
 from runtime.registry import registered
 
 log = telemetry.logger("gateway.fleet")
-#: For the calls that callers wait for but that place nothing: sessions, erasure.
+#: Timeout of calls other than placement: sessions, workflows.
 CALL_TIMEOUT_S = 5.0
 _REST_S = 0.3
 _SILENT = "the scheduler does not answer at the moment; try again"
@@ -42,35 +42,38 @@ _SILENT = "the scheduler does not answer at the moment; try again"
 class Fleet:
     """The last known fleet, and the schedulers."""
 
-    def __init__(self, config: Config, workers: Workers, clock: Clock, patience: Patience) -> None:
-        self._config, self._workers, self._clock, self._patience = config, workers, clock, patience
-        self.schedulers = Schedulers(config.scheduler_addresses, clock, patience.scheduler_rest_s)
+    def __init__(self, config: Config, workers: Workers, clock: Clock, retry_limits: RetryLimits) -> None:
+        self._config, self._workers, self._clock, self._retry_limits = config, workers, clock, retry_limits
+        self.schedulers = Schedulers(config.scheduler_addresses, clock, retry_limits.scheduler_rest_s)
         #: None until a scheduler has answered for the first time.
         self.view: FleetView | None = None
-        #: A Watch stream stands, so `view` is as of now.
+        #: A Watch stream is up, so `view` is current.
         self.live = False
-        #: By name: what the configuration says of its models.
-        self.registered = {name: registry.Registered(m.ttft_s, m.tpot_s, m.engine) for name, m in registered(config).items()}
+        #: Models in the configuration, by name.
+        self.registered = {
+            name: registry.Registered(m.ttft_s, m.tpot_s, m.engine) for name, m in registered(config).items()
+        }
         #: Every model seen; a model whose nodes are restarting is still known.
         self.models: dict[str, Model] = {}
-        #: How long a prompt of each may be, on whichever node takes most.
+        #: By model: how long a prompt may be on the node with the largest limit.
         self.bounds: dict[str, ContextBound] = {}
         self._last_nodes = LastNodes()
-        self.promises = Promises()
+        self.route_hints = RouteHints()
 
     async def stop(self) -> None:
         """Close the channels."""
         await self.schedulers.stop()
 
     async def watch(self) -> None:
-        """Follow the fleet, for ever: one scheduler's word, and the next one's when its stream breaks."""
+        """Follow the fleet, for ever: watch one scheduler, and the next one when the stream breaks."""
         while True:
             for scheduler in self.schedulers.all:
                 await self._follow(scheduler)
             await self._clock.sleep(_REST_S)
 
     async def _follow(self, scheduler: Scheduler) -> None:
-        """Until its stream breaks or, when there are others, until it hangs: a stream that still stands says nothing then."""
+        """Watch a scheduler until its stream breaks or, if there are others, until it hangs (a hung scheduler's stream
+        stays open)."""
         alone = len(self.schedulers.all) == 1
         scheduler.hangs.clear()
         call = scheduler.stub.Watch(pb.WatchRequest(), wait_for_ready=alone)
@@ -98,18 +101,25 @@ class Fleet:
 
     def _take(self, message: Any, scheduler: Scheduler) -> None:
         if not self.live:
-            log.info("the fleet is known", scheduler=scheduler.address, nodes=len(message.nodes), expected=message.expected_nodes)
+            log.info(
+                "the fleet is known",
+                scheduler=scheduler.address,
+                nodes=len(message.nodes),
+                expected=message.expected_nodes,
+            )
         self.view, self.live = following(self.view, fleet_from_wire(message), message.gathering), True
         scheduler.rests_until_s = 0.0
         for node in message.nodes:
             for m in node.models:
-                self.models[m.name] = Model(m.name, m.max_tokens, m.created_s, m.weight_bytes, m.ttft_slo_s, m.tpot_slo_s, m.engine)
+                self.models[m.name] = Model(
+                    m.name, m.max_tokens, m.created_s, m.weight_bytes, m.ttft_slo_s, m.tpot_slo_s, m.engine
+                )
         self.bounds |= bounds_of(m for node in message.nodes for m in node.models)
         self._workers.follow(self.view)
 
     # ---- what is known -----------------------------------------------------------------------------------------
     def knows_model(self, name: str) -> bool:
-        """The configuration registers it, or some node has had it."""
+        """Whether the configuration registers the model or some node has had it."""
         return name in self.registered or name in self.models
 
     def described(self) -> list[dict[str, Any]]:
@@ -118,24 +128,35 @@ class Fleet:
         return [registry.described(name, self.registered, self.models, self.view) for name in names]
 
     def knows_node(self, name: str) -> bool:
-        """The fleet or the configuration has a node or a device of this name."""
+        """Whether the fleet or the configuration has a node or a device of this name."""
         seen = self.view is not None and any(is_of(name, node.name) for node in self.view.nodes)
-        return seen or any(is_of(name, d.name) for n in range(self._config.nodes.count) for d in self._config.node(n).devices)
+        return seen or any(
+            is_of(name, d.name) for n in range(self._config.nodes.count) for d in self._config.node(n).devices
+        )
 
     def lacks(self, name: str, model: str) -> bool:
-        """The node or device of this name serves, and has other models only, as far as is known."""
+        """Whether the named node or device serves other models only, as far as is known."""
         return self.view is not None and self.view.lacks(name, model)
 
     # ---- placement ---------------------------------------------------------------------------------------------
     async def place(
-        self, request_id: str, session: SessionKey, model: str, *, priority: int, pin: str, avoid: list[str], hop: Hop | None = None
+        self,
+        request_id: str,
+        session: SessionKey,
+        model: str,
+        *,
+        priority: int,
+        pin: str,
+        avoid: list[str],
+        hop: Hop | None = None,
     ) -> Route:
-        """Where this attempt goes. Raises a RequestError: Unavailable when no node can take it now, else the caller's fault."""
-        if not pin and not avoid and hop is None and len(self.promises):
-            promised = self.promises.take(session, model, self.view, self._workers, self._clock.now())
-            if promised is not None:
+        """The route of this attempt: by route hint, scheduler, stand-in scheduler, or directly. Raises Unavailable when
+        no node can take it now, other RequestErrors for the caller's mistakes."""
+        if not pin and not avoid and hop is None and len(self.route_hints):
+            hinted = self.route_hints.take(session, model, self.view, self._workers, self._clock.now())
+            if hinted is not None:
                 metrics.child(metrics.PLACED, "hint").inc()
-                return promised
+                return hinted
         wanted = pb.PlaceRequest(
             request_id=request_id,
             session=session_to_wire(session),
@@ -148,23 +169,25 @@ class Fleet:
         key = workflow_key(session.tenant, hop.workflow) if hop is not None and hop.workflow else session
         own = self.schedulers.order(key)[0]
         for scheduler in self.schedulers.of(key):
-            placed = await self.schedulers.place(scheduler, wanted, self._patience.scheduler_s)
+            placed = await self.schedulers.place(scheduler, wanted, self._retry_limits.scheduler_s)
             if placed is not None:
                 metrics.child(metrics.PLACED, "scheduler" if scheduler is own else "standby").inc()
                 return _route(placed, placed.why, decided_by=scheduler.address)
         return self._direct(session, model, pin, avoid)
 
     def taken(self, request_id: str, session: SessionKey, model: str, priority: int, node: str) -> None:
-        """A turn went where it was promised: tell the scheduler, which counts it there."""
+        """A turn used its route hint: tell the scheduler, which then counts the turn on `node`."""
         wire = session_to_wire(session)
-        told = pb.PlaceRequest(request_id=request_id, session=wire, model=model, priority=priority, pin_node=node, taken=True)
+        told = pb.PlaceRequest(
+            request_id=request_id, session=wire, model=model, priority=priority, pin_node=node, taken=True
+        )
         for scheduler in self.schedulers.of(session)[:1]:
             scheduler.placing.tell(told)
 
-    def promised(self, session: SessionKey, placed: pb.Placement) -> None:
-        """What a scheduler has answered to the session's hint."""
-        route = _route(placed, "its hint's node", promised=True) if placed.node else None
-        self.promises.note(session, route, self._clock.now())
+    def note_route_hint(self, session: SessionKey, placed: pb.Placement) -> None:
+        """Remember the placement with which a scheduler answered the session's hint."""
+        route = _route(placed, "its hint's node", from_hint=True) if placed.node else None
+        self.route_hints.note(session, route, self._clock.now())
 
     def served(self, session: SessionKey, node: str) -> None:
         """A node has accepted a request of the session."""
@@ -172,30 +195,35 @@ class Fleet:
 
     def _direct(self, session: SessionKey, model: str, pin: str, avoid: list[str]) -> Route:
         workers, last = self._workers, self._last_nodes.get(session)
-        route = direct_route(self.view or FleetView(), model, workers.in_flight, workers.connected, pin=pin, avoid=avoid, last=last)
+        route = direct_route(
+            self.view or FleetView(), model, workers.in_flight, workers.connected, pin=pin, avoid=avoid, last=last
+        )
         if route is None:
             raise Unavailable("neither the scheduler nor a node can take this request at the moment")
         metrics.PLACED.labels("direct").inc()
         return route
 
     # ---- other calls -------------------------------------------------------------------------------------------
-    async def call(self, method: str, message: Any, timeout_s: float = CALL_TIMEOUT_S, session: SessionKey | None = None) -> Any:
-        """A call that a caller waits for, to the session's scheduler. Raises RequestError; Unavailable when no scheduler answers."""
+    async def call(
+        self, method: str, message: Any, timeout_s: float = CALL_TIMEOUT_S, session: SessionKey | None = None
+    ) -> Any:
+        """The answer of the session's scheduler, or of the next one that answers. Raises RequestError; Unavailable when
+        none answers."""
         answer = await self.schedulers.ask(method, message, session, timeout_s)
         if answer is None:
             raise Unavailable(_SILENT)
         return answer
 
     async def call_all(self, method: str, message: Any, session: SessionKey | None = None) -> list[Any]:
-        """As `call`, to all schedulers: the answers of those that answer, at least one, in the session's order."""
+        """Like `call`, but to all schedulers: at least one answer, in the session's order of schedulers."""
         answers = await self.schedulers.ask_all(method, message, session, CALL_TIMEOUT_S)
         if not answers:
             raise Unavailable(_SILENT)
         return answers
 
     async def sessions(self, wanted: pb.ListSessionsRequest) -> tuple[list[pb.SessionSummary], bool] | None:
-        """A page of the sessions that the schedulers know, each as its own scheduler has it, which knows its hint; and whether there are
-        more. None: none of them knows `wanted.after`, where that has to be known."""
+        """A page of the sessions that the schedulers know, and whether there are more. Each entry comes from the
+        session's scheduler, which knows its hint. None: no scheduler knows `wanted.after`, and the order needs it."""
         told = self.schedulers.of(None)
         answers = await asyncio.gather(*(self.schedulers.tell(s, "ListSessions", wanted, CALL_TIMEOUT_S) for s in told))
         heard = {s.address: reply for s, reply in zip(told, answers, strict=True) if reply is not None}
@@ -216,8 +244,10 @@ class Fleet:
         return next((s.address for s in self.schedulers.of(session) if s.address in heard), "")
 
 
-def _route(placed: pb.Placement, why: str, promised: bool = False, decided_by: str = "") -> Route:
-    return Route(placed.node, placed.worker_address, tuple(placed.source_nodes), why, promised, placed.kept_tokens, decided_by)
+def _route(placed: pb.Placement, why: str, from_hint: bool = False, decided_by: str = "") -> Route:
+    return Route(
+        placed.node, placed.worker_address, tuple(placed.source_nodes), why, from_hint, placed.kept_tokens, decided_by
+    )
 
 
 def fleet_from_wire(message: Any) -> FleetView:
@@ -226,14 +256,17 @@ def fleet_from_wire(message: Any) -> FleetView:
 
 
 def bounds_of(models: Iterable[Any]) -> dict[str, ContextBound]:
-    """By model: what no node that has it could take is too long. What one of them does not say is not known."""
+    """By model: the largest bound of the nodes that have it. A figure that some node does not report is 0 (unknown)."""
     told: dict[str, list[tuple[int, int, int]]] = {}
     for m in models:
         told.setdefault(m.name, []).append((m.max_tokens, m.longest_token_bytes, m.message_token_bytes))
-    return {name: ContextBound(*(max(told) if all(told) else 0 for told in zip(*of, strict=True))) for name, of in told.items()}
+    return {
+        name: ContextBound(*(max(told) if all(told) else 0 for told in zip(*of, strict=True)))
+        for name, of in told.items()
+    }
 
 
-def _node(n: Any) -> Node:
+def _node(n: Any) -> NodeView:
     counters = (
         "outstanding_tokens",
         "advised",
@@ -244,7 +277,7 @@ def _node(n: Any) -> Node:
         "dram_bytes_used",
     )
     there = tuple(_there(m, n.loads) for m in n.models)
-    return Node(
+    return NodeView(
         name=n.node,
         worker_address=n.worker_address,
         serving=n.serving,
@@ -255,7 +288,10 @@ def _node(n: Any) -> Node:
         stalled=n.stalled,
         there=there,
         details={"store_address": n.store_address}
-        | {name: getattr(n, name) for name in (*counters, "ssd_bytes_used", "sessions", "device_bytes", "device_bytes_free")}
+        | {
+            name: getattr(n, name)
+            for name in (*counters, "ssd_bytes_used", "sessions", "device_bytes", "device_bytes_free")
+        }
         | {"models": [_model(m) for m in n.models]},
     )
 

@@ -1,21 +1,19 @@
-"""One request on one worker, as the worker's stream tells of it."""
+"""One request on one worker, and the queue of its events."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from contracts.request import Accepted, Failed, GenerateRequest, Output
 from gateway.core.quarantine import Verdict
 
-if TYPE_CHECKING:
-    from gateway.backend import Backend
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The stream to `node` ended, or never stood, while this request was on it. hung: it stands, and the worker does not get on."""
+    """The stream to `node` ended while this request was on it, or was never up. hung: the stream is up, but the worker
+    makes no progress."""
 
     node: str
     verdict: Verdict = Verdict.INNOCENT
@@ -24,7 +22,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The worker was not heard of in time, and the request is no longer on it. reason: for a human."""
+    """The worker did not answer in time and the request was cancelled there. reason: for a human."""
 
     node: str
     reason: str
@@ -33,30 +31,39 @@ class Late:
 Event = Accepted | Output | Failed | WorkerLost | Late
 
 
-class Flight:
-    """See the module. Ends with an Output that has a finish reason, a Failed, a WorkerLost or a Late."""
+class Carrier(Protocol):
+    """What a flight needs of its backend (`gateway.backend.Backend`)."""
 
-    def __init__(self, stream: Backend, request: GenerateRequest, now: float, *, pinned: bool = False) -> None:
+    node: str
+
+    def drop(self, flight: Flight) -> None:
+        """Forget the flight and cancel it on the node."""
+
+
+class Flight:
+    """One request on one worker. The last event is an Output with a finish reason, a Failed, a WorkerLost or a Late."""
+
+    def __init__(self, stream: Carrier, request: GenerateRequest, now: float, *, pinned: bool = False) -> None:
         self.pinned = pinned
         self.stream, self.request_id, self.alone = stream, request.request_id, request.alone
         self.begun_s = now
         self.accepted_s: float | None = None
-        #: The worker may have all of the request; something has come of its answer.
+        #: sent: the worker may have the whole request. spoken: an Output has arrived.
         self.sent = self.spoken = False
         self._events: list[Event] = []
-        #: Set while somebody waits for an event; there is one reader.
+        #: Set while the only reader waits for an event.
         self._reader: asyncio.Future[None] | None = None
         #: No event comes after those already queued.
         self.ended = False
 
     @property
     def node(self) -> str:
-        """Where it runs."""
+        """The node that runs it."""
         return self.stream.node
 
     @property
     def waiting(self) -> bool:
-        """Events have come that nobody has taken."""
+        """Whether events are queued."""
         return bool(self._events)
 
     async def next(self) -> Event:
@@ -65,7 +72,7 @@ class Flight:
         return self._events.pop(0)
 
     async def take(self) -> list[Event]:
-        """All that have come since, in the worker's order; waits for the first."""
+        """All queued events, in the worker's order; waits for the first."""
         await self._some()
         events, self._events = self._events, []
         return events
@@ -87,7 +94,7 @@ class Flight:
             reader.set_result(None)
 
     def cancel(self) -> None:
-        """End it in the worker, at once, unless it has ended. Safe to call twice."""
+        """Cancel it in the worker unless it has ended. Safe to call twice."""
         if not self.ended:
             self.ended = True
             self.stream.drop(self)

@@ -1,8 +1,8 @@
-"""One choice's life: place → submit → accepted → outputs, and again elsewhere when its worker is lost.
+"""The life of one choice: place → submit → accepted → outputs, and again elsewhere when its worker is lost.
 
-A request that moves carries the tokens it has so far, and its seed was fixed before the first attempt, so the next worker
-goes on exactly where the last one stopped: the caller sees a pause and no repetition. Whether there is a next attempt is
-decided in `core.retry`; which request an engine died of, in `core.quarantine`.
+A request that moves carries its tokens and its seed, so the next worker continues exactly where the last one stopped:
+the caller sees a pause and no repetition. `core.retry` decides whether there is a next attempt, `core.quarantine` which
+request an engine died of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway import metrics
 from gateway.core.hops import Ended
 from gateway.core.quarantine import Quarantine, Verdict
 from gateway.core.refusals import is_final
-from gateway.core.retry import Again, Attempts, GiveUp, Patience
+from gateway.core.retry import Again, Attempts, GiveUp, RetryLimits
 from gateway.core.routing import Route
 from gateway.core.turn_times import TurnTimes
 from gateway.fleet import Fleet
@@ -36,11 +36,12 @@ _NOWHERE = Route("", "")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`; `sampling.seed` is set.
+    """What the choices of one prompt share. One of messages, prompt and prompt_tokens is set, or in `packed`;
+    `sampling.seed` is set.
 
-    arrived_s: when the request came, by the gateway's clock. prompt_estimate: about how many tokens the prompt has. pin: the node that must
-    run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens and weight: see `GenerateRequest`.
-    hop: what it is in an agent workflow; of a request's choices only the first has one.
+    arrived_s: the request's arrival on the gateway's clock. prompt_estimate: the prompt's tokens, estimated. pin: the
+    node that must run it, or empty. packed, json_schema, regex, form_field, tool_use, template_kwargs, expected_tokens
+    and weight: see `GenerateRequest`. hop: its place in an agent workflow; only a request's first choice has one.
     """
 
     request_id: str
@@ -66,8 +67,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What is one choice's own. group, choice: see `GenerateRequest`. hop: the job's, of the first choice only."""
+class ChoiceCall:
+    """What differs between choices. group, choice: see `GenerateRequest`. hop: the job's, for the first choice only."""
 
     request_id: str
     seed: int
@@ -78,8 +79,8 @@ class Turn:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a choice is. `cached_tokens` is the first attempt's, as that is what the caller's cache was worth. thinking: its prompt
-    ended within a thought. times: where its time went. attempt_id, decided_by: of the last attempt, and of its `Route`."""
+    """The progress of a choice. cached_tokens: of the first attempt, the value of the caller's cache. thinking: the
+    prompt ends within a thought. attempt_id, decided_by: of the last attempt and its `Route`."""
 
     times: TurnTimes
     attempt_id: str = ""
@@ -93,21 +94,21 @@ class Progress:
 
 
 class Generator:
-    """Starts generations. What all of them share."""
+    """Starts generations and holds what they share."""
 
-    def __init__(self, fleet: Fleet, workers: Workers, clock: Clock, patience: Patience) -> None:
-        self.fleet, self.workers, self.clock, self.patience = fleet, workers, clock, patience
+    def __init__(self, fleet: Fleet, workers: Workers, clock: Clock, retry_limits: RetryLimits) -> None:
+        self.fleet, self.workers, self.clock, self.retry_limits = fleet, workers, clock, retry_limits
         self.ended = Ended()
         self.quarantine = Quarantine()
         #: Choices that are being generated.
         self.running = 0
         metrics.ACTIVE.set_function(lambda: self.running)
-        #: What is lost now is not tried again: the process ends.
+        #: The process is ending: lost requests are not retried.
         self.stopping = False
 
-    async def begin(self, job: Job, turn: Turn, prefer: str = "") -> Generation:
-        """A generation that a worker has accepted. prefer: the node for the first attempt, or empty. Raises RequestError when none will;
-        leaves nothing behind then."""
+    async def begin(self, job: Job, turn: ChoiceCall, prefer: str = "") -> Generation:
+        """A generation that a worker has accepted. prefer: the node for the first attempt, or empty. Raises
+        RequestError when no worker accepts it; nothing is left running then."""
         generation = Generation(self, job, turn, prefer)
         try:
             await generation.attempt()
@@ -118,40 +119,41 @@ class Generator:
 
 
 class Generation:
-    """An accepted choice. `outputs` is consumed once; `cancel` must be called when it is not consumed to its end."""
+    """An accepted choice. Consume `outputs` once; call `cancel` if it is not consumed to its end."""
 
-    def __init__(self, shared: Generator, job: Job, turn: Turn, prefer: str = "") -> None:
+    def __init__(self, shared: Generator, job: Job, turn: ChoiceCall, prefer: str = "") -> None:
         self._shared, self._job, self._turn, self._prefer = shared, job, turn, prefer
-        self._attempts = Attempts(shared.patience, job.pin)
+        self._attempts = Attempts(shared.retry_limits, job.pin)
         self._flight: Flight | None = None
         self._begun = 0
-        #: It may have killed an engine, and has had no token since.
+        #: Suspected of having killed an engine; no token since.
         self._alone = False
-        #: Something failed since it last had a token.
+        #: An attempt failed since the last token.
         self._disturbed = False
-        #: What the next placement says of the workflow: nothing, once one has.
+        #: The hop for the next placement; None once a placement has reported it.
         self._hop = turn.hop
         self.progress = Progress(TurnTimes(job.arrived_s))
 
     def cancel(self) -> None:
-        """Tell the worker that nobody reads any more."""
+        """Cancel it in the worker: the caller reads no more."""
         if self._flight is not None:
             self._flight.cancel()
 
     @property
     def waiting(self) -> bool:
-        """Something of what the worker has sent is not taken yet."""
+        """Whether events of the worker are queued."""
         return self._flight is not None and self._flight.waiting
 
     async def attempt(self) -> None:
-        """Get accepted by some worker. Raises RequestError when that is not to be."""
+        """Place and submit until a worker accepts. Raises RequestError when none does."""
         while True:
             self._check_quarantine()
             route = await self._place()
             flight = await self._submit(route)
             if isinstance(flight, WorkerLost):
                 await self._again(
-                    self._attempts.lost(flight.node, self._now(), f"{flight.node} cannot be reached", ran=False), "unreachable"
+                    self._attempts.lost(flight.node, self._now(), f"{flight.node} cannot be reached", ran=False),
+                    "unreachable",
                 )
                 continue
             self._flight = flight
@@ -167,8 +169,8 @@ class Generation:
             await self._failed(event)
 
     async def outputs(self) -> AsyncGenerator[list[Output]]:
-        """What is new, all that waits together, until and including the Output with a finish reason. Raises RequestError when it cannot
-        go on."""
+        """Batches of queued outputs, up to and including the Output with a finish reason. Raises RequestError when the
+        request cannot continue."""
         self._shared.running += 1
         try:
             while True:
@@ -205,7 +207,7 @@ class Generation:
         if done.cached_tokens is None:
             done.cached_tokens = min(output.cached_tokens, done.prompt_tokens)
         if ended and self._turn.hop is not None:
-            # Before the caller can have read it and asked again.
+            # Note it before the caller can read the end and send the next request.
             self._shared.ended.note(self._job.session.tenant, self._turn.hop, self._turn.request_id)
         return output
 
@@ -238,15 +240,15 @@ class Generation:
         job, shared, request = self._job, self._shared, self._request(route)
         self.progress.times.enter(Phase.PREPARE, self._now())
         flight = await shared.workers.stream(route.node, route.worker_address).submit(
-            request, shared.patience.connect_s, pinned=bool(job.pin)
+            request, shared.retry_limits.connect_s, pinned=bool(job.pin)
         )
-        if route.promised and isinstance(flight, Flight):
+        if route.from_hint and isinstance(flight, Flight):
             shared.fleet.taken(request.request_id, job.session, job.model, job.priority, route.node)
         self._begun += isinstance(flight, Flight)
         return flight
 
     def _request(self, route: Route) -> GenerateRequest:
-        """What the next attempt asks of a worker."""
+        """The worker request of the next attempt."""
         job, turn = self._job, self._turn
         return GenerateRequest(
             request_id=self._attempt_id(),
@@ -285,19 +287,20 @@ class Generation:
                 raise
 
     def _attempt_id(self) -> str:
-        """Each attempt has its own id: a worker that is still ending the last one must not take them for the same."""
+        """Each attempt has its own id, so that a worker that is still ending the last attempt does not confuse them."""
         return f"{self._turn.request_id}.r{self._begun}" if self._begun else self._turn.request_id
 
     # ---- failure -----------------------------------------------------------------------------------------------
     async def _failed(self, event: Event) -> None:
-        """Returns when the request is to be tried again; raises RequestError when not."""
+        """Returns when the request is to be retried, after any pause; else raises RequestError."""
         node = self._flight.node if self._flight else ""
         cause, reason, decide = "worker lost", f"{node} was lost", self._attempts.innocent
         if isinstance(event, Failed):
             error = _error(event)
             if error.status < 500:
                 raise error
-            # "Not now" (it drains, it is full) may be said as often as patience lasts; any other failure counts.
+            # A worker may answer "not now" (draining, full) any number of times within `retry_limits`; other failures
+            # count as attempts.
             cause, reason = "worker failed", error.message
             decide = partial(self._attempts.lost, ran=not (event.error and event.error[0] == Unavailable.status))
         elif isinstance(event, Late):
@@ -309,7 +312,14 @@ class Generation:
             decide = partial(self._attempts.lost, ran=True)
             if self._attempts.last and not event.hung:
                 self._condemned(node)
-        log.warning(cause, request=self._turn.request_id, node=node, tokens=len(self.progress.tokens), reason=reason, alone=self._alone)
+        log.warning(
+            cause,
+            request=self._turn.request_id,
+            node=node,
+            tokens=len(self.progress.tokens),
+            reason=reason,
+            alone=self._alone,
+        )
         self.cancel()
         self._flight = None
         await self._again(decide(node, self._now(), reason), cause)
@@ -344,4 +354,6 @@ def _error(failed: Failed) -> RequestError:
 def unknown_model(name: str) -> NotFound:
     """OpenAI's answer for a model that does not exist."""
     shown = name if len(name) <= 100 else name[:99] + "…"
-    return NotFound(f"the model {shown!r} does not exist or you do not have access to it", param="model", code="model_not_found")
+    return NotFound(
+        f"the model {shown!r} does not exist or you do not have access to it", param="model", code="model_not_found"
+    )

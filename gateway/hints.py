@@ -1,7 +1,7 @@
-"""Advisories and invalidations on their way to the schedulers: answered at once, told in the background, in order.
+"""Sends advisories and invalidations to the schedulers, in the background and in order.
 
-A hint is only a hint: when no scheduler is there or the queue is full it is dropped and counted, and the request that it
-announced still works. Hints that wait together travel together.
+When no scheduler answers or the queue is full, a hint is dropped and counted; its request still works. Queued hints are
+sent in batches.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from runtime import telemetry
 log = telemetry.logger("gateway.hints")
 QUEUE_LIMIT = 20_000
 BATCH_LIMIT = 512
-#: Between two messages of hints, at least, in seconds: one costs a gateway as much as a request does.
+#: Seconds between two messages at least: a message costs a gateway as much as a request.
 TOGETHER_S = 0.02
-#: A hint that takes longer to tell is worth nothing.
+#: A hint that takes longer is useless.
 TELL_TIMEOUT_S = 2.0
 
 
@@ -54,7 +54,7 @@ class Hints:
         self._some.set()
 
     async def run(self) -> None:
-        """Send what waits, for ever."""
+        """Send queued hints, for ever."""
         loop, sent_s = asyncio.get_running_loop(), 0.0
         while await self._some.wait():
             first = self._waiting[0]
@@ -62,7 +62,8 @@ class Hints:
                 self._waiting.popleft()
                 await self._withdraw(first)
             else:
-                # The first after a pause goes at once, and so does a full message; when many come, one has those of some milliseconds.
+                # The first hint after a pause and a full message go at once; other messages collect hints for some
+                # milliseconds.
                 pause_s = sent_s + TOGETHER_S - loop.time()
                 if pause_s > 0 and len(self._waiting) < BATCH_LIMIT:
                     await asyncio.sleep(pause_s)
@@ -72,7 +73,7 @@ class Hints:
                 self._some.clear()
 
     def _batch(self) -> list[common_pb2.Advisory]:
-        """The advisories that are next, up to an invalidation."""
+        """The next advisories, up to an invalidation."""
         batch: list[common_pb2.Advisory] = []
         while self._waiting and len(batch) < BATCH_LIMIT:
             item = self._waiting[0]
@@ -83,7 +84,7 @@ class Hints:
         return batch
 
     async def _advise(self, batch: list[common_pb2.Advisory]) -> None:
-        """Each to its session's scheduler, or to the next one when that does not answer."""
+        """Send each advisory to its session's scheduler, or to the next one if that does not answer."""
         schedulers, silent = self._fleet.schedulers, set[str]()
         left = [(session_from_wire(advisory.session), advisory) for advisory in batch]
         while left:
@@ -92,7 +93,9 @@ class Hints:
                 scheduler = next((s for s in schedulers.of(hint[0]) if s.address not in silent), None)
                 if scheduler is not None:
                     groups.setdefault(scheduler.address, (scheduler, []))[1].append(hint)
-            messages = [(s, pb.AdviseRequest(advisories=[advisory for _, advisory in group])) for s, group in groups.values()]
+            messages = [
+                (s, pb.AdviseRequest(advisories=[advisory for _, advisory in group])) for s, group in groups.values()
+            ]
             told = await asyncio.gather(*(self._tell(s, "Advise", message) for s, message in messages))
             reached = sum(len(group) for _, group in groups.values())
             metrics.HINTS.labels("advisory", "lost").inc(len(left) - reached)
@@ -101,16 +104,17 @@ class Hints:
                 if answer is not None:
                     metrics.HINTS.labels("advisory", "told").inc(len(group))
                     for (session, _), placed in zip(group, answer.placements, strict=False):
-                        self._fleet.promised(session, placed)
+                        self._fleet.note_route_hint(session, placed)
                 else:
                     silent.add(scheduler.address)
                     left += group
 
     async def _withdraw(self, invalidation: pb.InvalidateRequest) -> None:
-        """To the session's scheduler, then to the others until one knows the hint: it may have come while that one was away."""
+        """Send it to the session's scheduler, then to the others until one knows the hint, which may have been sent
+        while the first was down."""
         session = session_from_wire(invalidation.session) if invalidation.session.session_id else None
         if session is not None:
-            self._fleet.promises.forget(session)
+            self._fleet.route_hints.forget(session)
         told = False
         for scheduler in self._fleet.schedulers.of(session):
             answer = await self._tell(scheduler, "Invalidate", invalidation)

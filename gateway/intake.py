@@ -1,4 +1,4 @@
-"""From an HTTP request to a caller and a decoded body."""
+"""Turns an HTTP request into a caller and a decoded body."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from gateway.core.browser_tokens import Grant, is_browser_token
 from gateway.core.callers import network_of
 from gateway.core.spellings import FINAL, PRIORITY, session_of
 from gateway.openai.asked import Asked, TextKind, Told
-from gateway.openai.requests import MAX_PROMPTS
+from gateway.openai.inputs import MAX_PROMPTS
 from gateway.openai.token_requests import TokenKind, TokensAsked
 from gateway.parts import PARTS, Parts
 
-#: Request header: run on this node. Response header: it ran there.
+#: In a request: the node that must run it. In a response: the node that ran it.
 NODE_HEADER = "X-Upbeat-Node"
-#: A body that is no request for text, with a credential in a header, and a hint's without: that one is read before its sender is known.
-SMALL_BODY_BYTES, STRANGERS_BODY_BYTES = 1 << 20, 64 << 10
-#: What a browser sends across sites only after it has asked (a preflight), unlike text/plain, forms, and a body of no type.
+#: Size limits of bodies other than requests for text: with a credential in a header, and of hints without one, which
+#: are read before their sender is known.
+SMALL_BODY_BYTES, UNAUTHENTICATED_BODY_BYTES = 1 << 20, 64 << 10
+#: Content types that browsers send across sites only after a preflight, unlike text/plain, forms, and bodies without a
+#: type.
 _JSON_TYPE = re.compile(r"application/(json|[a-z0-9!#$&^_.-]+\+json)")
 
 
 class Hinter(NamedTuple):
-    """Who sends a hint: a caller with a key, or a page with a browser token, whose `grant` narrows what it may say."""
+    """The sender of a hint: a caller with a key, or a page with a browser token, which `grant` restricts."""
 
     caller: Caller
     grant: Grant | None = None
     token: str = ""
 
     def check_session(self, session_id: str, param: str) -> None:
-        """Raises Forbidden, naming `param`, when this one may not speak for the session."""
+        """Raises Forbidden, naming `param`, when the sender may not send hints for the session."""
         if self.grant is not None:
             self.grant.check_session(session_id, param)
 
 
 def hinter_of(request: web.Request, token: str | None) -> Hinter:
-    """Who sends a hint; `token`: a credential from the body, used when no header has one. Raises Unauthorized, and Forbidden for a token
-    that is bound to other pages."""
+    """The sender of a hint. token: a credential from the body, used when no header has one. Raises Unauthorized, and
+    Forbidden for a token bound to another origin."""
     parts = request.app[PARTS]
     credential = bearer(request.headers.get(hdrs.AUTHORIZATION)) or token
     if credential is None or not is_browser_token(credential):
@@ -52,7 +54,7 @@ def hinter_of(request: web.Request, token: str | None) -> Hinter:
 
 
 def caller_of(request: web.Request) -> Caller:
-    """Who calls. Raises Unauthorized, and Forbidden for a browser token, which is good for hints only."""
+    """The caller. Raises Unauthorized, and Forbidden for a browser token, which is valid for hints only."""
     parts = request.app[PARTS]
     credential = bearer(request.headers.get(hdrs.AUTHORIZATION))
     if is_browser_token(credential):
@@ -63,7 +65,7 @@ def caller_of(request: web.Request) -> Caller:
 
 
 def server_caller_of(request: web.Request) -> Caller:
-    """Who calls a route that needs a server key. Raises Unauthorized or Forbidden."""
+    """The caller of a route that needs a server key. Raises Unauthorized or Forbidden."""
     caller = caller_of(request)
     if not caller.server:
         raise Forbidden("this route needs a server key")
@@ -71,15 +73,16 @@ def server_caller_of(request: web.Request) -> Caller:
 
 
 async def read_hint(request: web.Request) -> tuple[Any, Hinter]:
-    """As `read_json`, for the routes whose credential may be in the body's `token`, and who sends it. A credential in a header is looked at
-    first; without one, little is read. Raises what `hinter_of` raises too."""
+    """The body of a hint and its sender, whose credential may be the body's `token`. A credential in a header is
+    checked before the body is read; without one, only a small body is read. Raises what `read_json` and `hinter_of`
+    raise."""
     parts = request.app[PARTS]
     if parts.keys.open or bearer(request.headers.get(hdrs.AUTHORIZATION)) is not None:
         hinter = hinter_of(request, None)
         data = await read_json(request, hinter.caller.tenant)
     else:
         hinter = None
-        data = await read_json(request, network_of(request.remote), STRANGERS_BODY_BYTES, stranger=True)
+        data = await read_json(request, network_of(request.remote), UNAUTHENTICATED_BODY_BYTES, unauthenticated=True)
     token = data.get("token") if isinstance(data, dict) else None
     if token is not None and not isinstance(token, str):
         raise InvalidRequest("token must be a string", param="token", code="invalid_type")
@@ -87,28 +90,35 @@ async def read_hint(request: web.Request) -> tuple[Any, Hinter]:
 
 
 def check_json_type(request: web.Request) -> None:
-    """Raises WrongMediaType unless the body is said to be JSON. Hints are asked for no type: pages send them as text/plain."""
+    """Raises WrongMediaType unless the Content-Type is JSON. Not called for hints, which pages send as text/plain."""
     said = request.headers.getall(hdrs.CONTENT_TYPE, ())
     essence = said[0].partition(";")[0].strip().lower() if len(said) == 1 else ""
     if not _JSON_TYPE.fullmatch(essence):
-        raise WrongMediaType("send the body as JSON, with the header `Content-Type: application/json`", param=hdrs.CONTENT_TYPE)
+        raise WrongMediaType(
+            "send the body as JSON, with the header `Content-Type: application/json`", param=hdrs.CONTENT_TYPE
+        )
 
 
-async def read_json(request: web.Request, owner: str, limit_bytes: int = SMALL_BODY_BYTES, stranger: bool = False) -> Any:
-    """The decoded body of what is no request for text, of at most `limit_bytes` and of few values. owner: whose share holds it: a tenant,
-    or a stranger's network. Raises what `Bodies.read` raises, and InvalidRequest for anything but JSON."""
+async def read_json(
+    request: web.Request, owner: str, limit_bytes: int = SMALL_BODY_BYTES, unauthenticated: bool = False
+) -> Any:
+    """The decoded body of a request other than for text: at most `limit_bytes` and few values. owner: the share that
+    holds it: a tenant's, or that of an unauthenticated caller's network. Raises what `Bodies.read` raises, and
+    InvalidRequest for anything but JSON."""
     bodies = request.app[PARTS].bodies
-    body, tally = await bodies.read(request, owner, limit_bytes, stranger=stranger)
+    body, tally = await bodies.read(request, owner, limit_bytes, unauthenticated=unauthenticated)
     if tally.values > SMALL_VALUES:
-        raise InvalidRequest(f"the body holds more than {SMALL_VALUES} values; send several smaller ones", code="invalid_body")
+        raise InvalidRequest(
+            f"the body holds more than {SMALL_VALUES} values; send several smaller ones", code="invalid_body"
+        )
     bodies.hold(request, tally.length + tally.decoded)
     return parse_json(body)
 
 
 async def read_asked(request: web.Request, kind: TextKind, caller: Caller) -> Asked:
-    """What a request for text asks for. A large body is read in another process, and holds afterwards what is left of it. Raises what
-    `check_json_type` and `Bodies.read` raise, InvalidRequest for what is wrong with it, and BodyTooLarge where decoding it would take too
-    much memory."""
+    """The decoded request for text. A large body is decoded in a helper process; afterwards the request holds the size
+    of its packed prompts. Raises what `check_json_type` and `Bodies.read` raise, InvalidRequest for an invalid body,
+    and BodyTooLarge when decoding takes too much memory."""
     body, tally, told = await _read(request, caller, MAX_PROMPTS if kind == "completion" else 1)
     asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
     if not tally.light:
@@ -117,7 +127,7 @@ async def read_asked(request: web.Request, kind: TextKind, caller: Caller) -> As
 
 
 async def read_tokens_asked(request: web.Request, kind: TokenKind, caller: Caller) -> TokensAsked:
-    """As `read_asked`, for the routes that ask a tokenizer."""
+    """Like `read_asked`, for `/tokenize` and `/detokenize`."""
     body, tally, told = await _read(request, caller, 1)
     asked = await request.app[PARTS].decoding.ask(kind, body, tally, told)
     if not tally.light:
@@ -126,7 +136,7 @@ async def read_tokens_asked(request: web.Request, kind: TokenKind, caller: Calle
 
 
 async def _read(request: web.Request, caller: Caller, prompts: int) -> tuple[bytes, Tally, Told]:
-    """The body of a request with so many prompts at most, what is in it, and what is known besides."""
+    """The body of a request with at most `prompts` prompts, its tally, and its context."""
     check_json_type(request)
     parts = request.app[PARTS]
     most, bounds = parts.config.gateway.max_body_bytes, parts.fleet.bounds
@@ -137,11 +147,16 @@ async def _read(request: web.Request, caller: Caller, prompts: int) -> tuple[byt
     elif tally.decoded > MOST_DECODED * most:
         raise BodyTooLarge("the body holds too many values; send fewer of them")
     said = {name: value for name in (FINAL, PRIORITY) if (value := request.headers.get(name)) is not None}
-    return body, tally, Told(caller.tenant, session_of(request.headers) is not None, said, bounds, parts.config.served_model)
+    return (
+        body,
+        tally,
+        Told(caller.tenant, session_of(request.headers) is not None, said, bounds, parts.config.served_model),
+    )
 
 
 async def expect_continue(request: web.Request) -> None:
-    """Ask for a body only when it is welcome: `Expect: 100-continue` with a body over the limit gets its 413 unsent."""
+    """Answer `Expect: 100-continue`, unless the body is over the limit: then the client gets its 413 without sending
+    it."""
     limit_bytes = request.app[PARTS].config.gateway.max_body_bytes
     if request.content_length is not None and request.content_length > limit_bytes:
         return
@@ -150,8 +165,8 @@ async def expect_continue(request: web.Request) -> None:
 
 
 def pinned_node(request: web.Request, caller: Caller, parts: Parts, model: str = "") -> str:
-    """The node that the caller pins, or empty. Raises Forbidden without a server key, InvalidRequest for an unknown node, and for one that
-    serves and has not got the model."""
+    """The node that the caller pins, or empty. Raises Forbidden without a server key, InvalidRequest for an unknown
+    node or one that serves other models only."""
     node = request.headers.get(NODE_HEADER, "")
     if not node:
         return ""
@@ -160,5 +175,7 @@ def pinned_node(request: web.Request, caller: Caller, parts: Parts, model: str =
     if not parts.fleet.knows_node(node):
         raise InvalidRequest(f"{NODE_HEADER}: no node is called {node[:60]!r}", param=NODE_HEADER, code="unknown_node")
     if model and parts.fleet.lacks(node, model):
-        raise InvalidRequest(f"{NODE_HEADER}: {node} has no model {model!r}; pin a node that has it, or none", param=NODE_HEADER)
+        raise InvalidRequest(
+            f"{NODE_HEADER}: {node} has no model {model!r}; pin a node that has it, or none", param=NODE_HEADER
+        )
     return node

@@ -1,4 +1,4 @@
-"""What the gateway counts and times. Names are `upbeat_gateway_*`; times are in seconds."""
+"""The gateway's metrics. Names are `upbeat_gateway_*`; times are in seconds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ _TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1
 _TURN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60)
 
 REQUESTS = Counter("upbeat_gateway_requests", "Answers by route and status", ["route", "status"], registry=REGISTRY)
-TTFT = Histogram("upbeat_gateway_ttft_seconds", "Arrival to first token", ["route", "model"], buckets=_TTFT_BUCKETS, registry=REGISTRY)
+TTFT = Histogram(
+    "upbeat_gateway_ttft_seconds",
+    "Arrival to first token",
+    ["route", "model"],
+    buckets=_TTFT_BUCKETS,
+    registry=REGISTRY,
+)
 TPOT = Histogram(
-    "upbeat_gateway_tpot_seconds", "Time a token after the first", ["route", "model"], buckets=_TPOT_BUCKETS, registry=REGISTRY
+    "upbeat_gateway_tpot_seconds",
+    "Time a token after the first",
+    ["route", "model"],
+    buckets=_TPOT_BUCKETS,
+    registry=REGISTRY,
 )
 TURN = Histogram(
     "upbeat_gateway_turn_seconds",
@@ -26,17 +36,41 @@ TURN = Histogram(
     registry=REGISTRY,
 )
 TURN_RECORDS = Counter(
-    "upbeat_gateway_turn_records", "Records of turns for the schedulers, by what became of them", ["outcome"], registry=REGISTRY
+    "upbeat_gateway_turn_records",
+    "Records of turns for the schedulers, by what became of them",
+    ["outcome"],
+    registry=REGISTRY,
 )
 ACTIVE = Gauge("upbeat_gateway_active_generations", "Choices that are being generated", registry=REGISTRY)
-TOKENS = Counter("upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind", "model"], registry=REGISTRY)
-HINTS = Counter("upbeat_gateway_hints", "Advisories and invalidations by what became of them", ["kind", "outcome"], registry=REGISTRY)
+TOKENS = Counter(
+    "upbeat_gateway_tokens", "Tokens by kind (prompt, cached, completion)", ["kind", "model"], registry=REGISTRY
+)
+HINTS = Counter(
+    "upbeat_gateway_hints",
+    "Advisories and invalidations by what became of them",
+    ["kind", "outcome"],
+    registry=REGISTRY,
+)
 RETRIES = Counter("upbeat_gateway_retries", "Attempts after the first, by cause", ["cause"], registry=REGISTRY)
-POISONOUS = Counter("upbeat_gateway_poisonous", "Requests that an engine died of: found, and refused later", ["what"], registry=REGISTRY)
-PLACED = Counter("upbeat_gateway_placed", "Attempts by who chose the node (hint, scheduler, standby, direct)", ["by"], registry=REGISTRY)
+POISONOUS = Counter(
+    "upbeat_gateway_poisonous", "Requests that an engine died of: found, and refused later", ["what"], registry=REGISTRY
+)
+PLACED = Counter(
+    "upbeat_gateway_placed",
+    "Attempts by who chose the node (hint, scheduler, standby, direct)",
+    ["by"],
+    registry=REGISTRY,
+)
 STREAMS = Gauge("upbeat_gateway_worker_streams", "Worker streams that stand", registry=REGISTRY)
-LIMITED = Counter("upbeat_gateway_limited", "Requests for text refused with 429, by which limit", ["what"], registry=REGISTRY)
-SHED = Counter("upbeat_gateway_shed", "Refused with 503 before memory grows, by what there was too much of", ["what"], registry=REGISTRY)
+LIMITED = Counter(
+    "upbeat_gateway_limited", "Requests for text refused with 429, by which limit", ["what"], registry=REGISTRY
+)
+SHED = Counter(
+    "upbeat_gateway_shed",
+    "Refused with 503 before memory grows, by what there was too much of",
+    ["what"],
+    registry=REGISTRY,
+)
 HEAVY = Counter("upbeat_gateway_heavy_bodies", "Bodies that were read in a process of their own", registry=REGISTRY)
 CUT = Counter("upbeat_gateway_cut", "Connections closed for taking too long, by what for", ["why"], registry=REGISTRY)
 BODY_BYTES = Gauge("upbeat_gateway_body_bytes", "Bytes of request bodies that are held", registry=REGISTRY)
@@ -44,5 +78,5 @@ BODY_BYTES = Gauge("upbeat_gateway_body_bytes", "Bytes of request bodies that ar
 
 @cache
 def child(metric: Any, *labels: str) -> Any:
-    """`metric.labels(*labels)`, looked up once. For labels of which there are few."""
+    """`metric.labels(*labels)`, cached. For labels with few values."""
     return metric.labels(*labels)

@@ -1,4 +1,4 @@
-"""What the routes are given: one object, wired in `app`, reached as `request.app[PARTS]`."""
+"""The object that gives routes the gateway's parts: built in `app`, reached as `request.app[PARTS]`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from runtime.config import Config
 
 @dataclass(slots=True)
 class Parts:
-    """The gateway's parts. `active` counts requests for text, `idle` is set while there is none; `draining`: no further one
-    is taken."""
+    """The gateway's parts. active: number of requests for text. idle: set while there are none. draining: new ones are
+    refused."""
 
     config: Config
     clock: Clock
@@ -55,7 +55,7 @@ class Parts:
     watches: Watches
     turnstile: Turnstile
     turn_reports: TurnReports
-    #: Origins of pages that were refused and logged; the first few of this process's life.
+    #: The first origins that this process refused and logged.
     refused_origins: set[str] = field(default_factory=set)
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,17 +70,18 @@ class Parts:
         self.idle.clear()
 
     def leave(self) -> None:
-        """It has ended."""
+        """A request for text has ended."""
         self.active -= 1
         if not self.active:
             self.idle.set()
 
     def not_ready(self) -> list[str]:
-        """Why this gateway should get no requests; empty when each of the registered models has a node that serves it or can wake it."""
+        """Reasons why this gateway should get no requests; empty when every registered model has a node that serves it
+        or can wake it."""
         return unserved(self.fleet.view, self.fleet.registered, self.workers.connected, self.draining)
 
     def missing(self) -> list[str]:
-        """Why not every node serves; empty when all do, and the gateway is ready."""
+        """Reasons why the gateway is not ready or a node does not serve; empty when all nodes serve."""
         found = [*self.not_ready(), *missing(self.fleet.view, self.fleet.live, self.workers.connected, self.draining)]
         return list(dict.fromkeys(found))
 

@@ -1,7 +1,7 @@
-"""One stream of placements to a scheduler: questions that come together share a message, and so do their answers.
+"""A stream of placement requests to one scheduler, which batches requests and answers.
 
-A call by itself costs both ends more than the decision does. A stream that breaks takes the questions with it that it was asked; the next
-question opens another.
+A unary call would cost both ends more than the decision. When the stream breaks, its pending requests fail; the next
+request opens another stream.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import grpc
 
 from contracts.v1 import scheduler_pb2 as pb
 
-#: Questions of one message: so many are decided before anything else of the scheduler's is done.
+#: Requests per message. The scheduler decides them without doing anything else in between.
 _TOGETHER = 32
-#: Messages that may be unanswered: what comes meanwhile goes together, so that a scheduler with much to do gets fewer and longer ones.
+#: Unanswered messages at a time. Later requests share the next message, so a busy scheduler gets fewer and longer ones.
 _UNANSWERED = 1
-#: For how long what nobody waits for is kept back, in seconds.
+#: Seconds for which `tell` collects requests.
 _TELL_S = 0.02
 
 
 class Placing:
-    """Asks one scheduler. stub: of its channel."""
+    """Asks one scheduler through `stub`."""
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
@@ -34,8 +34,8 @@ class Placing:
         self._closed = False
 
     async def ask(self, request: pb.PlaceRequest, timeout_s: float) -> pb.PlaceAnswer:
-        """Its answer. Raises TimeoutError when it does not come in time, ConnectionError when the scheduler cannot be reached, or has let
-        somebody else wait for too long: the stream is given up then."""
+        """The scheduler's answer. Raises TimeoutError when there is none in time, which also ends the stream;
+        ConnectionError when the scheduler cannot be reached or another request's timeout has ended the stream."""
         if self._stream is None or self._stream.ended:
             self._stream = _Stream(self._stub)
         stream = self._stream
@@ -44,13 +44,13 @@ class Placing:
         try:
             return await asked
         except TimeoutError:
-            stream.give_up("it let somebody wait for too long")
+            stream.give_up("another request to it timed out")
             raise
         finally:
             late.cancel()
 
     def tell(self, request: pb.PlaceRequest) -> None:
-        """As `ask`, but nobody waits for what it says, so it may wait a moment for others."""
+        """Like `ask`, without waiting for the answer. Sent in a batch after a short delay."""
         if not self._told:
             asyncio.get_running_loop().call_later(_TELL_S, self._tell)
         self._told.append(request)
@@ -65,7 +65,7 @@ class Placing:
             self._stream.ask(request).add_done_callback(lambda asked: asked.cancelled() or asked.exception())
 
     async def close(self) -> None:
-        """End the stream; who still waits has a ConnectionError."""
+        """End the stream; pending requests raise ConnectionError."""
         self._closed = True
         if self._stream is not None:
             await self._stream.close()
@@ -77,7 +77,8 @@ def _expire(asked: asyncio.Future[pb.PlaceAnswer]) -> None:
 
 
 class _Stream:
-    """One call. _asked: who waits for an answer, in the order of the questions; _unsent: the questions that no message has yet."""
+    """One Place call. _asked: futures of the pending answers, in order of the requests; _unsent: requests not yet in a
+    message."""
 
     def __init__(self, stub: Any) -> None:
         self.ended = False
@@ -124,7 +125,7 @@ class _Stream:
                 self._window.release()
                 for answer in message.answers:
                     asked = self._asked.popleft()
-                    if not asked.done():  # whoever asked may wait no more
+                    if not asked.done():  # it may have timed out or been cancelled
                         asked.set_result(answer)
         except grpc.aio.AioRpcError as e:
             why = f"{e.code().name}: {e.details()}"

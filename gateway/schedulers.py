@@ -1,6 +1,6 @@
-"""The schedulers as a gateway reaches them: each session has its own, and the next ones in rendezvous order stand in for it.
+"""Calls the schedulers. Each session has one scheduler; the next ones in rendezvous order stand in for it.
 
-One that does not answer in time is not asked again for a moment, so that a hung scheduler costs one request a second and not all.
+A scheduler that times out is skipped for a while, so that a hung one delays few requests.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _SURVEY_TIMEOUT_S = 0.5
 
 
 def workflow_key(tenant: str, workflow: str) -> SessionKey:
-    """What stands for a workflow where sessions are shared among schedulers: its agents' requests all go to one, which learns from them."""
-    return SessionKey(tenant, f"workflow/{workflow}")  # no session's id has a slash
+    """The key by which a workflow is assigned to a scheduler: all requests of its agents go to one scheduler, which
+    learns from them."""
+    return SessionKey(tenant, f"workflow/{workflow}")  # session ids contain no slash
 
 
 class Scheduler:
-    """One of them. rests_until_s: when it may be asked again; hangs: set when it has not answered in time."""
+    """One scheduler. rests_until_s: it is skipped until then. hangs: set when it has timed out."""
 
     def __init__(self, address: str) -> None:
         self.address, self.rests_until_s, self.hangs = address, 0.0, asyncio.Event()
@@ -40,7 +41,7 @@ class Scheduler:
 
 
 class Schedulers:
-    """All of them, by number in `all`."""
+    """All schedulers; `all` lists them in configuration order."""
 
     def __init__(self, addresses: Sequence[str], clock: Clock, rest_s: float) -> None:
         self._clock, self._rest_s = clock, rest_s
@@ -54,13 +55,13 @@ class Schedulers:
             await scheduler.channel.close(None)
 
     def order(self, session: SessionKey | None) -> list[Scheduler]:
-        """The session's scheduler and those that stand in for it, in order; None: all by number."""
+        """The session's scheduler and its stand-ins, in order; None: all, in configuration order."""
         if session is None or len(self.all) == 1:
             return self.all
         return [self._by_address[address] for address in rendezvous(session, self._by_address)]
 
     def of(self, session: SessionKey | None) -> list[Scheduler]:
-        """As `order`, without those that rest."""
+        """Like `order`, without those that are skipped after a timeout."""
         now = self._clock.now()
         return [s for s in self.order(session) if now >= s.rests_until_s]
 
@@ -78,7 +79,8 @@ class Schedulers:
         return [answer for answer in answers if answer is not None]
 
     async def place(self, scheduler: Scheduler, wanted: pb.PlaceRequest, timeout_s: float) -> pb.Placement | None:
-        """Where it wants the request, or None when it does not answer or knows no fleet yet. Raises the RequestError of a refusal."""
+        """The scheduler's placement; None when it does not answer or knows no fleet yet. Raises the RequestError of a
+        refusal."""
         try:
             answer = await scheduler.placing.ask(wanted, timeout_s)
         except TimeoutError:
@@ -92,14 +94,19 @@ class Schedulers:
         return answer.placed if answer.HasField("placed") else None
 
     async def tell(self, scheduler: Scheduler, method: str, message: Any, timeout_s: float) -> Any:
-        """Its answer, or None when there is none. Raises the RequestError of a refusal."""
+        """The scheduler's answer, or None when there is none. Raises the RequestError of a refusal."""
         try:
             return await getattr(scheduler.stub, method)(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as e:
             refused = refusal(e.details() or "")
             if refused is not None:
                 raise refused from None
-            self._silent(scheduler, method, f"{e.code().name}: {e.details()}", hangs=e.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+            self._silent(
+                scheduler,
+                method,
+                f"{e.code().name}: {e.details()}",
+                hangs=e.code() is grpc.StatusCode.DEADLINE_EXCEEDED,
+            )
             return None
 
     def _silent(self, scheduler: Scheduler, method: str, reason: str, *, hangs: bool) -> None:
@@ -109,7 +116,7 @@ class Schedulers:
             scheduler.hangs.set()
 
     async def survey(self) -> list[tuple[str, pb.Fleet | None]]:
-        """What each of them sees at this moment, by address; None: it does not answer."""
+        """The fleet as each scheduler sees it now, with its address; None: no answer."""
         return list(zip(self._by_address, await asyncio.gather(*(_look(s) for s in self.all)), strict=True))
 
 

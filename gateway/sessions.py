@@ -1,9 +1,9 @@
-"""Which session a request belongs to: what the caller says, in the order below, else what its history says.
+"""Decides which session a request belongs to; the first of these that is present:
 
-1. a header: `X-Session-Id`, or the names that other systems' clients send already (`core.spellings.HEADERS`);
-2. the body's `session_id`, or what other systems call it (`core.spellings.SESSION_FIELDS`);
-3. the body's `prompt_cache_key`. OpenAI puts no limits on its characters, so one that is no session id is hashed into one;
-4. implicitly, by the conversation so far (`core.implicit`).
+1. a header: `X-Session-Id`, or other systems' names for it (`core.spellings.HEADERS`);
+2. the body's `session_id`, or other systems' names for it (`core.spellings.SESSION_FIELDS`);
+3. the body's `prompt_cache_key`, hashed if it is no valid session id, because OpenAI allows any characters;
+4. the conversation so far (`core.implicit`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.core.spellings import session_of
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A request's session. history: set when the history named it, so that its end must be remembered."""
+    """A request's session. history: set when the history named the session, so the turn's end must be remembered."""
 
     key: SessionKey
     history: History | None = None
@@ -35,21 +35,23 @@ class Sessions:
         self.implicit = ImplicitSessions()
 
     def resolve(self, tenant: str, said: str | None, history: History | None) -> Resolved:
-        """The session of a request. said: what `stated` found; history: needed when nothing is stated."""
+        """The session of a request. said: the result of `stated`; history: required when that is None."""
         if said is not None:
             return Resolved(SessionKey(tenant, said))
         assert history is not None
         return Resolved(SessionKey(tenant, self.implicit.resolve(history, secrets.token_hex(4))), history)
 
     def remember(self, session: Resolved, end: Callable[[History], bytes | None]) -> None:
-        """A turn ended; `end` names its history (`core.implicit`)."""
+        """A turn ended; `end` computes the hash of its history (`core.implicit`)."""
         if session.history is not None:
             self.implicit.remember(end(session.history), session.key.session_id)
 
 
-def stated(headers: Mapping[str, str], session_id: str | None, cache_key: str | None, spelled: str | None = None) -> str | None:
-    """The session id that the caller states, or None. spelled: what the body says in another system's words, checked. Raises InvalidRequest
-    naming where a bad one stands."""
+def stated(
+    headers: Mapping[str, str], session_id: str | None, cache_key: str | None, spelled: str | None = None
+) -> str | None:
+    """The session id that the caller states, or None. spelled: the session id from another system's field, already
+    checked. Raises InvalidRequest naming the field or header of an invalid id."""
     named = session_of(headers)
     if named is not None:
         return named

@@ -1,8 +1,8 @@
-"""The other processes of this gateway (`gateway.processes`): each tells the others its metrics, so that whichever of them is asked for
-`/metrics` answers for all.
+"""The other processes of this gateway (`gateway.processes`): each serves its metrics to the others, so that any of them
+can answer `/metrics` for all.
 
-They meet at sockets of Linux's abstract namespace, which is a network namespace's own, as the port is that they share: a name needs no
-folder and ends with its process. What is read there is what `/metrics` shows to everybody.
+They use sockets in Linux's abstract namespace. Like the shared port, these belong to the network namespace; they need
+no folder and end with their process. They reveal only what `/metrics` shows anyway.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Siblings:
         self._listening: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Tell the others from now on; alone there is nobody to tell. Raises OSError when another process has this number."""
+        """Serve this process's metrics to the others, if there are any. Raises OSError when another process has this
+        number."""
         if self.count > 1:
             try:
                 self._listening = await asyncio.start_unix_server(_tell, self._name(self.number))
@@ -39,14 +40,14 @@ class Siblings:
                 raise OSError(f"process {self.number} of the gateway at port {self._port} runs already ({e})") from None
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Stop serving them."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
 
     async def metrics(self) -> bytes:
-        """Prometheus' text: this process's, or all processes', each sample with its process's number. One that does not answer is left
-        out."""
+        """Prometheus' text of this process, or of all processes with a label for the process number. A process that
+        does not answer is left out."""
         if self.count == 1:
             return metrics_text()
         others = [n for n in range(self.count) if n != self.number]
@@ -57,7 +58,7 @@ class Siblings:
     async def _ask(self, number: int) -> bytes:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                # libuv cannot connect to an abstract name by itself.
+                # libuv cannot connect to abstract names.
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
                     asking.setblocking(False)
                     loop, text = asyncio.get_running_loop(), bytearray()

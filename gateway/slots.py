@@ -1,4 +1,5 @@
-"""Requests for text at a time: each takes a slot, waits a moment for one, or is told 503 (`core.slots` decides who is next)."""
+"""Limits concurrent requests for text: each takes a slot, waits briefly for one, or gets 503. `core.slots` decides who
+is next."""
 
 from __future__ import annotations
 
@@ -10,20 +11,20 @@ from gateway.core.slots import Place, Slots
 
 
 class Turnstile:
-    """What `enter` returns goes to `leave`, whatever became of the request."""
+    """Pass what `enter` returns to `leave`, also after a failure."""
 
     def __init__(self, slots: Slots, wait_s: float) -> None:
-        """wait_s: the longest that a request waits; 0: it does not."""
+        """wait_s: how long a request may wait; 0: not at all."""
         self._slots, self._wait_s = slots, wait_s
         self._turns: dict[int, asyncio.Future[None]] = {}
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return len(self._turns)
 
     async def enter(self, tenant: str, priority: int) -> Place:
-        """A slot. Raises Unavailable when none becomes free in time, when too many wait, and when it is closed meanwhile."""
+        """A slot. Raises Unavailable when none becomes free in time, when too many requests wait, or after `close`."""
         place = self._slots.ask(tenant, priority)
         if place is None:
             raise _full()
@@ -37,7 +38,7 @@ class Turnstile:
             async with asyncio.timeout(self._wait_s):
                 await turn
         except BaseException as e:
-            # A slot that came in this very moment goes back, too.
+            # Also returns a slot that was granted at this moment.
             self.leave(place)
             if isinstance(e, TimeoutError):
                 raise _full() from None
@@ -47,14 +48,14 @@ class Turnstile:
         return place
 
     def leave(self, place: Place) -> None:
-        """The request has ended."""
+        """The request has ended: give its slot to the next."""
         for let_in in self._slots.leave(place):
             turn = self._turns[let_in.number]
             if not turn.done():
                 turn.set_result(None)
 
     def close(self) -> None:
-        """Nobody waits any longer: the gateway stops."""
+        """Fail all waiting requests: the gateway stops."""
         for turn in self._turns.values():
             if not turn.done():
                 turn.set_exception(Unavailable("this gateway is stopping; try again"))

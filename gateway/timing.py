@@ -1,6 +1,6 @@
-"""A turn's record (`core.turn_times`) as callers and metrics have it: the header `Server-Timing`, a comment in a stream, histograms.
+"""Publishes a turn's times (`core.turn_times`): the header `Server-Timing`, a comment in a stream, and histograms.
 
-The comment comes only where it is asked for (`X-Upbeat-Timing: 1`): readers of streams that somebody wrote by hand may trip over one.
+The comment is sent only on request (`X-Upbeat-Timing: 1`), because hand-written parsers may not expect one.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from gateway import metrics
 from gateway.core.turn_times import TurnTimes
 
 HEADER = "Server-Timing"
-#: Request header: say it at the end of a stream, too.
+#: Request header: report the times at the end of a stream, too.
 ASKED_BY = "X-Upbeat-Timing"
-#: When a request came, by the gateway's clock; of every request.
+#: Every request's arrival, on the gateway's clock.
 ARRIVED_S = web.RequestKey("arrived", float)
 
 
 def asks(request: web.Request) -> bool:
-    """The caller wants the comment."""
+    """Whether the caller asked for the comment."""
     return request.headers.get(ASKED_BY) == "1"
 
 
 def comment(timing: str) -> bytes:
-    """What a reader of events passes over, unless it looks for it."""
+    """A server-sent comment, which event readers ignore."""
     return b": server-timing " + timing.encode() + b"\n\n"
 
 
 def observe(model: str, times: TurnTimes) -> None:
-    """Count a turn of `model`, which is a known one: each phase until its first token, and its decoding when that has ended."""
+    """Count a turn of `model`, a known model: each phase until its first token, and decoding if it has ended."""
     if not times.spoken:
         return
     for phase, seconds in times.until_first_s.items():

@@ -1,7 +1,7 @@
-"""Turns' records on their way to the schedulers, which show them with their decisions (`upbeat explain`).
+"""Sends turns' times to the schedulers, which show them with their decisions (`upbeat explain`).
 
-Best effort, and never in the way of an answer: those of a second go together, each to the scheduler that placed its turn. Where that does
-not answer they are lost, and of too many the oldest are dropped; both are counted.
+Best effort: each second's records go in one batch to the scheduler that placed their turn. They are lost if it does not
+answer, and the oldest are dropped if too many wait; both are counted.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from runtime import telemetry
 from runtime.clock import Clock
 
 log = telemetry.logger("gateway.turn_reports")
-#: Records that wait.
+#: Queued records at most.
 QUEUE_LIMIT = 4 * MOST_TOGETHER
-#: Between two messages to a scheduler, in seconds.
+#: Seconds between batches.
 EVERY_S = 1.0
 TELL_TIMEOUT_S = 1.0
 
 
 class TurnReports:
-    """The queue and its one sender. Invariant: at most `QUEUE_LIMIT` wait."""
+    """The queue and its one sender. Invariant: at most `QUEUE_LIMIT` records are queued."""
 
     def __init__(self, schedulers: Schedulers, clock: Clock) -> None:
         self._schedulers, self._clock = schedulers, clock
-        #: Who placed the turn (an address, or empty), its session, its record.
+        #: The address of the scheduler that placed the turn (or empty), its session, its record.
         self._waiting: deque[tuple[str, SessionKey, pb.TurnTimed]] = deque(maxlen=QUEUE_LIMIT)
         self._some = asyncio.Event()
 
@@ -43,7 +43,7 @@ class TurnReports:
         return len(self._waiting)
 
     def note(self, session: SessionKey, progress: Progress) -> None:
-        """Tell a scheduler soon; of a turn that never spoke there is nothing to tell."""
+        """Queue the record of a turn, unless it had no first token."""
         times = progress.times
         if not times.spoken:
             return
@@ -51,22 +51,30 @@ class TurnReports:
             metrics.TURN_RECORDS.labels("dropped").inc()
         until_first_s, after_s = _wire(times.until_first_s), _wire(times.after_s)
         record = pb.TurnTimed(
-            session=session_to_wire(session), request_id=progress.attempt_id, until_first_s=until_first_s, after_s=after_s
+            session=session_to_wire(session),
+            request_id=progress.attempt_id,
+            until_first_s=until_first_s,
+            after_s=after_s,
         )
         self._waiting.append((progress.decided_by, session, record))
         self._some.set()
 
     async def run(self) -> None:
-        """Send what waits, for ever."""
+        """Send queued records, for ever."""
         while await self._some.wait():
             await self._clock.sleep(EVERY_S)
             self._some.clear()
             waiting = list(self._waiting)
             self._waiting.clear()
-            await asyncio.gather(*(self._tell(scheduler, records) for scheduler, records in self._by_scheduler(waiting)))
+            await asyncio.gather(
+                *(self._tell(scheduler, records) for scheduler, records in self._by_scheduler(waiting))
+            )
 
-    def _by_scheduler(self, waiting: list[tuple[str, SessionKey, pb.TurnTimed]]) -> list[tuple[Scheduler, list[pb.TurnTimed]]]:
-        """Each record's scheduler, unless it rests: who decided, or, of a turn that went where it was promised, the session's."""
+    def _by_scheduler(
+        self, waiting: list[tuple[str, SessionKey, pb.TurnTimed]]
+    ) -> list[tuple[Scheduler, list[pb.TurnTimed]]]:
+        """Records by scheduler, without skipped schedulers: the one that decided, or the session's for a turn that used
+        a route hint."""
         groups: dict[str, tuple[Scheduler, list[pb.TurnTimed]]] = {}
         for decided_by, session, record in waiting:
             found = self._schedulers.of(session)
@@ -78,8 +86,8 @@ class TurnReports:
         return list(groups.values())
 
     async def _tell(self, scheduler: Scheduler, records: list[pb.TurnTimed]) -> None:
-        """In messages of a bounded size; after one that is not answered the rest is lost, too. The scheduler gets no rest for that, as it
-        would for a placement (`Schedulers.tell`): no turn shall go elsewhere because of a record."""
+        """Send in messages of bounded size; after a failure the rest is lost. Unlike `Schedulers.tell`, a timeout here
+        does not skip the scheduler: records must not change placement."""
         told = 0
         try:
             while told < len(records):

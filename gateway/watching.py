@@ -1,4 +1,4 @@
-"""Sessions that somebody watches: each is looked at by one task, however many watch it, and by none once the last has gone."""
+"""Watched sessions: one task per session polls its cache for all watchers, and ends with the last of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from contracts.convert import session_to_wire
 from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from contracts.v1 import scheduler_pb2 as pb
-from gateway.core.watching import Pace, Picture, Tier, joined
+from gateway.core.watching import LookSchedule, Picture, TierContents, joined
 from gateway.fleet import Fleet
 from runtime import telemetry
 from runtime.clock import Clock
 
 log = telemetry.logger("gateway.watching")
-#: Streams at a time, of this process and of one tenant.
+#: Streams at a time: of this process, and of one tenant.
 MAX_STREAMS, MAX_TENANT_STREAMS = 256, 32
-#: Without news, something is said this often, so that a watcher who has gone is noticed, in seconds.
+#: Without changes, a heartbeat is sent this often, so that a closed stream is noticed, in seconds.
 BEAT_S = 10.0
-#: After a look that failed.
+#: Seconds to wait after a failed look.
 _PAUSE_S = 1.0
 
 
 class _Watched:
-    """One session: its picture, and an event that is set (and replaced) at each change."""
+    """One session: its latest picture, and an event that is set and replaced at each change."""
 
     def __init__(self) -> None:
         self.picture: Picture | None = None
@@ -37,7 +37,7 @@ class _Watched:
 
 
 class Watches:
-    """Who watches what. Invariant: a session has a task as long as it has watchers."""
+    """All watched sessions. Invariant: a session has a task while it has watchers."""
 
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self._fleet, self._clock = fleet, clock
@@ -46,18 +46,18 @@ class Watches:
 
     @property
     def sessions(self) -> int:
-        """How many are looked at."""
+        """Number of watched sessions."""
         return len(self._watched)
 
     def is_full(self, tenant: str) -> bool:
-        """No further stream of this tenant may begin."""
+        """Whether this tenant may begin no further stream."""
         return self._streams.total() >= MAX_STREAMS or self._streams[tenant] >= MAX_TENANT_STREAMS
 
     @contextlib.asynccontextmanager
     async def pictures(self, session: SessionKey) -> AsyncGenerator[AsyncGenerator[Picture | None]]:
-        """The session's pictures as they change, the newest only, beginning with the first; None: nothing new for a while.
+        """The session's pictures as they change, always the newest, beginning with the current one; None: a heartbeat.
 
-        Not to be called when it `is_full`.
+        Do not call when `is_full`.
         """
         watched = self._watched.get(session)
         if watched is None:
@@ -90,7 +90,7 @@ class Watches:
                 yield None
 
     async def _look_on(self, session: SessionKey, watched: _Watched) -> None:
-        pace, before, silent = Pace(), Picture(), False
+        pace, before, silent = LookSchedule(), Picture(), False
         while True:
             thorough = pace.thorough(self._clock.now())
             try:
@@ -115,8 +115,10 @@ class Watches:
 
 
 def picture_from_wire(reply: Any) -> Picture:
-    """The domain value of a `SessionInfo`: the blob tier, of which several nodes may tell, is what the best of them knows."""
-    nodes = {n.node: {t.tier: Tier(tuple(t.layer_chunks), t.tokens, t.bytes) for t in n.tiers} for n in reply.nodes}
+    """The domain value of a `SessionInfo`. If several nodes report the blob tier, the largest report counts."""
+    nodes = {
+        n.node: {t.tier: TierContents(tuple(t.layer_chunks), t.tokens, t.bytes) for t in n.tiers} for n in reply.nodes
+    }
     blobs = [tiers.pop("blob") for tiers in nodes.values() if "blob" in tiers]
     said = reply.summary
     return Picture(

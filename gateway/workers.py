@@ -1,9 +1,9 @@
-"""The streams to the workers: one a worker, kept up for as long as the fleet names it.
+"""The streams to the workers: one per worker, kept up while the fleet names it.
 
-Requests go in as commands (`core.outbox`); every engine step comes back as one frame that is taken apart into per-request queues (a
-`Flight` each). When a stream ends, each flight on it gets a `WorkerLost` with a verdict (`core.quarantine`); what to do about that is
-decided elsewhere. A worker that loses its stream cancels what ran on it, so nothing is left behind. The flights of one that stands still
-are given up (`core.overdue`), and it reads that they are cancelled when it goes on.
+Requests are sent as commands (`core.outbox`); every engine step returns one frame, which is split into the queues of
+its requests (a `Flight` each). When a stream ends, each of its flights gets a `WorkerLost` with a verdict
+(`core.quarantine`); `generate` decides about a retry. A worker that loses its stream cancels the stream's requests. The
+flights of a hung worker are given up (`core.overdue`); it reads their cancellation when it continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.backend import Backend, Question
 from gateway.core.outbox import Outbox
 from gateway.core.overdue import Waits, abandoned, late
 from gateway.core.quarantine import judge
-from gateway.core.retry import Patience
+from gateway.core.retry import RetryLimits
 from gateway.core.routing import FleetView
 from gateway.flights import Flight, Late, WorkerLost
 from runtime import rpc, telemetry
@@ -33,7 +33,7 @@ from runtime.service import Tasks
 
 log = telemetry.logger("gateway.workers")
 _REST_S = (0.1, 0.2, 0.5, 1.0)
-#: How often it is looked whether somebody waits in vain, in seconds.
+#: Seconds between checks for requests that wait for too long.
 _LOOK_S = 0.5
 
 
@@ -43,22 +43,23 @@ class WorkerStream:
     def __init__(self, node: str, address: str, clock: Clock) -> None:
         self.node, self.address, self._clock = node, address, clock
         self.flights: dict[str, Flight] = {}
-        #: When the worker last sent anything.
+        #: When the worker last sent anything, on the clock.
         self.heard_s = clock.now()
         self._up = asyncio.Event()
         self._outbox, self._some = Outbox(), asyncio.Event()
-        #: For calls beside the stream; none before `run`.
+        #: For unary calls; None before `run`.
         self._stub: Any = None
-        #: Whose trial it is, as the worker last said; and that it leaves.
+        #: The request on trial, as the worker last said; whether the worker has said that it leaves.
         self._trial, self._leaving = "", False
 
     @property
     def connected(self) -> bool:
-        """A connection stands."""
+        """Whether the connection is up."""
         return self._up.is_set()
 
     async def submit(self, request: GenerateRequest, connect_s: float, *, pinned: bool = False) -> Flight | WorkerLost:
-        """Start `request` here; WorkerLost when no connection stands within `connect_s` seconds. pinned: no other node may have it."""
+        """Start `request` on the worker; WorkerLost when there is no connection within `connect_s` seconds. pinned: no
+        other node may run it."""
         if not self.connected:
             try:
                 async with asyncio.timeout(connect_s):
@@ -72,7 +73,7 @@ class WorkerStream:
         return flight
 
     async def ask(self, question: Question, timeout_s: float) -> Any:
-        """What the worker replies; timeout_s 0: however long it takes. Raises Unavailable when it cannot be reached, or does not answer in
+        """The worker's reply; timeout_s 0: no limit. Raises Unavailable when it cannot be reached or does not answer in
         time."""
         if not self.connected:
             raise Unavailable(f"{self.node} cannot be reached; try again")
@@ -81,7 +82,9 @@ class WorkerStream:
         except grpc.aio.AioRpcError as e:
             if e.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Unavailable(f"{self.node} did not answer within {timeout_s:g} s; try again") from None
-            log.warning("a call was lost", node=self.node, method=question.method, reason=f"{e.code().name}: {e.details()}")
+            log.warning(
+                "a call was lost", node=self.node, method=question.method, reason=f"{e.code().name}: {e.details()}"
+            )
             raise Unavailable(f"{self.node} was lost; try again") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -90,20 +93,23 @@ class WorkerStream:
             raise Unavailable(f"{self.node} has left; try again") from None  # its channel was closed
 
     def drop(self, flight: Flight) -> None:
-        """Forget a flight and tell the worker."""
+        """Forget a flight and cancel it in the worker."""
         if self.flights.pop(flight.request_id, None) is not None:
             self._outbox.cancel(flight.request_id)
             self._some.set()
 
     def give_up(self, flights: Sequence[Flight], *, silent: bool) -> None:
-        """The worker does not get on: these are not waited for any longer. It is told, for when it does. silent: see `judge`."""
-        verdicts = judge({flight.request_id: flight.sent for flight in flights}, self._on_trial(self.flights), silent=silent)
+        """Treat these flights of a hung worker as lost, and cancel them there in case it continues. silent: see
+        `judge`."""
+        verdicts = judge(
+            {flight.request_id: flight.sent for flight in flights}, self._on_trial(self.flights), silent=silent
+        )
         for flight in flights:
             self.drop(flight)
             flight.deliver(WorkerLost(self.node, verdicts[flight.request_id], hung=True))
 
     def let_go(self, waits: Waits) -> None:
-        """End the flights that wait for longer than they may."""
+        """End the flights that have waited for too long."""
         now = self._clock.now()
         for flight in list(self.flights.values()):
             why = late(waits, now, flight.begun_s, flight.accepted_s, flight.spoken, alone=flight.alone)
@@ -156,7 +162,7 @@ class WorkerStream:
             for event in events:
                 flight = flights.get(event.request_id)
                 if flight is None:
-                    continue  # cancelled a moment ago
+                    continue  # just cancelled
                 if isinstance(event, Accepted):
                     flight.accepted_s = now
                 flight.deliver(event)
@@ -168,17 +174,22 @@ class WorkerStream:
             metrics.STREAMS.dec()
         self._up.clear()
         flights, self.flights = self.flights, {}
-        verdicts = judge({flight.request_id: flight.sent for flight in flights.values()}, self._on_trial(flights), leaving=self._leaving)
+        verdicts = judge(
+            {flight.request_id: flight.sent for flight in flights.values()},
+            self._on_trial(flights),
+            leaving=self._leaving,
+        )
         for flight in flights.values():
             flight.deliver(WorkerLost(self.node, verdicts[flight.request_id]))
 
     def _on_trial(self, flights: Mapping[str, Flight]) -> str:
-        """Whose trial it is. One that has a token has passed it, whether or not the worker had time to say so."""
+        """The request on trial, or empty. A request with a token has passed its trial, whether or not the worker has
+        said so."""
         flight = flights.get(self._trial)
         return "" if flight is not None and flight.spoken else self._trial
 
     async def _write(self, call: Any, outbox: Outbox, some: asyncio.Event) -> None:
-        # The reading side sees the same end of the stream, and says why.
+        # The reader sees the stream's end too, and logs the reason.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 await some.wait()
@@ -196,17 +207,17 @@ class WorkerStream:
 
 
 class Workers:
-    """All worker streams, by node. Streams of nodes that the fleet no longer names end once they are empty."""
+    """All worker streams, by node. The stream of a node that has left the fleet ends once it has no flights."""
 
-    def __init__(self, tasks: Tasks, clock: Clock, patience: Patience) -> None:
-        self._tasks, self._clock, self._patience = tasks, clock, patience
+    def __init__(self, tasks: Tasks, clock: Clock, retry_limits: RetryLimits) -> None:
+        self._tasks, self._clock, self._retry_limits = tasks, clock, retry_limits
         self._streams: dict[str, tuple[Backend, asyncio.Task[None]]] = {}
         self._fleet = FleetView()
-        #: Since when a node is called stalled.
+        #: Since when the fleet reports a node as stalled.
         self._stalled_s: dict[str, float] = {}
 
     def stream(self, node: str, address: str) -> Backend:
-        """The stream to `node`, begun if need be; a node that moved gets a new one."""
+        """The stream to `node`, started if needed; a node with a new address gets a new stream."""
         known = self._streams.get(node)
         if known and known[0].address == address:
             return known[0]
@@ -230,8 +241,8 @@ class Workers:
                 del self._streams[node]
 
     async def watch(self) -> None:
-        """Let go of what waits in vain, for ever."""
-        waits = Waits(self._patience.accept_s, self._patience.first_token_s)
+        """End flights that wait for too long, for ever."""
+        waits = Waits(self._retry_limits.accept_s, self._retry_limits.first_token_s)
         while True:
             await self._clock.sleep(_LOOK_S)
             now = self._clock.now()
@@ -243,7 +254,9 @@ class Workers:
                 waited = [
                     flight
                     for flight in stream.flights.values()
-                    if abandoned(now, stalled_s, stream.heard_s, self._patience.total_s, others=others and not flight.pinned)
+                    if abandoned(
+                        now, stalled_s, stream.heard_s, self._retry_limits.total_s, others=others and not flight.pinned
+                    )
                 ]
                 if waited:
                     known = self._fleet.node(node)
@@ -251,7 +264,7 @@ class Workers:
                     stream.give_up(waited, silent=known is None or known.stalled != "engine")
 
     def _others(self, name: str) -> bool:
-        """Another node that serves what this one serves can be reached."""
+        """Whether another reachable node serves what this one serves."""
         node, connected = self._fleet.node(name), self.connected
         models = node.models if node is not None else frozenset()
         return any(
@@ -261,7 +274,7 @@ class Workers:
 
     @property
     def connected(self) -> set[str]:
-        """Nodes to which a stream stands."""
+        """Nodes whose stream is up."""
         return {node for node, (stream, _) in self._streams.items() if stream.connected}
 
     @property
@@ -270,7 +283,7 @@ class Workers:
         return {node: len(stream.flights) for node, (stream, _) in self._streams.items()}
 
     def flights_on(self, node: str) -> int | None:
-        """This gateway's requests on a node; None when no stream to it stands."""
+        """This gateway's requests on a node; None when its stream is down."""
         known = self._streams.get(node)
         return len(known[0].flights) if known is not None and known[0].connected else None
 

@@ -12,7 +12,7 @@ from contracts.v1.kvstore_pb2_grpc import add_KvStoreServicer_to_server
 from kvstore import failpoints, upkeep
 from kvstore.directory import Directory
 from kvstore.metrics import log
-from kvstore.node import Node
+from kvstore.node import StoreNode
 from kvstore.server import Server
 from kvstore.tiers import nixl
 from runtime import rpc, service, telemetry
@@ -22,9 +22,9 @@ from runtime.directory_lock import DirectoryLock
 
 DRAIN_S = 25.0
 _STOP_S = 0.5
-#: Counted from the node's first port.
+#: Offset from the node's first port.
 METRICS_PORT = 4
-#: While the store drains, an attached worker may still save: it is waited for until it has been quiet for this long.
+#: While draining, wait for attached workers until they have been quiet for this long.
 _QUIET_S, _LOOK_S = 3.0, 0.1
 
 
@@ -40,14 +40,18 @@ class KvStoreService:
     async def start(self) -> None:
         """Serve as soon as the SSD is recovered; peers and the scheduler follow."""
         failpoints.arm(self._config.kv.failpoints)
-        # First: a second store of this node stops here, whatever ports it has, and leaves the first one's files alone.
+        # First of all: a second store of this node must fail here, before it touches the first one's files.
         lock = DirectoryLock(self._config.node(self._number).directory / "lock", "store")
         try:
             await asyncio.to_thread(lock.take)
         except OSError as e:
-            log.warning("the node's directory cannot be locked: the SSD is not used until it can be", lock=str(lock.path), error=str(e))
+            log.warning(
+                "the node's directory cannot be locked: the SSD is not used until it can be",
+                lock=str(lock.path),
+                error=str(e),
+            )
         self._grpc, self._health = rpc.server(self._config.node(self._number).store_listen, ["upbeat.v1.KvStore"])
-        self._node = Node(self._config, self._number, RealClock(), self._tasks, lock)
+        self._node = StoreNode(self._config, self._number, RealClock(), self._tasks, lock)
         await self._node.start()
         add_KvStoreServicer_to_server(Server(self._node), self._grpc)  # type: ignore[no-untyped-call]
         await self._grpc.start()
@@ -63,7 +67,7 @@ class KvStoreService:
         log.info("serving", address=self._node.places.store_listen, arena=str(self._node.arena.path))
 
     def _serve_metrics(self) -> None:
-        """Prometheus' text at the node's fifth port; a store without metrics still serves."""
+        """Serve Prometheus metrics at the node's fifth port. The store works without them."""
         host, _, port = self._node.places.store_listen.rpartition(":")
         try:
             start_http_server(int(port) + METRICS_PORT, addr=host, registry=telemetry.REGISTRY)
@@ -71,12 +75,13 @@ class KvStoreService:
             log.warning("no metrics", error=str(e))
 
     async def _report(self) -> None:
-        """The schedulers hear of this node once peers can read from it."""
+        """Report to the schedulers once peers can read from this node."""
         await self._node.ready.wait()
         await Directory(self._node, self._config.scheduler_addresses, self._tasks).run()
 
     async def drain(self) -> None:
-        """Finish write-back, that of workers which drain at the same time included: until they leave or save nothing more."""
+        """Finish write-back, including that of workers that drain at the same time: until they leave or save nothing
+        more."""
         await rpc.set_serving(self._health, False)
         node, begun = self._node, self._node.clock.now()
         complete, pending = await node.flush(DRAIN_S)
@@ -106,7 +111,7 @@ async def _main(config: Config, number: int) -> int:
 def main() -> None:
     """The entry point."""
     config, number, _ = service.arguments("kvstore", with_node=True)
-    # Before gRPC has threads: they read the environment, and glibc moves it when it is written.
+    # Before gRPC starts threads: they read the environment, which glibc may move when it is written.
     nixl.set_environment(config.nodes.ucx_interface)
     service.run(_main(config, number))
 

@@ -7,7 +7,13 @@ from collections.abc import AsyncIterator
 from dataclasses import fields
 from itertools import count as counter
 
-from contracts.convert import layers_from_bitmap, manifest_from_wire, session_from_wire, session_to_wire, shape_from_wire
+from contracts.convert import (
+    layers_from_bitmap,
+    manifest_from_wire,
+    session_from_wire,
+    session_to_wire,
+    shape_from_wire,
+)
 from contracts.errors import InvalidRequest, UpbeatError
 from contracts.kv import KEY_BYTES, KvShape
 from contracts.v1 import common_pb2
@@ -16,29 +22,29 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.failpoints import reach
 from kvstore.metrics import count, log
-from kvstore.node import Node
+from kvstore.node import StoreNode
 from runtime.outgoing import Outgoing
 
 _numbers = counter(1)
 _HBM_S = 0.5
-#: How often one that may still copy is looked at, and when that is told.
+#: How often a detached worker that may still copy is checked, and after how long that is logged.
 _LINGER_LOOK_S, _LINGERS_S = 0.02, 5.0
 
 
 class Attachment:
-    """See the module. `outgoing` is what the stream sends; None ends it. `fingerprints`: the models that this worker serves; `device`:
-    its number on the node."""
+    """See the module. outgoing: the stream's messages; None ends it. fingerprints: the models that this worker serves.
+    device: its number on the node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: StoreNode) -> None:
         self._node = node
         self.owner = f"worker-{next(_numbers)}"
-        self._number = 0  #: by which the arena knows it
+        self._number = 0  #: the attachment's number at the arena
         self._mapped = False
         self.outgoing = Outgoing(_join)
         self.fingerprints: frozenset[bytes] = frozenset()
         self.device = 0
         self._queries: dict[int, asyncio.Future[common_pb2.TierResidency | None]] = {}
-        self._tellings: dict[int, int] = {}  #: by query: the answer shows that the worker has acted on this telling
+        self._notices: dict[int, int] = {}  #: by query, the notice that its answer confirms
         self._query_numbers = counter(1)
 
     # ---- from the worker
@@ -74,7 +80,9 @@ class Attachment:
             save = message.save
             keys = list(save.keys)
             fingerprint = self._declared(save.fingerprint)
-            node.handle(ev.SaveWanted((self.owner, save.save_id), session_from_wire(save.session), fingerprint, keys, now))
+            node.handle(
+                ev.SaveWanted((self.owner, save.save_id), session_from_wire(save.session), fingerprint, keys, now)
+            )
             reach("save.granted")
         elif kind == "saved":
             done = message.saved
@@ -89,9 +97,9 @@ class Attachment:
             count("unknown_messages")
 
     def _told(self, answer: pb.HbmResidency, now: float) -> None:
-        telling = self._tellings.pop(answer.query_id, None)
-        if telling is not None:
-            self._node.handle(ev.EraseHeard(self.owner, telling, now))
+        notice = self._notices.pop(answer.query_id, None)
+        if notice is not None:
+            self._node.handle(ev.EraseHeard(self.owner, notice, now))
         future = self._queries.pop(answer.query_id, None)
         if future is not None and not future.done():
             future.set_result(answer.hbm)
@@ -102,7 +110,11 @@ class Attachment:
             raise ValueError("a second hello")
         arena, self._number = node.arena, node.arena.attachment()
         welcome = pb.AttachWelcome(
-            node=node.name, arena_path=str(arena.path), arena_bytes=arena.size_bytes, nonce=arena.nonce, attachment=self._number
+            node=node.name,
+            arena_path=str(arena.path),
+            arena_bytes=arena.size_bytes,
+            nonce=arena.nonce,
+            attachment=self._number,
         )
         self.outgoing.put(pb.StoreToWorker(welcome=welcome))
         node.owners[self.owner] = self
@@ -114,7 +126,8 @@ class Attachment:
         log.info("worker attached", worker=hello.worker_id, device=self.device, models=len(sound), refused=refused)
 
     def _sound(self, hello: pb.AttachHello) -> list[KvShape]:
-        """The shapes that this store can hold; of the others the log says why not, and nothing is kept of their models."""
+        """The shapes that this store can hold. The others are logged with the reason, and nothing is kept of their
+        models."""
         known, sound = self._node.store.index.shapes, []
         for message in hello.shapes:
             try:
@@ -127,13 +140,14 @@ class Attachment:
         return sound
 
     def _check_arena(self) -> None:
-        """Raise ValueError unless the worker holds its lock on this very file: it gets no offsets into another one."""
+        """Raise ValueError unless the worker holds its lock on this arena's file: it gets no offsets into another
+        one."""
         self._mapped = self._mapped or self._node.arena.is_used_by(self._number)
         if not self._mapped:
             raise ValueError("it has not mapped this store's arena; do its container and the store's share shm_dir?")
 
     def _declared(self, fingerprint: bytes) -> bytes:
-        """The fingerprint, or one that no model has: a worker is given nothing of a model whose shape it did not declare."""
+        """The fingerprint if the worker declared its shape, else one that no model has."""
         return fingerprint if fingerprint in self.fingerprints else b""
 
     def _load(self, load: pb.LoadRequest, now: float) -> ev.LoadWanted:
@@ -153,7 +167,7 @@ class Attachment:
         )
 
     def gone(self) -> None:
-        """The stream ended: everything of this worker is released, once it copies no more."""
+        """The stream ended: release everything of this worker, once it copies no more."""
         self._node.owners.pop(self.owner, None)
         self._node.workers.pop(self.owner, None)
         if self._node.arena.is_used_by(self._number):
@@ -168,8 +182,7 @@ class Attachment:
         self._node.handle(ev.WorkerGone(self.owner, self._node.clock.now()))
 
     async def _release_late(self) -> None:
-        """What it was lent or granted is free again once it has let go of the arena, or is dead: one that is only slow, or stopped, may
-        still copy."""
+        """Release once the worker has let go of the arena or is dead: a slow or stopped one may still copy."""
         arena, clock = self._node.arena, self._node.clock
         began, told = clock.now(), False
         while arena.is_used_by(self._number):
@@ -177,7 +190,8 @@ class Attachment:
                 told = True
                 count("workers_linger")
                 log.warning(
-                    "a worker's stream has ended, and it still uses the arena: what it was granted stays reserved", owner=self.owner
+                    "a worker's stream has ended, and it still uses the arena: what it was granted stays reserved",
+                    owner=self.owner,
                 )
             await clock.sleep(_LINGER_LOOK_S)
         self._release()
@@ -208,10 +222,10 @@ class Attachment:
                 )
                 message = pb.StoreToWorker(offer=offer)
         self.outgoing.put(message)
-        if isinstance(instruction, do.TellErase) and instruction.telling:
-            # A worker acts on its messages in order: its answer to a question after this one says that it has heard.
+        if isinstance(instruction, do.TellErase) and instruction.notice:
+            # A worker handles its messages in order, so its answer to a later query confirms this notice.
             number = next(self._query_numbers)
-            self._tellings[number] = instruction.telling
+            self._notices[number] = instruction.notice
             self.outgoing.put(pb.StoreToWorker(hbm_query=pb.HbmQuery(query_id=number)))
 
     async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:
@@ -234,12 +248,18 @@ def _check_same(shape: KvShape, known: KvShape) -> None:
     for field in fields(shape):
         value, here = getattr(shape, field.name), getattr(known, field.name)
         if value != here:
-            raise InvalidRequest(f"{field.name} = {value!r}: this store knows the fingerprint with {here!r}", param=field.name)
+            raise InvalidRequest(
+                f"{field.name} = {value!r}: this store knows the fingerprint with {here!r}", param=field.name
+            )
 
 
 def _join(last: pb.StoreToWorker, new: pb.StoreToWorker) -> bool:
-    """Pieces of one load that come while others wait to be told go with them."""
-    if last.WhichOneof("kind") != "pieces" or new.WhichOneof("kind") != "pieces" or last.pieces.load_id != new.pieces.load_id:
+    """Merge waiting pieces of one load into one message."""
+    if (
+        last.WhichOneof("kind") != "pieces"
+        or new.WhichOneof("kind") != "pieces"
+        or last.pieces.load_id != new.pieces.load_id
+    ):
         return False
     last.pieces.MergeFrom(new.pieces)
     return True
@@ -253,11 +273,16 @@ def _answer(instruction: do.Found | do.Pieces | do.End | do.Grant) -> pb.StoreTo
             return pb.StoreToWorker(found=found)
         case do.Pieces() as p:
             pieces = pb.LoadPieces(
-                load_id=int(p.load[1]), chunks=[x[0] for x in p.pieces], layers=[x[1] for x in p.pieces], offsets=[x[2] for x in p.pieces]
+                load_id=int(p.load[1]),
+                chunks=[x[0] for x in p.pieces],
+                layers=[x[1] for x in p.pieces],
+                offsets=[x[2] for x in p.pieces],
             )
             return pb.StoreToWorker(pieces=pieces)
         case do.End() as e:
             return pb.StoreToWorker(end=pb.LoadEnd(load_id=int(e.load[1]), usable=e.usable))
         case do.Grant() as g:
-            grant = pb.SaveGrant(save_id=g.save[1], indices=g.indices, offsets=g.offsets, held=g.held, refused=g.refused)
+            grant = pb.SaveGrant(
+                save_id=g.save[1], indices=g.indices, offsets=g.offsets, held=g.held, refused=g.refused
+            )
             return pb.StoreToWorker(grant=grant)

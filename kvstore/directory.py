@@ -1,7 +1,7 @@
-"""What the schedulers are told about this node, and what they ask for: a stream to each, opened again for ever.
+"""The streams to the schedulers: reports of this node, and their commands. Reopened forever.
 
-Sessions are reported in full after every hello, then as they change, a few times a second; the load every second. All schedulers
-are told all of it, as each may stand in for the others; so an erasure that one of them ordered is seen by every one.
+Sessions are reported in full after every hello, then changes a few times a second; the load every second. All
+schedulers get all of it, because each may stand in for the others, so an erasure that one ordered is seen by all.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from contracts.v1.scheduler_pb2_grpc import SchedulerStub
 from kvstore.core import events as ev
 from kvstore.erasing import Answer
 from kvstore.metrics import log
-from kvstore.node import Node
+from kvstore.node import StoreNode
 from runtime import rpc, telemetry
 from runtime.service import Tasks
 
 _DELTA_S, _LOAD_EVERY, _RECONNECT_S = 0.25, 4, 0.1
-#: Of one message: short enough for both sides to write or read in a few milliseconds.
+#: Most of one message: both sides handle it in a few milliseconds.
 _SESSIONS_A_MESSAGE, _CHUNKS_A_MESSAGE = 500, 10_000
 
 
 class Directory:
-    """The links to all schedulers. Run once."""
+    """The streams to all schedulers. `run` once."""
 
-    def __init__(self, node: Node, addresses: Sequence[str], tasks: Tasks) -> None:
+    def __init__(self, node: StoreNode, addresses: Sequence[str], tasks: Tasks) -> None:
         self._node, self._tasks = node, tasks
         self.links = [Link(node, address, tasks) for address in addresses]
         for link in self.links:
             node.erasing.answered.append(link.answer)
 
     async def run(self) -> None:
-        """Report for as long as the process lives."""
+        """Report until cancelled."""
         for link in self.links:
             self._tasks.start(link.run(), f"scheduler {link.address}")
         dirty = self._node.store.index.dirty
@@ -52,17 +52,17 @@ class Directory:
 
 
 class Link:
-    """The stream to one scheduler. changed: sessions whose residency has changed since it was told of them."""
+    """The stream to one scheduler. changed: sessions whose residency has changed since they were reported to it."""
 
-    def __init__(self, node: Node, address: str, tasks: Tasks) -> None:
+    def __init__(self, node: StoreNode, address: str, tasks: Tasks) -> None:
         self._node, self.address, self._tasks = node, address, tasks
         self.changed: set[SessionKey] = set()
         self._connections = 0
         self._reported: set[SessionKey] = set()
-        self._answers: list[pb.StoreReport] = []  #: to erasures, not yet sent
+        self._answers: list[pb.StoreReport] = []  #: answers to erasures, not yet sent
 
     async def run(self) -> None:
-        """Report for as long as the process lives."""
+        """Report and execute commands until cancelled; reconnect when the stream breaks."""
         channel = rpc.channel(self.address, rpc.SCHEDULER_RECONNECT_S)
         while True:
             connected = False
@@ -87,7 +87,9 @@ class Link:
         place, connection = node.places.store_address, self._connections
         devices = len(node.places.devices)
         yield pb.StoreReport(
-            hello=pb.StoreHello(node=node.name, address=place, instance=node.instance, connection=connection, devices=devices)
+            hello=pb.StoreHello(
+                node=node.name, address=place, instance=node.instance, connection=connection, devices=devices
+            )
         )
         self._reported.clear()
         self.changed.clear()
@@ -96,7 +98,7 @@ class Link:
         for held in self._held(list(node.store.index.manifests), skip_absent=True):
             yield pb.StoreReport(held=pb.HeldSessions(full=full, joining=True, number=number, sessions=held))
             number, full = number + 1, False
-            await asyncio.sleep(0)  # whatever else the store has to do comes between
+            await asyncio.sleep(0)  # let the loop do other work
         if full:
             yield pb.StoreReport(held=pb.HeldSessions(full=True, joining=True, number=number))
         turn = 0
@@ -106,7 +108,7 @@ class Link:
                 yield pb.StoreReport(metrics=pb.ProcessMetrics(samples=telemetry.samples()))
             turn += 1
             await node.clock.sleep(_DELTA_S)
-            # What was erased is told before the erasure is confirmed: nobody believes in a holder once it is.
+            # Report what was erased before the confirmation: then no scheduler still lists this node as a holder.
             answers, self._answers = self._answers, []
             changed, self.changed = self.changed | (node.store.index.dirty if answers else set()), set()
             for held in self._held(changed, skip_absent=False):
@@ -117,8 +119,8 @@ class Link:
                 yield answer
 
     def _held(self, sessions: Iterable[SessionKey], *, skip_absent: bool) -> Iterable[list[pb.Held]]:
-        """In messages of bounded size. A session that is no longer here is reported once with nothing, and one that was erased or
-        has expired, always: a scheduler may know it from others."""
+        """Reports in messages of bounded size. A session no longer here is reported once as empty; an erased or expired
+        one always, because the scheduler may know it from other nodes."""
         index = self._node.store.index
         part: list[pb.Held] = []
         chunks = 0
@@ -150,7 +152,9 @@ class Link:
         store = self._node.store
         return pb.StoreReport(
             load=pb.StoreLoad(
-                dram_bytes_total=store.ledger.arena_bytes, dram_bytes_used=store.ledger.used_bytes, ssd_bytes_used=store.index.ssd_bytes
+                dram_bytes_total=store.ledger.arena_bytes,
+                dram_bytes_used=store.ledger.used_bytes,
+                ssd_bytes_used=store.index.ssd_bytes,
             )
         )
 
@@ -172,7 +176,7 @@ class Link:
             self._tasks.start(self._meet(dict(command.peers.addresses)), "peers")
 
     def answer(self, answer: Answer) -> None:
-        """Every scheduler is told what became of an erasure, whichever ordered it."""
+        """Tell this scheduler an erasure's answer, whichever scheduler ordered it."""
         self._answers.append(_erased(answer))
 
     async def _meet(self, addresses: dict[str, str]) -> None:
@@ -185,11 +189,20 @@ def _advised(command: pb.PrefetchCommand, now: float) -> ev.Advised:
     a = command.advisory
     arrival = a.expected_arrival_s if a.HasField("expected_arrival_s") else math.inf
     lifetime = (0.0 if arrival == math.inf else arrival) + (a.ttl_s or DEFAULT_TTL_S)
-    return ev.Advised(session_from_wire(a.session), a.priority, arrival, lifetime, list(command.source_nodes), now, command.device)
+    return ev.Advised(
+        session_from_wire(a.session), a.priority, arrival, lifetime, list(command.source_nodes), now, command.device
+    )
 
 
 def _erased(a: Answer) -> pb.StoreReport:
     left = [pb.TierLeft(tier=tier, chunks=chunks) for tier, chunks in a.left.items() if chunks]
     return pb.StoreReport(
-        erased=pb.Erased(session=session_to_wire(a.session), verified=a.verified, known=a.known, left=left, number=a.number, taken=a.taken)
+        erased=pb.Erased(
+            session=session_to_wire(a.session),
+            verified=a.verified,
+            known=a.known,
+            left=left,
+            number=a.number,
+            taken=a.taken,
+        )
     )

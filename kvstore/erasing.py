@@ -1,8 +1,8 @@
-"""Erasing sessions on this node until every tier has confirmed: the worker's HBM, the arena, the SSD and the blob tier.
+"""Erases sessions on this node until every tier has confirmed: the workers' HBM, the arena, the SSD and the blob tier.
 
-An erasure is noted in the node's journal before it is answered, and is gone on with after a restart. What is still in use, or in a
-tier that does not answer, is deleted and looked for again, at growing intervals and as soon as the tier is back, for as long as it takes.
-The first answer comes when nothing is left or when `ANSWER_S` have passed; if something was left then, another one comes when it is gone.
+An erasure is journaled before it is answered, and resumed after a restart. Data still in use, or in a tier that does
+not answer, is deleted and checked again at growing intervals, and as soon as the tier is back. The first answer comes
+when nothing is left or after `ANSWER_S`; if something was left, another follows when it is gone.
 """
 
 from __future__ import annotations
@@ -12,34 +12,32 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core import events as ev
 from kvstore.core.tombstone import OpenErasure, Tombstone
 from kvstore.failpoints import reach
+from kvstore.host import StoreHost
 from kvstore.learning import learn_sessions
 from kvstore.metrics import count, log
 from kvstore.tiers.journal import Journal, JournalFull
 from runtime.service import Tasks
 
-if TYPE_CHECKING:
-    from kvstore.node import Node
-
-#: How long a first answer may take.
+#: Seconds until the first answer at the latest.
 ANSWER_S = 8.0
 _LIST_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 60.0
-#: Erasures that look at tiers at once.
+#: Most erasures that check tiers at a time.
 _LOOKING = 4
-#: Beside the SSD's directory.
+#: File name, beside the SSD's directory.
 _JOURNAL = "erasures.journal"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an erasure came to. left: chunks by tier that are, or may be, still there. taken: it goes on whatever happens to this node."""
+    """An erasure's state. left: by tier, chunks that are or may be still there. taken: it is journaled, so this node
+    will complete it."""
 
     session: SessionKey
     known: bool
@@ -49,33 +47,34 @@ class Answer:
 
     @property
     def verified(self) -> bool:
-        """Every tier was looked at, and nothing is there."""
+        """Whether every tier was checked and nothing is there."""
         return not any(self.left.values())
 
 
 class Erasing:
-    """See the module. `answered`: called with every answer."""
+    """See the module. answered: callbacks for every answer."""
 
-    def __init__(self, node: Node, tasks: Tasks) -> None:
+    def __init__(self, node: StoreHost, tasks: Tasks) -> None:
         self._node = node
         self._tasks = tasks
         self._journal = Journal(node.places.ssd.parent / _JOURNAL)
         self._loaded = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._noted: dict[SessionKey, asyncio.Future[bool]] = {}  #: the last entry of each open erasure: whether it is durable
+        #: by open erasure, whether its last journal entry is durable
+        self._noted: dict[SessionKey, asyncio.Future[bool]] = {}
         self._pursuits: dict[SessionKey, asyncio.Task[None]] = {}
         self._wake: dict[SessionKey, asyncio.Event] = {}
         self._gate = asyncio.Semaphore(_LOOKING)
-        self._left: dict[SessionKey, dict[str, int]] = {}  #: what the last look saw
+        self._left: dict[SessionKey, dict[str, int]] = {}  #: by session, the result of the last check
         self._last: dict[SessionKey, Answer] = {}
         self.answered: list[Callable[[Answer], object]] = []
 
     # ---- the journal
 
     async def load(self) -> bool:
-        """What was open when this node ended is gone on with, and nothing of it is served from now on. Reads the journal once.
+        """Read the journal once, and resume open erasures; their chunks are not served from now on.
 
-        False when it cannot be read now: what the SSD has may be erased.
+        False when it cannot be read now: what the SSD holds may have been erased.
         """
         if self._loaded:
             return True
@@ -88,18 +87,21 @@ class Erasing:
         self._loaded = True
         if self._journal.damaged:
             count("journal_lines_damaged", self._journal.damaged)
-            log.error("lines of the journal of erasures are damaged: erase again what was not verified", lines=self._journal.damaged)
+            log.error(
+                "lines of the journal of erasures are damaged: erase again what was not verified",
+                lines=self._journal.damaged,
+            )
         is_open = list(self._journal.open.values())
         node.handle(ev.ErasuresReplayed(is_open, self._journal.floor, node.clock.now()))
         for erasure in is_open:
             self._noted[erasure.tombstone.session] = _done(True)
             self._pursue(erasure.tombstone.session, known=True)
         if is_open:
-            log.info("erasures are gone on with", sessions=len(is_open))
+            log.info("resuming erasures", sessions=len(is_open))
         return True
 
     def note(self, erasure: OpenErasure) -> None:
-        """Write it into the journal; `_noted` says when that is done."""
+        """Write the erasure to the journal; `_noted` says when that is done."""
         self._noted[erasure.tombstone.session] = asyncio.ensure_future(self._note(erasure))
 
     async def _note(self, erasure: OpenErasure) -> bool:
@@ -107,12 +109,16 @@ class Erasing:
             await self._on_thread(lambda: self._journal.note(erasure))
         except (OSError, JournalFull) as e:
             count("journal_failures")
-            log.error("an erasure could not be noted", session=str(erasure.tombstone.session), error=str(e) or "too many are open")
+            log.error(
+                "an erasure could not be noted",
+                session=str(erasure.tombstone.session),
+                error=str(e) or "too many are open",
+            )
             return False
         return True
 
     async def is_gone(self, session: SessionKey) -> bool:
-        """Whether nothing of the erased session is on this node, and never will be after a restart."""
+        """Whether this node holds nothing of the erased session, and will not after a restart either."""
         node = self._node
         grave = node.store.erasure.graves.get(session)
         if grave is None:
@@ -123,7 +129,7 @@ class Erasing:
         return not await asyncio.to_thread(self._remove_files, chunks)
 
     async def note_floor(self) -> bool:
-        """Erasures that this node has heeded are known to be past after a restart, too."""
+        """Journal the highest number of the erasures applied here."""
         floor = self._node.store.erasure.graves.floor
         try:
             await self._on_thread(lambda: self._journal.note_floor(floor))
@@ -132,7 +138,7 @@ class Erasing:
         return True
 
     async def _on_thread(self, work: Callable[[], None]) -> None:
-        """Raises OSError when the node's directory is not this store's."""
+        """Run on the journal's thread. Raises OSError when this store does not hold the directory's lock."""
         if not self._node.may_write():
             raise OSError("the node's directory is not locked")
         await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -145,15 +151,17 @@ class Erasing:
     # ---- erasing
 
     def open(self) -> list[Answer]:
-        """The last answer of every erasure that has not ended."""
+        """The last answer of every open erasure."""
         graves = self._node.store.erasure.graves
         return [
-            self._last.get(e.tombstone.session) or Answer(e.tombstone.session, True, {"blob": 1}, e.tombstone.number) for e in graves.open()
+            self._last.get(e.tombstone.session) or Answer(e.tombstone.session, True, {"blob": 1}, e.tombstone.number)
+            for e in graves.open()
         ]
 
     async def erase(self, session: SessionKey, number: int = 0) -> None:
-        """Erase it, after learning which other sessions exist by now, so that shared chunks stay. number: of an erasure that others were
-        told of before; 0: all that there is now. `answered` is called once, or once more when it is gone after all."""
+        """Erase the session, after learning which other sessions exist, so that shared chunks stay. number: of a
+        repeated erasure; 0: a new one. `answered` callbacks are called once, or again when the session is finally
+        gone."""
         node, begun = self._node, self._node.clock.now()
         found, tombstones = await self._ask(session)
         if isinstance(found, Manifest):
@@ -162,11 +170,13 @@ class Erasing:
         here = session in index.manifests or session in index.claims or erasure.is_erasing(session)
         node.handle(ev.TombstonesListed(tombstones or [], node.clock.now()))
         if not here and found is ev.Fault.MISSING and tombstones == []:
-            self._tell(Answer(session, False, {}, number))  # nobody knows it, and nothing is kept of the question
+            self._tell(Answer(session, False, {}, number))  # unknown everywhere; nothing is recorded
             return
         known = here or isinstance(found, Manifest) or found is ev.Fault.CORRUPT
         reach("erase.before")
-        node.handle(ev.SessionErased(session, node.clock.now(), number, blind=not here and found is ev.Fault.UNAVAILABLE))
+        node.handle(
+            ev.SessionErased(session, node.clock.now(), number, blind=not here and found is ev.Fault.UNAVAILABLE)
+        )
         reach("erase.queued")
         noted = self._noted.get(session)
         taken = noted is None or await noted
@@ -176,9 +186,9 @@ class Erasing:
         self._pursue(session, known=known, begun=begun)
 
     async def _ask(self, session: SessionKey) -> tuple[Manifest | ev.Fault, list[Tombstone] | None]:
-        """What the blob tier says of the session; and learn which others there are, as far as that is quick."""
+        """What blob knows of the session; also learns the other sessions, within _LIST_S."""
         node = self._node
-        if not node.store.meter.admits(ev.Tier.BLOB_READ):
+        if not node.store.meter.admits(ev.TierChannel.BLOB_READ):
             return ev.Fault.UNAVAILABLE, None
         listing = asyncio.wait_for(learn_sessions(node), _LIST_S)
         asked = (node.blob.find_manifest(session), node.blob.tombstones.find(session), listing)
@@ -189,12 +199,13 @@ class Erasing:
         )
 
     def hurry(self) -> None:
-        """A tier is back: erasures that wait for it need not wait out their pause."""
+        """A tier is back: erasures waiting for it continue at once."""
         for wake in self._wake.values():
             wake.set()
 
     def _pursue(self, session: SessionKey, *, known: bool, begun: float | None = None) -> None:
-        """Go on until it is gone; an erasure that is told again is looked at at once, and answered again. begun: when it was asked for."""
+        """Continue until the session is gone. A repeated erasure is checked at once and answered again. begun: when it
+        was ordered."""
         self._last.pop(session, None)
         if begun is not None:
             wait_s = max(0.0, begun + ANSWER_S - self._node.clock.now())
@@ -206,7 +217,7 @@ class Erasing:
         self._pursuits[session] = self._tasks.start(self._pursuit(session, known), "erase")
 
     def _overdue(self, session: SessionKey, known: bool) -> None:
-        """Say that it goes on, unless its end was told."""
+        """Answer that the erasure continues, unless its end was reported."""
         if session in self._pursuits and session not in self._last:
             left = self._left.get(session) or self._left_here(session) | {"blob": 1}
             self._tell(Answer(session, known, left, self._node.store.erasure.graves.number(session)))
@@ -236,7 +247,7 @@ class Erasing:
             self._left.pop(session, None)
 
     async def _end(self, session: SessionKey) -> bool:
-        """Every tier has confirmed; whether nothing has come up meanwhile and the journal says so."""
+        """Every tier has confirmed: close the erasure and journal that."""
         node = self._node
         noted = self._noted.get(session)
         if noted is not None and not noted.done():
@@ -244,7 +255,7 @@ class Erasing:
         reach("erase.confirmed")
         node.handle(ev.ErasureEnded(session, node.clock.now()))
         self._noted.pop(session, None)
-        with contextlib.suppress(OSError):  # after a restart it ends once more
+        with contextlib.suppress(OSError):  # otherwise it ends again after a restart
             await self._on_thread(lambda: self._journal.done(session))
         return True
 
@@ -254,9 +265,10 @@ class Erasing:
             told(answer)
 
     async def _step(self, session: SessionKey, *, again: bool) -> dict[str, int]:
-        """Delete what is there (`again`: has been ordered before, and was not done) and look; how many chunks each tier has or may have."""
+        """Check every tier, and delete what is there. again: order deletions in blob again. Returns chunks left by
+        tier."""
         node = self._node
-        if not node.store.meter.admits(ev.Tier.BLOB_READ):
+        if not node.store.meter.admits(ev.TierChannel.BLOB_READ):
             return self._left_here(session) | {"blob": 1}
         found = await node.blob.find_manifest(session)
         if isinstance(found, Manifest):
@@ -284,14 +296,16 @@ class Erasing:
         return {"hbm": erasure.graves.unheard(session)} | erasure.left(grave.chunks if grave is not None else ())
 
     async def _look(self, tombstone: Tombstone) -> dict[str, int]:
-        """How many of its chunks each tier has or may have; chunks that a session names by now are not its any more."""
+        """By tier, how many of its chunks are or may be there. Chunks that a session names by now do not count."""
         node, index = self._node, self._node.store.index
         chunks = {key: fingerprint for key, fingerprint in tombstone.chunks.items() if key not in index.names}
         left = self._left_here(tombstone.session)
         if chunks:
             left["ssd"] = max(left["ssd"], await asyncio.to_thread(self._remove_files, chunks))
         if not left["blob"]:
-            left["blob"] = sum(await asyncio.gather(*(node.blob.has_chunk(key, fingerprint) for key, fingerprint in chunks.items())))
+            left["blob"] = sum(
+                await asyncio.gather(*(node.blob.has_chunk(key, fingerprint) for key, fingerprint in chunks.items()))
+            )
         models: dict[bytes, list[bytes]] = {}
         for key, fingerprint in chunks.items():
             models.setdefault(fingerprint, []).append(key)
@@ -302,7 +316,7 @@ class Erasing:
         return left
 
     def _remove_files(self, chunks: dict[bytes, bytes]) -> int:
-        """How many of the chunks still have a file. Those that the core does not know of, as they are held back, lose it here."""
+        """How many of the chunks still have a file. Deletes files that the core does not know."""
         left = 0
         for key, fingerprint in chunks.items():
             path = self._node.ssd.path(key, fingerprint)

@@ -1,9 +1,9 @@
-"""Named points at which a fault can be made to happen: where durability or ownership changes hands, so that something is half-done.
+"""Named points where a fault can be injected: where durability or ownership changes hands and work is half done.
 
-`kv.failpoints` arms them: {"ssd.before_rename": "kill@3"}. An action is `kill` (SIGKILL of this process), `delay:MS`, or
-`error:EIO | ENOSPC | EROFS` (an OSError, only where the code around the point answers one); `@N` makes it happen at the N-th time
-the point is reached instead of at the first (`kill`) or at every one (`delay`, `error`). A delay sleeps where it stands: at a
-point of the event loop the whole store stands still. Not for production; a store with armed points says so at start.
+`kv.failpoints` arms them: {"ssd.before_rename": "kill@3"}. An action is `kill` (SIGKILL of this process), `delay:MS`,
+or `error:EIO | ENOSPC | EROFS` (an OSError, only where the code around the point handles one). `@N` applies it at the
+N-th time the point is reached, instead of the first (`kill`) or every time (`delay`, `error`). A delay blocks its
+thread; on the event loop it blocks the whole store. Not for production; a store with armed points says so at start.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from kvstore.metrics import log
 
 
 class Point(NamedTuple):
-    """`half_done`: what is, while the process stands there. `errors`: whether an OSError may come from there."""
+    """half_done: the state while the process is at the point. errors: whether an OSError can be injected."""
 
     half_done: str
     errors: bool = False
 
 
-#: Every point there is.
+#: All points.
 POINTS: Mapping[str, Point] = {
-    "recover.between_files": Point("some headers are read, damaged files before them are deleted, and the core knows of none"),
+    "recover.between_files": Point(
+        "some headers are read, damaged files before them are deleted, and the core knows of none"
+    ),
     "save.granted": Point("slots of the arena are reserved for a worker that has not been told so"),
     "save.summed": Point("the worker has written a chunk into the arena; no slower tier has been asked to take it"),
     "ssd.part_made": Point("a temporary file has its length, and neither header nor pieces", errors=True),
@@ -41,23 +43,31 @@ POINTS: Mapping[str, Point] = {
     "ssd.before_folder_sync": Point("a group's files have their final names, which are not durable yet", errors=True),
     "ssd.before_report": Point("a group is durable and the core does not know it"),
     "ssd.before_delete": Point("the core has forgotten a chunk whose file is still there", errors=True),
-    "ssd.after_delete": Point("the file of an erased chunk is gone; those of the session's next chunks are not", errors=True),
+    "ssd.after_delete": Point(
+        "the file of an erased chunk is gone; those of the session's next chunks are not", errors=True
+    ),
     "ssd.after_read": Point("pieces are in the arena and not verified", errors=True),
-    "blob.before_put": Point("the SSD has a chunk, the blob tier has not, and only this process knows that it is owed", errors=True),
+    "blob.before_put": Point(
+        "the SSD has a chunk, the blob tier has not, and only this process knows that it is owed", errors=True
+    ),
     "blob.after_put": Point("the blob tier has a chunk and the core does not know it", errors=True),
     "blob.before_delete": Point("the core has forgotten a chunk or manifest that the blob tier still has", errors=True),
     "blob.after_delete": Point("one object of an erased session is gone, others are not", errors=True),
     "blob.after_read": Point("a range of an object is in memory and not in the arena"),
-    "manifest.before_put": Point("a turn has ended, and the blob tier has the session's older manifest or none", errors=True),
+    "manifest.before_put": Point(
+        "a turn has ended, and the blob tier has the session's older manifest or none", errors=True
+    ),
     "manifest.after_put": Point("a manifest names chunks that may be in no durable tier yet", errors=True),
     "tombstone.before_put": Point("the journal has an erasure of which the blob tier knows nothing", errors=True),
     "tombstone.after_put": Point("the blob tier has a session's tombstone and its manifest and chunks", errors=True),
     "erase.before": Point("the other sessions are known anew, and nothing of the session to erase is forgotten"),
     "erase.queued": Point("the core has forgotten a session of which every tier still has everything"),
-    "journal.before_append": Point("the core has forgotten a session to erase, and the journal does not say so", errors=True),
+    "journal.before_append": Point(
+        "the core has forgotten a session to erase, and the journal does not say so", errors=True
+    ),
     "journal.before_sync": Point("the journal has an entry that is not durable", errors=True),
     "journal.before_rename": Point("a journal without history stands beside the old one", errors=True),
-    "erase.noted": Point("the journal has an erasure that nobody was answered"),
+    "erase.noted": Point("the journal has an erasure that has not been answered"),
     "erase.confirmed": Point("every tier has confirmed an erasure, and the journal says that it is open"),
     "peer.leased": Point("a peer's pieces are pinned and it has been told of none"),
     "peer.sending": Point("a peer reads from this arena"),
@@ -71,7 +81,7 @@ _REMEDY = "give kill, delay:MS or error:" + "|".join(ERRORS) + ", with @N for th
 
 @dataclass(slots=True)
 class _Armed:
-    """One point's action. `at`: which time it is meant, 0 for every one. Reached from several threads."""
+    """One point's action. at: the number of the time it applies to; 0: every time. Thread-safe."""
 
     at: int
     delay_s: float | None
@@ -113,7 +123,9 @@ def arm(wanted: Mapping[str, str]) -> None:
 def _parse(name: str, action: str) -> _Armed:
     point = POINTS.get(name)
     if point is None:
-        raise ConfigError(f"kv.failpoints.{name} = {action!r}: there is no such failpoint; give one of {', '.join(POINTS)}")
+        raise ConfigError(
+            f"kv.failpoints.{name} = {action!r}: there is no such failpoint; give one of {', '.join(POINTS)}"
+        )
     match = _ACTION.fullmatch(action)
     if match is None:
         raise ConfigError(f"kv.failpoints.{name} = {action!r}: {_REMEDY}")

@@ -1,17 +1,13 @@
-"""What a node's gauges show: read from its parts when somebody asks, on another thread."""
+"""The values of a node's gauges, read from its parts when scraped, on another thread."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvstore import metrics
-
-if TYPE_CHECKING:
-    from kvstore.node import Node
+from kvstore.host import StoreHost
 
 
-def show(node: Node) -> None:
-    """Let the gauges of this process show `node`."""
+def show(node: StoreHost) -> None:
+    """Let this process's gauges show `node`."""
     saves, index, ledger = node.store.saves, node.store.index, node.store.ledger
     quotas, capacity = node.store.quotas, node.store.capacity
 
@@ -26,7 +22,11 @@ def show(node: Node) -> None:
         return saves.ssd_waiting_bytes if tier == "ssd" else saves.blob_waiting_bytes
 
     def held(what: str) -> float:
-        slots = {"reserved_slots": ledger.reserved_slots, "pinned_slots": ledger.pinned_slots, "lent_leases": node.leased.count}
+        slots = {
+            "reserved_slots": ledger.reserved_slots,
+            "pinned_slots": ledger.pinned_slots,
+            "lent_leases": node.leased.count,
+        }
         return slots.get(what, node.store.leases.count)
 
     metrics.watch(used, limit, waiting, node.sizes.free_bytes, node.store.queued)

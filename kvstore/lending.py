@@ -1,4 +1,5 @@
-"""This node as an owner: pieces that a peer reads from its arena, pinned until it lets go, dies, or a minute has passed."""
+"""This node as the owner of lent pieces: a peer reads them from the arena, where they are pinned until it releases
+them, dies, or a minute has passed."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from kvstore.core import events as ev
 from kvstore.core import instructions as do
 from kvstore.failpoints import reach
 from kvstore.metrics import count
-from kvstore.node import Node
+from kvstore.node import StoreNode
 from runtime.outgoing import Outgoing
 
 _LIFETIME_S = 60.0
-#: A peer reads what one message names as one: not so much that nothing is verified while it comes.
+#: Most pieces of a joined message. A peer reads them as one, and verifies them while the next are read.
 _JOINED_PIECES = 64
 
 
@@ -27,9 +28,9 @@ def _join(last: pb.PeerPieces, new: pb.PeerPieces) -> bool:
 
 
 class _Loan:
-    """One lease as the load's owner sees it."""
+    """One lease, as the owner of its load."""
 
-    def __init__(self, node: Node, lease: str, piece_bytes: int) -> None:
+    def __init__(self, node: StoreNode, lease: str, piece_bytes: int) -> None:
         self._node = node
         self._lease = lease
         self._piece_bytes = piece_bytes
@@ -39,7 +40,9 @@ class _Loan:
         """Owner.answer"""
         match instruction:
             case do.Found():
-                self.outgoing.put(pb.PeerPieces(held=instruction.indices, in_dram=instruction.in_arena, due_s=instruction.due_s))
+                self.outgoing.put(
+                    pb.PeerPieces(held=instruction.indices, in_dram=instruction.in_arena, due_s=instruction.due_s)
+                )
             case do.Pieces(pieces=pieces):
                 self._node.leased.add(self._lease, [(p[2], self._piece_bytes) for p in pieces])
                 chunks, layers, offsets, checksums = zip(*pieces, strict=True)
@@ -51,12 +54,12 @@ class _Loan:
 class Lending:
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: StoreNode) -> None:
         self._node = node
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     async def lease(self, request: pb.PeerLeaseRequest) -> AsyncIterator[pb.PeerPieces]:
-        """What the peer is told, until all that can be had was sent. Cancelling it ends the lease."""
+        """Yield messages to the peer until all available pieces were announced. Cancelling it ends the lease."""
         node, owner = self._node, f"peer-{request.lease_id}"
         shape = node.store.index.shapes.get(request.fingerprint)
         if owner in node.owners or owner in self._timers or not request.lease_id:
@@ -71,7 +74,9 @@ class Lending:
         wants = [(c.key, tuple(layers_from_bitmap(c.layers, shape.layers))) for c in request.chunks]
         whole = False
         try:
-            event = ev.LoadWanted((owner, "0"), ev.LoadKind.PEER, None, request.fingerprint, wants, (), 0, node.clock.now())
+            event = ev.LoadWanted(
+                (owner, "0"), ev.LoadKind.PEER, None, request.fingerprint, wants, (), 0, node.clock.now()
+            )
             node.handle(event)
             reach("peer.leased")
             while (message := await loan.outgoing.get()) is not None:
@@ -85,7 +90,7 @@ class Lending:
                 self.release(request.lease_id)
 
     def release(self, lease: str) -> None:
-        """The peer has what it needs, or is gone."""
+        """Unpin the lease's pieces."""
         owner = f"peer-{lease}"
         timer = self._timers.pop(owner, None)
         if timer is not None:

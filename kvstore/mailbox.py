@@ -1,4 +1,4 @@
-"""Calls from threads to the event loop that the mailbox was made on: those that come together wake the loop once."""
+"""Runs calls from threads on the event loop that created the mailbox, with one wake-up for calls that come together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Mailbox:
-    """See the module. `failed` is told when a call raises; the others are made all the same."""
+    """See the module. failed: called when a call raises; the others are still made."""
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
@@ -20,7 +20,7 @@ class Mailbox:
         self._woken = False
 
     def put(self, call: Callable[[], None]) -> None:
-        """Have it called soon, in order. From any thread; nothing when the loop is closed."""
+        """Schedule the call, in order. Thread-safe; ignored when the loop is closed."""
         with self._lock:
             self._calls.append(call)
             wake, self._woken = not self._woken, True

@@ -1,7 +1,7 @@
-"""The store's metrics: one place for their names, labels and words.
+"""The store's metrics: their names, labels and values in one place.
 
-A word of core's `Counted` with labels is a counter of its own (`_LABELLED`); every other word is a value of `what` of
-`upbeat_kvstore_events`. What gauges show is read when they are asked for (`watch`).
+A `Counted` of the core with labels is a counter of its own (`_LABELLED`); every other is a value of `what` of
+`upbeat_kvstore_events`. Gauges are read when scraped (`watch`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge
 
-from kvstore.core.events import Tier
+from kvstore.core.events import TierChannel
 from runtime import telemetry
 
-EVENTS = Counter("upbeat_kvstore_events", "Things that happened to chunks, pieces, loads and peers", ["what"], registry=telemetry.REGISTRY)
-BYTES_READ = Counter("upbeat_kvstore_read_bytes", "Bytes brought into the arena", ["source"], registry=telemetry.REGISTRY)
+EVENTS = Counter(
+    "upbeat_kvstore_events",
+    "Things that happened to chunks, pieces, loads and peers",
+    ["what"],
+    registry=telemetry.REGISTRY,
+)
+BYTES_READ = Counter(
+    "upbeat_kvstore_read_bytes", "Bytes brought into the arena", ["source"], registry=telemetry.REGISTRY
+)
 BYTES_WRITTEN = Counter("upbeat_kvstore_written_bytes", "Bytes written behind", ["tier"], registry=telemetry.REGISTRY)
 
 
@@ -28,8 +35,12 @@ _LABELLED = {
     "evicted_bytes": _counter(
         "evicted_bytes", "Bytes that left a tier to make room, by the reason that they ranked first", "tier", "reason"
     ),
-    "hint_bytes": _counter("hint_bytes", "Bytes brought for hints: used, late (the request came first), wasted", "outcome"),
-    "checksum_failures": _counter("checksum_failures", "Pieces whose bytes were not what was written, by where they came from", "source"),
+    "hint_bytes": _counter(
+        "hint_bytes", "Bytes brought for hints: used, late (the request came first), wasted", "outcome"
+    ),
+    "checksum_failures": _counter(
+        "checksum_failures", "Pieces whose bytes were not what was written, by where they came from", "source"
+    ),
     "medium_errors": _counter("medium_errors", "Pieces that a device reported an error for", "source"),
     "missing_pieces": _counter("missing_pieces", "Pieces that were not where they were known to be", "source"),
 }
@@ -39,33 +50,56 @@ _USED = Gauge(
     ["tier"],
     registry=telemetry.REGISTRY,
 )
-_LIMIT = Gauge("upbeat_kvstore_limit_bytes", "Bytes that a tier may hold; 0: no limit", ["tier"], registry=telemetry.REGISTRY)
-_FREE = Gauge(
-    "upbeat_kvstore_disk_free_bytes", "Bytes that are free on a tier's disk; -1: it is no disk", ["tier"], registry=telemetry.REGISTRY
+_LIMIT = Gauge(
+    "upbeat_kvstore_limit_bytes", "Bytes that a tier may hold; 0: no limit", ["tier"], registry=telemetry.REGISTRY
 )
-_WAITING = Gauge("upbeat_kvstore_write_back_waiting_bytes", "Bytes that wait for a slower tier", ["tier"], registry=telemetry.REGISTRY)
+_FREE = Gauge(
+    "upbeat_kvstore_disk_free_bytes",
+    "Bytes that are free on a tier's disk; -1: it is no disk",
+    ["tier"],
+    registry=telemetry.REGISTRY,
+)
+_WAITING = Gauge(
+    "upbeat_kvstore_write_back_waiting_bytes",
+    "Bytes that wait for a slower tier",
+    ["tier"],
+    registry=telemetry.REGISTRY,
+)
 _QUEUED = Gauge(
-    "upbeat_kvstore_queued", "Reads that wait or run, by source; loads that have not ended", ["what"], registry=telemetry.REGISTRY
+    "upbeat_kvstore_queued",
+    "Reads that wait or run, by source; loads that have not ended",
+    ["what"],
+    registry=telemetry.REGISTRY,
 )
 _HELD = Gauge(
     "upbeat_kvstore_held",
-    "What is held for somebody: slots reserved or pinned, leases asked of peers or lent to them",
+    "Slots reserved or pinned, and leases asked of peers or lent to them",
     ["what"],
     registry=telemetry.REGISTRY,
 )
 HELD = ("reserved_slots", "pinned_slots", "asked_leases", "lent_leases")
 _TIER_UP = Gauge(
-    "upbeat_kvstore_tier_up", "1 while a tier is read or written, 0 while it is left alone", ["tier"], registry=telemetry.REGISTRY
+    "upbeat_kvstore_tier_up",
+    "1 while a tier is in use, 0 while it is degraded",
+    ["tier"],
+    registry=telemetry.REGISTRY,
 )
 QUEUES = ("ssd", "peer", "blob", "loads")
-#: Events whose first occurrence is logged: an operator wants to know.
-_LOGGED_ONCE = {"checksum_failures", "missing_pieces", "peer_failures", "ssd_write_failures", "blob_write_failures", "shape_mismatches"}
+#: Events whose first occurrence is logged.
+_LOGGED_ONCE = {
+    "checksum_failures",
+    "missing_pieces",
+    "peer_failures",
+    "ssd_write_failures",
+    "blob_write_failures",
+    "shape_mismatches",
+}
 _seen: set[tuple[str, ...]] = set()
 log = telemetry.logger("kvstore")
 
 
 def count(what: str, amount: int = 1, labels: tuple[str, ...] = ()) -> None:
-    """Count something that happened."""
+    """Count an event; log the first of some kinds."""
     counter = _LABELLED.get(what)
     (counter.labels(*labels) if counter else EVENTS.labels(what)).inc(amount)
     if what in _LOGGED_ONCE and (what, *labels) not in _seen:
@@ -73,14 +107,14 @@ def count(what: str, amount: int = 1, labels: tuple[str, ...] = ()) -> None:
         log.warning("first of its kind; the metrics count how many follow", what=what, labels=list(labels))
 
 
-def show_tiers(tiers: Iterable[Tier]) -> None:
-    """Every tier's gauge begins at 1."""
+def show_tiers(tiers: Iterable[TierChannel]) -> None:
+    """Initialise every tier's gauge to 1."""
     for tier in tiers:
         _TIER_UP.labels(tier.name.lower()).set(1)
 
 
-def tier_changed(tier: Tier, up: bool, reason: str) -> None:
-    """Log the change and show it."""
+def tier_changed(tier: TierChannel, up: bool, reason: str) -> None:
+    """Log and show the change."""
     name = tier.name.lower()
     _TIER_UP.labels(name).set(up)
     if up:
@@ -96,16 +130,22 @@ def watch(
     free: Callable[[str], float],
     queued: Callable[[str], float],
 ) -> None:
-    """Let the gauges show this store. used, limit, waiting and free are told a tier: bytes; queued(what): a number. Called from
-    another thread."""
+    """Connect the gauges to this store. used, limit, waiting and free map a tier to bytes; queued maps a kind to a
+    number. Called from another thread."""
     tiers, slow = ("dram", "ssd", "blob"), ("ssd", "blob")
-    asked = ((_USED, used, tiers), (_LIMIT, limit, tiers), (_FREE, free, slow), (_WAITING, waiting, slow), (_QUEUED, queued, QUEUES))
+    asked = (
+        (_USED, used, tiers),
+        (_LIMIT, limit, tiers),
+        (_FREE, free, slow),
+        (_WAITING, waiting, slow),
+        (_QUEUED, queued, QUEUES),
+    )
     for gauge, ask, labels in asked:
         for label in labels:
             gauge.labels(label).set_function(partial(ask, label))
 
 
 def watch_held(held: Callable[[str], float]) -> None:
-    """As `watch`, for what must be nothing when nobody wants anything."""
+    """Like `watch`, for gauges that must be 0 while the store is idle."""
     for what in HELD:
         _HELD.labels(what).set_function(partial(held, what))

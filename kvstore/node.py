@@ -1,7 +1,7 @@
-"""The shell around the core: executes its instructions with the tiers, and feeds what happened back as events.
+"""The shell around the core: executes its instructions with the tiers, and reports what happened as events.
 
-One event loop owns the core; threads only move bytes and compute checksums. `handle` is the only way in. Who asked for a
-load is an Owner: an attached worker or a reading peer; the loads that advisories make have none.
+One event loop owns the core; threads only move bytes and compute checksums. `handle` is the only way in. A load answers
+to an Owner, an attached worker or a reading peer; loads of advisories have none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from contracts.errors import ConfigError
 from contracts.ids import SessionKey
@@ -38,31 +37,33 @@ from kvstore.tiers.transport import Card, LeasedRanges, Transport
 from kvstore.tiers.transport_auto import AutoTransport
 from kvstore.tiers.transport_nixl import NixlTransport
 from kvstore.tiers.transport_socket import SocketTransport
+from kvstore.trials import try_tier
 from kvstore.writeback import WriteBack
 from runtime.clock import Clock
-from runtime.config import GIB, Config
+from runtime.config import Config
 from runtime.directory_lock import DirectoryLock
+from runtime.sections import GIB
 from runtime.service import Tasks
 
 _TICK_S = 0.25
-#: A paced prefetch goes on after this time at least: fewer wake-ups, each with a little more to do.
+#: Least time between two wake-ups for paced prefetches.
 _RESUME_S = 0.005
-#: How long the start may wait for the blob tier's tombstones.
+#: How long the start waits for the blob tier's tombstones.
 _HEED_S = 0.5
 
 
-class Node:
-    """See the module. Everything of one node that is not gRPC."""
+class StoreNode:
+    """See the module. Everything of one node except gRPC."""
 
     def __init__(self, config: Config, number: int, clock: Clock, tasks: Tasks, lock: DirectoryLock) -> None:
-        """`lock`: on the node's directory; without it the SSD is neither read nor written."""
+        """lock: on the node's directory; without it the SSD is neither read nor written."""
         self.places = config.node(number)
         self.name = self.places.name
         self.instance = uuid.uuid4().hex
         self.clock = clock
         self._config = config
         self._tasks = tasks
-        self.background = tasks.start  #: runs something for as long as the process lives
+        self.background = tasks.start  #: starts a task that is cancelled at stop
         self._lock = lock
         codecs = Codecs()
         ssd_codec = codecs.configured("kv.ssd_codec", config.kv.ssd_codec)
@@ -99,13 +100,13 @@ class Node:
         self.transport: Transport
         self.erasing = Erasing(self, tasks)
         self._recovered = False
-        #: What the SSD has, until it is known what was erased while this node was away: nothing of it is served before.
+        #: What the SSD holds, while tombstones have not been read; it is not served until then.
         self._held_back: Sequence[ev.FoundCopy] | None = None
-        #: Who has to confirm an erasure before it is forgotten; and whether this node has confirmed some that are not.
+        #: Nodes that must confirm an erasure; and whether this node's list of confirmations may be non-empty.
         self.deployment = [config.node(n).name for n in range(config.nodes.count)]
         self.confirms = True
-        self._heeded = config.nodes.count == 1  # its own journal has all there was
-        #: What is done when the blob tier can be read again (upkeep.py).
+        self._heeded = config.nodes.count == 1  # a single node's journal is complete
+        #: Called when the blob tier can be read again (set by upkeep.py).
         self.blob_is_back: Callable[[], object] = lambda: None
         self._ticking = self._resuming = False
         self.ready = asyncio.Event()
@@ -115,27 +116,34 @@ class Node:
     # ---- life
 
     async def start(self) -> None:
-        """Learn what was erased, recover the SSD and start write-back. Peers and sessions follow in the background (`ready`)."""
-        metrics.show_tiers(ev.Tier)
+        """Learn what was erased, recover the SSD and start write-back. Peers and sessions follow in the background
+        (`ready`)."""
+        metrics.show_tiers(ev.TierChannel)
         if not await self._recover():
-            for tier in (ev.Tier.SSD_READ, ev.Tier.SSD_WRITE):
+            for tier in (ev.TierChannel.SSD_READ, ev.TierChannel.SSD_WRITE):
                 self.handle(ev.TierFailed(tier, f"{self.ssd.root} cannot be used", self.clock.now()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HEED_S):
                 await self.heed_tombstones()
         if self._held_back is not None:
             log.warning(
-                "the blob tier has not said yet what was erased while this node was away; what the SSD had is not served until then",
+                "tombstones could not be read yet; the SSD's chunks are not served until it is known what was erased "
+                "while this node was down",
                 chunks=len(self._held_back),
             )
         self.write_back.start()
         self._tasks.start(self._join(), "join")
         log.info(
-            "arena", path=str(self.arena.path), mib=self.arena.size_bytes >> 20, pages=self.arena.pages.kind, page=self.arena.pages.bytes
+            "arena",
+            path=str(self.arena.path),
+            mib=self.arena.size_bytes >> 20,
+            pages=self.arena.pages.kind,
+            page=self.arena.pages.bytes,
         )
 
     async def _recover(self) -> bool:
-        """Learn what the SSD holds; false when its directory cannot be made or read. Not beside a group commit: both run on one thread."""
+        """Learn what the SSD holds. False when its directory cannot be made or read. Runs on the write thread, never
+        beside a group commit."""
         try:
             self._lock.take(0)
             if not await self.erasing.load():
@@ -153,7 +161,7 @@ class Node:
         return True
 
     async def _serve_recovered(self) -> None:
-        """What the SSD has is served from now on, unless it is not known yet what was erased meanwhile."""
+        """Serve what the SSD holds, once tombstones have been read."""
         copies = self._held_back
         if copies is None or not self._heeded:
             return
@@ -166,7 +174,7 @@ class Node:
     # ---- tiers
 
     def may_write(self) -> bool:
-        """Whether the node's directory is this store's. It ends the process when it has become another's."""
+        """Whether this store holds the lock on the node's directory. Ends the process when another store has it."""
         try:
             self._lock.take(0)
         except OSError:
@@ -177,42 +185,25 @@ class Node:
         return True
 
     def _tier_changed(self, change: do.TierChanged) -> None:
-        """One line and one gauge; and what was put off while the tier was left alone."""
+        """Log and show the change; on recovery resume what was postponed."""
         metrics.tier_changed(change.tier, change.up, change.reason)
         self.write_back.tier_changed(change.tier, change.up)
-        if change.up and change.tier in (ev.Tier.BLOB_READ, ev.Tier.BLOB_WRITE):
+        if change.up and change.tier in (ev.TierChannel.BLOB_READ, ev.TierChannel.BLOB_WRITE):
             self.erasing.hurry()
-        if change.up and change.tier is ev.Tier.BLOB_READ:
+        if change.up and change.tier is ev.TierChannel.BLOB_READ:
             self.blob_is_back()
 
     async def _try_tier(self, trial: do.TryTier) -> None:
-        outcome, size = ev.Wrote.FAILED, 0
-        match trial.tier:
-            case ev.Tier.SSD_READ:
-                if self._recovered:
-                    works = await asyncio.to_thread(self.ssd.try_read, trial.size)
-                else:
-                    works = self.may_write() and await self._recover()
-                outcome = ev.Wrote.OK if works else ev.Wrote.FAILED
-            case ev.Tier.SSD_WRITE:
-                if self.sizes.ssd_space.lacks(trial.size):
-                    outcome = ev.Wrote.RESERVED
-                elif self.may_write():
-                    outcome, size = await self.write_back.on_thread(partial(self.ssd.try_write, trial.size)), trial.size
-            case ev.Tier.BLOB_READ:
-                outcome = ev.Wrote.OK if await self.blob.answers() else ev.Wrote.FAILED
-            case ev.Tier.BLOB_WRITE:
-                if self.sizes.blob_space.lacks(trial.size):
-                    outcome = ev.Wrote.RESERVED
-                else:
-                    outcome = ev.Wrote.OK if await self.blob.try_write(self.name) else ev.Wrote.FAILED
+        outcome, size = await try_tier(self, trial, None if self._recovered else self._recover)
         self.handle(ev.TierTried(trial.tier, outcome, size, self.clock.now()))
 
     async def _join(self) -> None:
-        """What takes longer than starting may."""
+        """Start the transport and peers, which may take longer than `start`."""
         self.transport = await self._start_transport()
         card = self.transport.fill(Card(self.name, self.instance, b"", self.arena.address, self.arena.size_bytes, ""))
-        others = {self._config.node(n).name: self._config.node(n).store_address for n in range(self._config.nodes.count)}
+        others = {
+            self._config.node(n).name: self._config.node(n).store_address for n in range(self._config.nodes.count)
+        }
         self.peers = Peers(others, card, self.arena, self.transport, self.clock, self.handle, self._tasks)
         self.reading.peers = self.peers
         self.ready.set()
@@ -227,11 +218,13 @@ class Node:
         try:
             await transport.start()
         except Exception as e:
-            raise RuntimeError(f"kv.transport = {choice!r} does not work here: {e}; set kv.transport to auto, nixl or socket") from e
+            raise RuntimeError(
+                f"kv.transport = {choice!r} does not work here: {e}; set kv.transport to auto, nixl or socket"
+            ) from e
         return transport
 
     async def stop(self) -> None:
-        """Release everything; nothing waits for write-back any more."""
+        """Release everything without waiting for write-back."""
         if self.ready.is_set():
             await self.peers.stop()
             await self.transport.stop()
@@ -242,7 +235,7 @@ class Node:
         self.arena.close()
 
     def fail(self, error: Exception) -> None:
-        """The core is in doubt: end the process, so that a whole one starts in its place."""
+        """The core's state is in doubt: end the process, so that a new one replaces it."""
 
         async def end() -> None:
             raise error
@@ -250,7 +243,7 @@ class Node:
         self._tasks.start(end(), "core")
 
     async def flush(self, timeout_s: float) -> tuple[bool, int]:
-        """Wait for write-back. (whether all is written, bytes that still wait)"""
+        """Wait for write-back. Returns (everything written, bytes that still wait)."""
         deadline = self.clock.now() + timeout_s
         while self.pending_bytes or self.write_back.pending:
             if self.clock.now() >= deadline:
@@ -260,13 +253,13 @@ class Node:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that some slower tier still has to be given."""
+        """Bytes that wait for a slower tier."""
         return self.store.saves.waiting_bytes
 
     # ---- the core
 
     def handle(self, event: ev.Event) -> None:
-        """Give the core an event and do what it says."""
+        """Give the core an event and execute its instructions."""
         for instruction in self.store.handle(event):
             self._execute(instruction)
         self.pages.used_to(self.store.ledger.top_bytes)
@@ -279,7 +272,7 @@ class Node:
             asyncio.get_running_loop().call_later(max(_RESUME_S, wait_s), self._resume)
 
     def _resume(self) -> None:
-        """A prefetch waited for its pace."""
+        """The pause of a paced prefetch is over."""
         self._resuming = False
         self.handle(ev.Tick(self.clock.now()))
 
@@ -365,7 +358,7 @@ class Node:
             self._tasks.start(self._ask_when_ready(question), "ask-when-ready")
 
     async def _ask_when_ready(self, question: do.AskPeer) -> None:
-        """The core gives the question up by itself when this takes too long."""
+        """Ask the peer once peers can be asked. The core gives up by itself when that takes too long."""
         await self.ready.wait()
         if self.store.leases.is_open(question.lease):
             self._ask_peer(question)
@@ -377,7 +370,7 @@ class Node:
     # ---- sessions
 
     async def heed_tombstones(self) -> Tombstones:
-        """Learn of erasures that this node may not have been told of."""
+        """Read the tombstones, and apply erasures that this node missed."""
         listing = await self.blob.tombstones.list_all()
         self.handle(ev.TombstonesListed(list(listing.by_path.values()), self.clock.now(), listing.complete))
         if listing.complete:
@@ -387,5 +380,5 @@ class Node:
 
     @property
     def knows_ssd(self) -> bool:
-        """Whether the core has been told what the SSD holds."""
+        """Whether the core knows what the SSD holds."""
         return self._recovered and self._held_back is None

@@ -1,4 +1,4 @@
-"""Who loads, saves and what the store has to tell are answered to: attached workers, and peers that read this node."""
+"""The receivers of the store's answers: attached workers, and peers that read this node."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from kvstore.core import instructions as do
 
 
 class Owner(Protocol):
-    """Who a load or save answers to."""
+    """The receiver of a load's or save's answers."""
 
     def answer(self, instruction: do.Found | do.Pieces | do.End | do.Grant) -> None:
-        """Pass it on; never blocks."""
+        """Forward the answer; never blocks."""
         ...
 
 
 class Attached(Owner, Protocol):
-    """A worker, its device's number on the node, and the models that it serves."""
+    """A worker: its device's number on the node, and the models that it serves."""
 
     device: int
     fingerprints: frozenset[bytes]
 
     def tell(self, instruction: do.Offer | do.TellInvalid | do.TellErase) -> None:
-        """Pass it on; never blocks."""
+        """Forward the message; never blocks."""
         ...
 
     async def hbm(self, fingerprint: bytes, keys: list[bytes]) -> common_pb2.TierResidency | None:

@@ -1,4 +1,4 @@
-"""This node as a reader of other nodes: who they are, what they were asked, and the reads under their leases."""
+"""This node as a reader of other nodes: their addresses and cards, open questions, and reads under leases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def card_from_wire(m: pb.PeerCard) -> Card:
 
 
 class Peers:
-    """See the module. `own_card` is what peers are told about this node."""
+    """See the module. own_card: how peers can read this node."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Peers:
         return KvStoreStub(self._channels[address])  # type: ignore[no-untyped-call]
 
     def ask(self, question: AskPeer, layers: int) -> None:
-        """Open a lease; its answers are reported. `layers`: of the model, for the bitmaps."""
+        """Open a lease and report its answers as events. layers: of the model, for the bitmaps."""
         self._asking[question.lease] = self._tasks.start(self._ask(question, layers), "ask-peer")
 
     async def _ask(self, question: AskPeer, layers: int) -> None:
@@ -77,7 +77,9 @@ class Peers:
             request = pb.PeerLeaseRequest(
                 lease_id=self._wire_name(lease),
                 fingerprint=question.fingerprint,
-                chunks=[pb.ChunkWant(key=key, layers=layers_to_bitmap(wanted, layers)) for key, wanted in question.wants],
+                chunks=[
+                    pb.ChunkWant(key=key, layers=layers_to_bitmap(wanted, layers)) for key, wanted in question.wants
+                ],
                 reader=self.own_card.node,
             )
             first = True
@@ -86,7 +88,13 @@ class Peers:
                     self._report(PeerHolds(lease, tuple(m.held), self._clock.now(), tuple(m.in_dram), tuple(m.due_s)))
                     first = False
                 if len({len(m.chunks), len(m.layers), len(m.offsets), len(m.checksums)}) == 1 and m.chunks:
-                    self._report(PeerReady(lease, tuple(zip(m.chunks, m.layers, m.offsets, m.checksums, strict=True)), self._clock.now()))
+                    self._report(
+                        PeerReady(
+                            lease,
+                            tuple(zip(m.chunks, m.layers, m.offsets, m.checksums, strict=True)),
+                            self._clock.now(),
+                        )
+                    )
             answered = True
         except (grpc.aio.AioRpcError, KeyError):
             pass
@@ -95,7 +103,7 @@ class Peers:
                 self._report(PeerEnded(lease, answered, self._clock.now()))
 
     async def _introduce(self, peer: str) -> Card:
-        """The peer's card as it is now. A channel that failed may be waiting before it tries again; a new one does not."""
+        """The peer's current card. A failed channel is replaced, because it may wait before it reconnects."""
         for last in (False, True):
             try:
                 wire = await self._stub(peer).PeerIntroduce(card_to_wire(self.own_card), timeout=_INTRODUCE_S)
@@ -130,7 +138,8 @@ class Peers:
             await self._stub(instruction.peer).PeerRelease(request, timeout=_INTRODUCE_S)
 
     async def read(self, fetch: Fetch, given_up: GivenUp = never) -> dict[int, Fault]:
-        """Bring a fetch's pieces and verify them. On return nothing writes to its slots any more. `given_up`: see Transport.read."""
+        """Copy a fetch's pieces and verify them. Returns the faults by index. On return nothing writes to its slots any
+        more. given_up: see Transport.read."""
         every = dict.fromkeys(range(len(fetch.pieces)), Fault.UNAVAILABLE)
         card = self._cards.get(fetch.lease)
         size = fetch.shape.piece_bytes

@@ -1,7 +1,8 @@
-"""Reads into the arena: from the SSD, the blob tier and peers, each told to the core when it stalls and when it has ended.
+"""Reads into the arena, from the SSD, the blob tier and peers. Each is reported to the core when it stalls and when it
+has ended.
 
-A read can be taken back (`cancel`) while that is of use: one of the SSD until it begins, one of the blob tier until its bytes enter
-the arena, one of a peer as far as the transport can let go of it.
+A read can be cancelled: from the SSD until it begins, from blob until its bytes enter the arena, from a peer as far as
+the transport can stop it.
 """
 
 from __future__ import annotations
@@ -22,22 +23,28 @@ from runtime.clock import Clock
 
 
 class Reading:
-    """See the module. `report` takes events to the core, `failed` an error that leaves it in doubt. `peers` are known later."""
+    """See the module. report: gives events to the core. failed: called with an error that leaves the core in doubt.
+    `peers` is set later."""
 
     peers: Peers
 
     def __init__(
-        self, ssd: SsdTier, blob: BlobTier, clock: Clock, report: Callable[[ev.Event], None], failed: Callable[[Exception], None]
+        self,
+        ssd: SsdTier,
+        blob: BlobTier,
+        clock: Clock,
+        report: Callable[[ev.Event], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._ssd = ssd
         self._blob = blob
         self._clock = clock
         self._report = report
         self._ended = Mailbox(failed)
-        self._cancels: dict[int, Callable[[], object]] = {}  #: by fetch, while it can be taken back
+        self._cancels: dict[int, Callable[[], object]] = {}  #: by fetch, while it can be cancelled
 
     def cancel(self, fetch: int) -> None:
-        """End the read early if that can be done; FetchDone is reported either way."""
+        """End the read early if possible; FetchDone is reported either way."""
         cancel = self._cancels.get(fetch)
         if cancel is not None:
             cancel()
@@ -58,15 +65,17 @@ class Reading:
         self._fetched(fetch, stall, sums, faults)
 
     def from_ssd(self, fetch: do.Fetch) -> None:
-        """Read from the SSD: no task, and one wake-up of the loop for all that ended together."""
+        """Read from the SSD: without a task, and with one wake-up of the loop for all reads that ended together."""
         stall = self._watch(fetch)
         sums: dict[int, int] = {}
         ended = partial(self._fetched, fetch, stall, sums)
         given_up = self._given_up(fetch)
-        self._ssd.begin_read(fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(ended, faults)), sums, given_up)
+        self._ssd.begin_read(
+            fetch.shape, fetch.pieces, lambda faults: self._ended.put(partial(ended, faults)), sums, given_up
+        )
 
     async def _read_blob(self, fetch: do.Fetch, sums: dict[int, int]) -> dict[int, ev.Fault]:
-        """Read, unless it is taken back before its bytes enter the arena."""
+        """Read, unless cancelled before bytes enter the arena."""
 
         def entering() -> None:
             self._cancels.pop(fetch.fetch, None)
@@ -81,17 +90,19 @@ class Reading:
         return dict.fromkeys(range(len(fetch.pieces)), ev.Fault.CANCELLED) if work.cancelled() else work.result()
 
     def _given_up(self, fetch: do.Fetch) -> Callable[[], bool]:
-        """Whether the fetch has been taken back; asked from any thread."""
+        """A function that says whether the fetch was cancelled; thread-safe."""
         event = threading.Event()
         self._cancels[fetch.fetch] = event.set
         return event.is_set
 
     def _watch(self, fetch: do.Fetch) -> asyncio.TimerHandle:
-        """Say so when it takes too long; `_fetched` says again when it really ended."""
+        """Report FetchStalled when the read takes too long; `_fetched` reports its end."""
         loop = asyncio.get_running_loop()
         return loop.call_later(fetch.give_up_s, lambda: self._report(ev.FetchStalled(fetch.fetch, self._clock.now())))
 
-    def _fetched(self, fetch: do.Fetch, stall: asyncio.TimerHandle, sums: dict[int, int], faults: dict[int, ev.Fault]) -> None:
+    def _fetched(
+        self, fetch: do.Fetch, stall: asyncio.TimerHandle, sums: dict[int, int], faults: dict[int, ev.Fault]
+    ) -> None:
         stall.cancel()
         self._cancels.pop(fetch.fetch, None)
         good = len(fetch.pieces) - len(faults)

@@ -15,14 +15,14 @@ from contracts.v1.kvstore_pb2_grpc import KvStoreServicer
 from kvstore.attachment import Attachment
 from kvstore.finding import manifest_of, residency
 from kvstore.lending import Lending
-from kvstore.node import Node
+from kvstore.node import StoreNode
 from kvstore.peers import card_to_wire
 
 
 class Server(KvStoreServicer):
     """See the module."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: StoreNode) -> None:
         self._node = node
         self._lending = Lending(node)
         self._attachments: set[Attachment] = set()
@@ -43,7 +43,7 @@ class Server(KvStoreServicer):
             attachment.gone()
 
     async def PeerIntroduce(self, request: pb.PeerCard, context: Any) -> pb.PeerCard:
-        """Who this node is and how its arena is read."""
+        """This node's identity, and how its arena is read."""
         await self._node.ready.wait()
         return card_to_wire(self._node.peers.own_card)
 
@@ -57,7 +57,7 @@ class Server(KvStoreServicer):
             await stream.aclose()  # type: ignore[attr-defined]
 
     async def PeerRelease(self, request: pb.PeerReleaseRequest, context: Any) -> pb.PeerReleaseReply:
-        """The peer needs the lease no more."""
+        """The peer no longer needs the lease."""
         self._lending.release(request.lease_id)
         return pb.PeerReleaseReply()
 
@@ -67,23 +67,35 @@ class Server(KvStoreServicer):
         if manifest is None:
             return pb.ResidencyReply(known=False)
         tiers = []
-        asked = [a.hbm(manifest.fingerprint, manifest.keys) for a in self._attachments if manifest.fingerprint in a.fingerprints]
+        asked = [
+            a.hbm(manifest.fingerprint, manifest.keys)
+            for a in self._attachments
+            if manifest.fingerprint in a.fingerprints
+        ]
         answers = [hbm for hbm in await asyncio.gather(*asked) if hbm is not None]
         if answers:
             tiers.append(_together(answers))
         for tier, held in await residency(self._node, manifest, local=request.local):
-            tiers.append(common_pb2.TierResidency(tier=tier, layer_chunks=held.layer_chunks, tokens=held.tokens, bytes=held.bytes))
+            tiers.append(
+                common_pb2.TierResidency(
+                    tier=tier, layer_chunks=held.layer_chunks, tokens=held.tokens, bytes=held.bytes
+                )
+            )
         return pb.ResidencyReply(known=True, manifest=manifest_to_wire(manifest), tiers=tiers)
 
     async def Flush(self, request: pb.FlushRequest, context: Any) -> pb.FlushReply:
-        """Finish write-back within the time."""
+        """Finish write-back within the given time."""
         complete, pending = await self._node.flush(min(request.timeout_s, 600.0))
         return pb.FlushReply(complete=complete, pending_bytes=pending)
 
 
 def _together(answers: list[common_pb2.TierResidency]) -> common_pb2.TierResidency:
-    """What several workers hold of one session: all their bytes, and as much of it as any one of them could use."""
+    """What several workers hold of one session: the sum of their bytes, and the most of it that one of them could
+    use."""
     layers = zip_longest(*(a.layer_chunks for a in answers), fillvalue=0)
     return common_pb2.TierResidency(
-        tier="hbm", layer_chunks=[max(x) for x in layers], tokens=max(a.tokens for a in answers), bytes=sum(a.bytes for a in answers)
+        tier="hbm",
+        layer_chunks=[max(x) for x in layers],
+        tokens=max(a.tokens for a in answers),
+        bytes=sum(a.bytes for a in answers),
     )

@@ -1,4 +1,5 @@
-"""How large a node's slow tiers may be, and whether their disks have room: runtime/disk_shares.py asked about this node's places."""
+"""Size limits of a node's slow tiers, and free space of their disks: runtime/disk_shares.py applied to this node's
+directories."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from runtime.disk_shares import blob_directory, blob_limit_bytes, disk_of, ssd_l
 
 
 class Sizes:
-    """`blob_directory`: None where the blob tier is a bucket."""
+    """blob_directory: None where the blob tier is a bucket."""
 
     def __init__(self, config: Config, ssd: Path) -> None:
         self._config, self._ssd = config, ssd
@@ -19,14 +20,14 @@ class Sizes:
         self.ssd_space, self.blob_space = Space(ssd, config), Space(self.blob_directory, config)
 
     async def ssd_limit_bytes(self, held: int) -> int:
-        """Of this node's SSD tier, which has `held` bytes now. Raises OSError."""
+        """Limit of this node's SSD tier, which holds `held` bytes now. Raises OSError."""
         return ssd_limit_bytes(self._config, await asyncio.to_thread(disk_of, self._ssd), held)
 
     async def blob_limit_bytes(self, held: int) -> int | None:
-        """Of the blob tier, which has `held` bytes now; None: no limit. Raises OSError."""
+        """Limit of the blob tier, which holds `held` bytes now; None: no limit. Raises OSError."""
         disk = await asyncio.to_thread(disk_of, self.blob_directory) if self.blob_directory is not None else None
         return blob_limit_bytes(self._config, disk, held, self._ssd)
 
     def free_bytes(self, tier: str) -> float:
-        """On the disk of "ssd" or "blob"; -1: it is no disk, or cannot be asked."""
+        """Free bytes on the disk of "ssd" or "blob"; -1: not a disk, or unknown."""
         return (self.ssd_space if tier == "ssd" else self.blob_space).free_bytes()

@@ -1,9 +1,9 @@
-"""What a store does about its tiers when nobody asks: learns its sessions and what was erased, pays the blob tier what it owes it,
-lets idle sessions expire, and removes chunks that nobody names.
+"""The store's background work on its tiers: learn sessions and erasures, write what blob lacks, expire idle sessions,
+delete orphans.
 
-Whatever deletes for want of a name or a use does so only after a complete list of sessions, which is read a page at a time, so that a
-round takes no more memory with a million of them. Every node does all of it: deleting
-twice does no harm, and the grace time keeps the chunks of other nodes' running turns.
+Sessions and chunks are deleted for lack of use or name only after a complete list of sessions, which is read in pages,
+so memory stays bounded. Every node does all of it: deleting twice does no harm, and the grace time protects chunks of
+other nodes' running turns.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from kvstore.core import events as ev
 from kvstore.core.named import Named
 from kvstore.learning import learn_sessions
 from kvstore.metrics import count, log
-from kvstore.node import Node
+from kvstore.node import StoreNode
 from kvstore.tiers.manifests import object_name
 from kvstore.tiers.staged import remove_staged
 from kvstore.tiers.tombstones import Listing as Tombstones
 from kvstore.tiers.tombstones import confirmed_by_all
 from runtime.service import Tasks
 
-#: Nodes' wall clocks are not further apart than this, in seconds.
+#: Most seconds by which nodes' wall clocks are assumed to differ.
 _CLOCKS_DIFFER_S = 7200.0
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 600.0, 1.0
-#: How often the blob tier is measured at most: not so that it does little else.
+#: Least seconds between measurements of the blob tier, and how many times longer than one took.
 _MEASURE_S, _MEASURE_SHARE = 600.0, 20.0
-#: Idle sessions that are watched at a time, and chunks of one event.
+#: Most idle sessions watched at a time, and most chunks of one event.
 _WATCHED, _CHUNKS_AT_ONCE = 100_000, 1000
 
 
-async def learn(node: Node, tasks: Tasks, directory: Path | None) -> None:
-    """At start, and when the blob tier is back after it was away: which sessions the SSD's chunks belong to, and which of the
-    chunks the blob tier still lacks. directory: the blob tier's, where it is one."""
+async def learn(node: StoreNode, tasks: Tasks, directory: Path | None) -> None:
+    """At the start, and when the blob tier is back: learn which sessions the SSD's chunks belong to, and which chunks
+    blob lacks. directory: the blob tier's, if it is one."""
     node.blob_is_back = lambda: tasks.start(_learn(node), "learn")
     await _learn(node)
     await _remove_staged(node, directory)
 
 
-async def _remove_staged(node: Node, directory: Path | None) -> None:
+async def _remove_staged(node: StoreNode, directory: Path | None) -> None:
     if directory is not None:
         count("staged_files_removed", await asyncio.to_thread(remove_staged, directory, node.clock.wall()))
 
 
-async def _learn(node: Node) -> None:
+async def _learn(node: StoreNode) -> None:
     await node.heed_tombstones()
     await learn_sessions(node)
     await confirm(node, await node.heed_tombstones())
@@ -58,8 +58,9 @@ async def _learn(node: Node) -> None:
             node.handle(ev.BlobListed(fingerprint, keys, node.clock.now()))
 
 
-async def confirm(node: Node, tombstones: Tombstones) -> None:
-    """Tell the others which erasures this node has nothing left of, and delete the tombstones that every node has confirmed."""
+async def confirm(node: StoreNode, tombstones: Tombstones) -> None:
+    """Confirm erasures of which this node holds nothing any more, and delete the tombstones that every node has
+    confirmed."""
     tier = node.blob.tombstones
     confirmed = await tier.list_confirmed() if tombstones.complete and (tombstones.by_path or node.confirms) else None
     if confirmed is None:
@@ -79,7 +80,8 @@ async def confirm(node: Node, tombstones: Tombstones) -> None:
 
 
 class Unchanged:
-    """Since when this process has seen the manifests of idle sessions as they are, by its own steady clock; of `most` of them."""
+    """How long manifests of idle sessions have been unchanged, by this process's monotonic clock; of at most `most`
+    sessions."""
 
     def __init__(self, most: int = _WATCHED) -> None:
         self._most = most
@@ -87,27 +89,27 @@ class Unchanged:
         self._since: dict[SessionKey, tuple[float, float]] = {}
 
     def begin(self) -> None:
-        """A list begins. Sessions that it does not show are forgotten at the next one."""
+        """A listing begins. Sessions that it lacks are forgotten at the next one."""
         self._before, self._since = self._since, {}
 
     def note(self, manifest: Manifest, now: float) -> None:
-        """The list shows this one."""
+        """The listing has this manifest."""
         session, used = manifest.session, manifest.last_use_s
         before = self._before.get(session, (used, now))
         if session in self._before or len(self._since) < self._most:
             self._since[session] = (used, before[1] if before[0] == used else now)
 
     def seconds(self, session: SessionKey, now: float) -> float:
-        """For how long."""
+        """Seconds that the session has been unchanged."""
         return now - self._since[session][1]
 
     def longer_than(self, seconds: float, now: float) -> list[SessionKey]:
-        """Sessions that have not changed for so long."""
+        """Sessions unchanged for at least `seconds`."""
         return [session for session in self._since if self.seconds(session, now) >= seconds]
 
 
-async def measure(node: Node) -> None:
-    """For ever: how much the blob tier holds, so that a full one lets sessions go. Without a limit it is not asked again."""
+async def measure(node: StoreNode) -> None:
+    """Forever: measure how much the blob tier holds, so that a full one erases sessions. Ends when it has no limit."""
     limit, sized = None, False
     while True:
         began = node.clock.now()
@@ -119,23 +121,26 @@ async def measure(node: Node) -> None:
                 log.info("blob tier", limit_bytes=limit, held_bytes=held)
         if sized and limit is None:
             return
-        await node.clock.sleep(max(_MEASURE_S if sized else _SHORTEST_PAUSE_S, _MEASURE_SHARE * (node.clock.now() - began)))
+        await node.clock.sleep(
+            max(_MEASURE_S if sized else _SHORTEST_PAUSE_S, _MEASURE_SHARE * (node.clock.now() - began))
+        )
 
 
-async def expire(node: Node, idle_s: float) -> None:
-    """For ever: sessions that nobody has used for `idle_s` are erased."""
+async def expire(node: StoreNode, idle_s: float) -> None:
+    """Forever: erase sessions unused for `idle_s`."""
     unchanged = Unchanged()
     while True:
         await node.clock.sleep(max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, idle_s / 4)))
         await expire_once(node, idle_s, unchanged)
 
 
-async def expire_once(node: Node, idle_s: float, unchanged: Unchanged) -> int:
-    """How many sessions expired; none when the list of sessions is not complete: one that another node uses may look idle here.
+async def expire_once(node: StoreNode, idle_s: float, unchanged: Unchanged) -> int:
+    """One round; returns the number of expired sessions. None when the list of sessions is incomplete, because one that
+    another node uses may look idle here.
 
-    A session whose manifest another node's expiry has deleted already is known from memory, and leaves this node's tiers too. A
-    `last_use_s` in the future, of a node whose clock is ahead, only makes a session live longer; and one that seems long ago because
-    this node's clock is ahead is believed only when nothing has changed for a while as seen from here.
+    A session whose manifest another node's expiry has deleted is known from memory and leaves this node's tiers too.
+    Clock differences: a `last_use_s` in the future only delays expiry, and one in the past counts only when the
+    manifest was also unchanged for a while as seen from here.
     """
     await node.heed_tombstones()
     now, limit = node.clock.now(), node.clock.wall() - idle_s
@@ -156,8 +161,8 @@ async def expire_once(node: Node, idle_s: float, unchanged: Unchanged) -> int:
     return expired
 
 
-async def _expire(node: Node, session: SessionKey, limit: float) -> bool:
-    """Let it go, unless it was used meanwhile. The core may not know its manifest, as there are many."""
+async def _expire(node: StoreNode, session: SessionKey, limit: float) -> bool:
+    """Erase the session unless it was used meanwhile. Reads its manifest from blob when the core does not keep it."""
     manifests = node.store.index.manifests
     if session not in manifests:
         found = await node.blob.get_manifest(session)
@@ -171,17 +176,18 @@ async def _expire(node: Node, session: SessionKey, limit: float) -> bool:
     return True
 
 
-async def sweep(node: Node, grace_s: float, directory: Path | None) -> None:
-    """For ever: chunks that nobody has named for the grace time are removed from the SSD and the blob tier, and what writes that were
-    killed since the start have left. directory: as in `learn`."""
+async def sweep(node: StoreNode, grace_s: float, directory: Path | None) -> None:
+    """Forever: delete orphans from the SSD and the blob tier, and files left by killed writes. directory: as in
+    `learn`."""
     while True:
         await node.clock.sleep(max(_SHORTEST_PAUSE_S, grace_s))
         await sweep_once(node, grace_s)
         await _remove_staged(node, directory)
 
 
-async def sweep_once(node: Node, grace_s: float) -> None:
-    """One round. What was nobody's in the last round already leaves the SSD, and the blob tier where it is older than the grace time."""
+async def sweep_once(node: StoreNode, grace_s: float) -> None:
+    """One round: delete chunks that were also orphans in the last round; in blob only those older than the grace
+    time."""
     began = node.clock.wall()
     named = Named()
 
@@ -191,13 +197,15 @@ async def sweep_once(node: Node, grace_s: float) -> None:
     tombstones = await node.heed_tombstones()
     await confirm(node, tombstones)
     if not await learn_sessions(node, look):
-        log.warning("not all sessions could be listed; chunks that nobody names stay for now")
+        log.warning("not all sessions could be listed; orphans are kept for now")
         return
     node.handle(ev.OrphansSought(node.clock.now()))
     try:
         async for fingerprint, keys in node.blob.old_chunks(began - grace_s):
             for start in range(0, len(keys), _CHUNKS_AT_ONCE):
-                node.handle(ev.OldChunksListed(fingerprint, keys[start : start + _CHUNKS_AT_ONCE], node.clock.now(), named))
+                node.handle(
+                    ev.OldChunksListed(fingerprint, keys[start : start + _CHUNKS_AT_ONCE], node.clock.now(), named)
+                )
                 await asyncio.sleep(0)
     except Exception as e:
         log.warning("not all of the blob tier's chunks could be listed", error=repr(e))

@@ -1,6 +1,6 @@
-"""Write-back: chunks to the SSD in group commits, then to the blob tier, and manifests to the blob tier promptly.
+"""Write-back: chunks to the SSD in group commits, then to the blob tier; manifests to the blob tier at once.
 
-Everything that changes one file, one object or one manifest happens in the order in which the core asked for it.
+Changes of one file, object or manifest happen in the order in which the core asked for them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TypeVar
 from contracts.errors import PieceLost
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
-from kvstore.core.events import BlobWritten, Event, SsdWritten, Tier, Wrote
+from kvstore.core.events import BlobWritten, Event, SsdWritten, TierChannel, Wrote
 from kvstore.core.instructions import DeleteBlob, DeleteSsd, WriteBlob, WriteSsd
 from kvstore.core.tombstone import Tombstone
 from kvstore.failpoints import reach
 from kvstore.metrics import BYTES_WRITTEN
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.blob import BlobTier
-from kvstore.tiers.codecs import Codec
+from kvstore.tiers.codec import Codec
 from kvstore.tiers.durability import write_outcome
 from kvstore.tiers.encoded import encode_chunk, views
 from kvstore.tiers.format import RAW, Header, raw_layout
@@ -31,7 +31,7 @@ from kvstore.tiers.ssd import SsdTier
 from runtime.clock import Clock
 from runtime.service import Tasks
 
-#: A group commit waits this long for company unless it has so many bytes already, and takes so many at most.
+#: A group commit waits this long for more chunks unless it has _ENOUGH_BYTES; it takes at most _GATHER_BYTES.
 _GATHER_S, _ENOUGH_BYTES, _GATHER_BYTES = 0.02, 16 << 20, 64 << 20
 _BLOB_CONCURRENCY = 4
 _RETRY_S = (0.5, 2.0)
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class WriteBack:
-    """See the module. `report` takes the events back to the core."""
+    """See the module. report: gives events to the core."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class WriteBack:
         ssd_space: Space | None = None,
         blob_space: Space | None = None,
     ) -> None:
-        """`blob_codec`: how objects are written; None: raw. `ssd_space`, `blob_space`: the tiers' disks; None: they never lack room."""
+        """blob_codec: for new objects; None: raw. ssd_space, blob_space: the tiers' disks; None: they never lack
+        room."""
         self._ssd_space, self._blob_space = ssd_space, blob_space
         self._blob_codec = blob_codec
         self._ssd = ssd
@@ -70,11 +71,12 @@ class WriteBack:
         self._gate = asyncio.Semaphore(_BLOB_CONCURRENCY)
         self._last: dict[object, asyncio.Task[None]] = {}
         self._manifests: dict[SessionKey, Manifest] = {}
-        self._owed_manifests: dict[SessionKey, Manifest] = {}  #: could not be written: they are when the blob tier is back
-        self._away: set[Tier] = set()
+        #: failed manifests, written when the blob tier is back
+        self._owed_manifests: dict[SessionKey, Manifest] = {}
+        self._away: set[TierChannel] = set()
 
     def start(self) -> None:
-        """Begin to take work."""
+        """Start executing queued work."""
         self._tasks.start(self._commits(), "ssd-commits")
 
     # ---- the SSD
@@ -126,20 +128,20 @@ class WriteBack:
             return [write_outcome(e)] * len(writes)
 
     async def on_thread(self, work: Callable[[], T]) -> T:
-        """Run something that must not run beside a group commit."""
+        """Run `work` on the write thread, never beside a group commit."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def tier_changed(self, tier: Tier, up: bool) -> None:
-        """A tier is used again, or left alone: then what waits for it here and has not begun is answered at once."""
+    def tier_changed(self, tier: TierChannel, up: bool) -> None:
+        """A tier recovered, or degraded: then waiting writes are answered as not tried at once."""
         (self._away.discard if up else self._away.add)(tier)
-        if tier is Tier.SSD_WRITE and not up:
+        if tier is TierChannel.SSD_WRITE and not up:
             waiting = [self._disk.get_nowait() for _ in range(self._disk.qsize())]
             for work in waiting:
                 if isinstance(work, WriteSsd):
                     asyncio.get_running_loop().call_soon(self._not_tried, work)
                 else:
                     self._disk.put_nowait(work)
-        if tier is Tier.BLOB_WRITE and up:
+        if tier is TierChannel.BLOB_WRITE and up:
             for manifest in list(self._owed_manifests.values()):
                 self.put_manifest(manifest)
 
@@ -156,7 +158,7 @@ class WriteBack:
     # ---- the blob tier
 
     def blob(self, work: WriteBlob | DeleteBlob) -> None:
-        """Queue a write or a deletion; those of one chunk keep their order."""
+        """Queue a write or a deletion; those of one chunk stay in order."""
         self._chain(work.key, partial(self._blob_work, work))
 
     async def _blob_work(self, work: WriteBlob | DeleteBlob) -> None:
@@ -165,12 +167,12 @@ class WriteBack:
                 await self._blob.delete_chunk(work.key, work.fingerprint)
                 return
             ok, readable, sums, size = False, True, work.checksums, 0
-            space = self._blob_space if Tier.BLOB_WRITE not in self._away else None
+            space = self._blob_space if TierChannel.BLOB_WRITE not in self._away else None
             if space is not None and await asyncio.to_thread(space.lacks, work.shape.chunk_bytes):
                 self._report(BlobWritten(work.key, Wrote.RESERVED, self._clock.now(), sums))
                 return
             for pause in (*_RETRY_S, 0.0):
-                if Tier.BLOB_WRITE in self._away:
+                if TierChannel.BLOB_WRITE in self._away:
                     break
                 try:
                     data, header = await asyncio.to_thread(self._object, work)
@@ -182,17 +184,21 @@ class WriteBack:
                     break
                 await self._clock.sleep(pause)
         BYTES_WRITTEN.labels("blob").inc(size if ok else 0)
-        tried = readable and Tier.BLOB_WRITE not in self._away
+        tried = readable and TierChannel.BLOB_WRITE not in self._away
         outcome = Wrote.OK if ok else Wrote.FAILED if tried else Wrote.NOT_TRIED
         self._report(BlobWritten(work.key, outcome, self._clock.now(), sums))
 
     def _object(self, work: WriteBlob) -> tuple[Path | bytes, Header]:
-        """What to store, which is the SSD's file where that is by the blob tier's codec, and its header. Raises PieceLost, OSError."""
+        """What to store, with its header: the SSD's file if it has the blob tier's codec. Raises PieceLost, OSError."""
         if work.offsets:
-            stored = encode_chunk(work.key, work.shape, views(self._arena, work.shape, work.offsets), work.checksums, self._blob_codec)
+            stored = encode_chunk(
+                work.key, work.shape, views(self._arena, work.shape, work.offsets), work.checksums, self._blob_codec
+            )
             return stored.to_bytes(), stored.header
         path = self._ssd.path(work.key, work.shape.fingerprint)
-        header = self._ssd.encoded.header(work.key) or Header(work.key, work.shape, raw_layout(work.shape), work.checksums)
+        header = self._ssd.encoded.header(work.key) or Header(
+            work.key, work.shape, raw_layout(work.shape), work.checksums
+        )
         if header.layout.codec == (self._blob_codec.name if self._blob_codec is not None else RAW):
             return path, header
         stored = self._ssd.encoded.convert(path, header, self._blob_codec)
@@ -220,7 +226,7 @@ class WriteBack:
                 self._owed_manifests[session] = manifest
 
     def put_tombstone(self, tombstone: Tombstone) -> None:
-        """Queue it: it is written before what is deleted after it."""
+        """Queue the tombstone; it is written before later deletions of its session."""
         self._chain(tombstone.session, partial(self._put_tombstone, tombstone))
 
     async def _put_tombstone(self, tombstone: Tombstone) -> None:
@@ -236,7 +242,8 @@ class WriteBack:
         self._chain(session, partial(self._blob.delete_manifest, session))
 
     def erase_again(self, tombstone: Tombstone, keys: list[bytes], *, manifest: bool) -> None:
-        """Queue the tombstone and the deletion of these chunks, and of the `manifest`, once more: the blob tier may not have answered."""
+        """Queue the tombstone and the deletion of these chunks, and of the manifest if `manifest`, again: the blob tier
+        may have failed before."""
         self.put_tombstone(tombstone)
         if manifest:
             self.delete_manifest(tombstone.session)
@@ -260,7 +267,7 @@ class WriteBack:
 
     @property
     def pending(self) -> int:
-        """Writes and deletions of the blob tier that have not ended."""
+        """Number of unfinished writes and deletions of the blob tier."""
         return len(self._last)
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""Agent workflows as planned loads: teams like MetaGPT's, who ask each other, with tools in between (SYMPHONY, section 4 and figure 16).
+"""Agent workflows as planned loads: teams like MetaGPT's, with tool calls between requests (SYMPHONY, section 4 and
+figure 16).
 
-manager -> architect -> an engineer a file, all at once -> a reviewer a file -> (the engineer again -> the reviewer again), up to
-`MAX_REVIEWS` reviews -> manager. Every agent's thread is a session, a project is a job, and a turn begins when the answers that it needs
-have come and a tool has run. Requests say which agent of which workflow they are; hints follow from that at the server. Pure: a project is
-drawn from its seed alone.
+manager -> architect -> an engineer a file, all at once -> a reviewer a file -> (the engineer again -> the reviewer
+again), up to `MAX_REVIEWS` reviews -> manager. Each agent's thread is a session, a project is a job. A turn
+begins when the answers that it needs have come and a tool has run. Requests name their workflow and agent; the server
+derives hints from that. Pure: a project depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ MAX_REVIEWS = 3
 #: The chance that a review sends the file back.
 _SENT_BACK = 0.6
 _BRIEF_TOKENS = 300
-#: Block ids of what projects say begin here, past all of a trace and of its salted copies.
+#: First block id of projects' texts, above those of traces and their salted copies.
 _PROJECTS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class TeamLengths:
-    """Of texts, in tokens, and of what tools take between two requests, in seconds: a range each, of which one is drawn evenly."""
+    """Ranges, drawn from uniformly: lengths of texts in tokens, and seconds of a tool between two requests."""
 
     brief: tuple[int, int] = (600, 900)
     design: tuple[int, int] = (1500, 3000)
@@ -37,13 +38,24 @@ class TeamLengths:
 
 
 def team_projects(
-    count: int, files: int, seed: int, lengths: TeamLengths | None = None, *, every_s: float = 0.0, time_scale: float = 1.0
+    count: int,
+    files: int,
+    seed: int,
+    lengths: TeamLengths | None = None,
+    *,
+    every_s: float = 0.0,
+    time_scale: float = 1.0,
 ) -> list[PlannedSession]:
-    """`count` projects of `files` files each, a new one every `every_s` seconds (in an open loop). Times are multiplied by `time_scale`."""
+    """`count` projects of `files` files each; in an open loop one starts every `every_s` seconds. All times are
+    multiplied by `time_scale`."""
     found = []
     for number in range(count):
         project = _Project(
-            f"team{seed}-{number}", random.Random(f"{seed} {number}"), lengths or TeamLengths(), number * every_s, time_scale
+            f"team{seed}-{number}",
+            random.Random(f"{seed} {number}"),
+            lengths or TeamLengths(),
+            number * every_s,
+            time_scale,
         )
         found += project.sessions(files)
     return found
@@ -52,7 +64,9 @@ def team_projects(
 class _Project:
     """One project being drawn."""
 
-    def __init__(self, name: str, draw: random.Random, lengths: TeamLengths, starts_s: float, time_scale: float) -> None:
+    def __init__(
+        self, name: str, draw: random.Random, lengths: TeamLengths, starts_s: float, time_scale: float
+    ) -> None:
         self._name, self._draw, self._lengths = name, draw, lengths
         self._starts_s, self._time_scale = starts_s, time_scale
         self._turns: dict[str, list[PlannedTurn]] = {}
@@ -64,7 +78,9 @@ class _Project:
         design = self._ask("architect", "architect", lengths.design, (brief,))
         reviewed = [self._file(number, design) for number in range(files)]
         self._ask("manager", "manager", lengths.note, tuple(reviewed))
-        return [PlannedSession(self._session(thread), tuple(turns), job=self._name) for thread, turns in self._turns.items()]
+        return [
+            PlannedSession(self._session(thread), tuple(turns), job=self._name) for thread, turns in self._turns.items()
+        ]
 
     def _file(self, number: int, design: tuple[str, int]) -> tuple[str, int]:
         reviews = 1
@@ -76,11 +92,13 @@ class _Project:
                 last = self._ask(agent, f"{agent}-{number}", self._lengths.note if review else first, (last,))
         return last
 
-    def _ask(self, agent: str, thread: str, span: tuple[int, int], after: tuple[tuple[str, int], ...]) -> tuple[str, int]:
+    def _ask(
+        self, agent: str, thread: str, span: tuple[int, int], after: tuple[tuple[str, int], ...]
+    ) -> tuple[str, int]:
         turns = self._turns.setdefault(thread, [])
         self._block += 1
         said = [Message("user", " ".join(block_words(self._block, self._draw.randint(*span))))]
-        if not turns:  # an agent's brief is the same in every project
+        if not turns:  # an agent's system prompt is the same in every project
             said.insert(0, Message("system", " ".join(block_words(sum(agent.encode()), _BRIEF_TOKENS))))
         turns.append(
             PlannedTurn(

@@ -1,8 +1,8 @@
-"""Which of several like endpoints a request goes to: the small balancer in front of instances that have none of their own. Pure.
+"""A client-side balancer: chooses one of several equal endpoints for a request. Pure.
 
-- round-robin: one after the other, whoever asks.
-- sticky: a session stays where its first request went; first requests go one after the other.
-- least-busy: the endpoint with the fewest requests under way; the first of them where several have as few.
+- round-robin: in turn.
+- sticky: a session stays at the endpoint of its first request; first requests go in turn.
+- least-busy: the endpoint with the fewest requests in flight, the lowest number among equals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ Balance = Literal["round-robin", "sticky", "least-busy"]
 
 @dataclass(slots=True)
 class Balancer:
-    """Picks among `count` endpoints, numbered from 0. busy: requests under way of each, by `pick` and `done`."""
+    """Picks among `count` endpoints, numbered from 0. busy: requests in flight at each, counted by `pick` and
+    `done`."""
 
     count: int
     balance: Balance = "round-robin"
@@ -29,7 +30,7 @@ class Balancer:
         self.busy = [0] * self.count
 
     def pick(self, session_id: str) -> int:
-        """The endpoint of this session's next request, which is under way from now on."""
+        """The endpoint for this session's next request; counts it as in flight."""
         if self.balance == "least-busy":
             chosen = self.busy.index(min(self.busy))
         elif self.balance == "sticky" and session_id in self._home:

@@ -1,8 +1,8 @@
-"""How arrivals and lengths of generated traces are drawn, and how they are fitted to a trace. Pure.
+"""Random arrivals and lengths of generated traces, and their fit to a trace. Pure.
 
-BurstGPT (Wang et al., KDD 2025) describes the gaps between requests of LLM services by gamma distributions whose shape is the burstiness,
-request lengths by a Zipf law, and lengths of answers as spread over two humps. The forms are from there; no number of that trace is: the
-numbers here are arguments, and `fit` takes them from any trace that one has.
+BurstGPT (Wang et al., KDD 2025) describes gaps between requests by gamma distributions whose shape is the burstiness,
+request lengths by a Zipf law, and answer lengths by a bimodal distribution. Only the forms are from there: numbers are
+arguments, and `fit` takes them from any trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHORT_SHARE, _SHORT_SIGMA, _LONG_SIGMA, _LONGER = 0.4, 0.7, 0.5, 8.0
 
 @dataclass(frozen=True, slots=True)
 class Burstiness:
-    """Gaps between arrivals: gamma with this shape, 1 for Poisson, less for bursts; `per_s` arrivals a second in the mean."""
+    """Gamma-distributed gaps between arrivals. shape: 1 is Poisson, less is burstier; per_s: mean arrivals a second."""
 
     shape: float
     per_s: float
@@ -33,9 +33,9 @@ class Burstiness:
 
 
 def fit(arrivals_s: Sequence[float]) -> Burstiness:
-    """The burstiness of a trace's arrivals, by the moments of their gaps: the shape is 1 over the squared coefficient of variation.
+    """Fits arrivals by the moments of their gaps: the shape is 1 over the squared coefficient of variation.
 
-    Raises ValueError for fewer than three arrivals, or when all come at once.
+    Raises ValueError for fewer than three arrivals, or when all have one time.
     """
     gaps = np.diff(np.sort(np.asarray(arrivals_s, dtype=float)))
     if len(gaps) < 2 or gaps.sum() <= 0:
@@ -45,7 +45,8 @@ def fit(arrivals_s: Sequence[float]) -> Burstiness:
 
 
 class ZipfLengths:
-    """Prompt lengths: the r-th of `_RANKS` evenly spaced lengths has a probability in proportion to r^-exponent; `mean` tokens in all."""
+    """Prompt lengths: the r-th of `_RANKS` evenly spaced lengths has a probability proportional to r^-exponent; the
+    mean is `mean` tokens."""
 
     def __init__(self, mean: float, exponent: float = 1.1) -> None:
         weights = [rank**-exponent for rank in range(1, _RANKS + 1)]
@@ -54,14 +55,16 @@ class ZipfLengths:
         self._weights = weights
 
     def draw(self, rng: random.Random) -> int:
-        """One length in tokens, 8 at least."""
+        """One length in tokens, at least 8."""
         (rank,) = rng.choices(range(1, _RANKS + 1), self._weights)
         return max(8, int(self._step * (rank - rng.random()) + 0.5))
 
 
 def answer_tokens(rng: random.Random, mean: float) -> int:
-    """The length of an answer: of a short hump or of a long one, `mean` tokens in all; 2 at least."""
-    short = 1 / (_SHORT_SHARE * math.exp(_SHORT_SIGMA**2 / 2) + (1 - _SHORT_SHARE) * _LONGER * math.exp(_LONG_SIGMA**2 / 2))
+    """The length of an answer, at least 2, drawn from two log-normal modes with overall mean `mean`."""
+    short = 1 / (
+        _SHORT_SHARE * math.exp(_SHORT_SIGMA**2 / 2) + (1 - _SHORT_SHARE) * _LONGER * math.exp(_LONG_SIGMA**2 / 2)
+    )
     if rng.random() < _SHORT_SHARE:
         return max(2, round(mean * short * rng.lognormvariate(0.0, _SHORT_SIGMA)))
     return max(2, round(mean * short * _LONGER * rng.lognormvariate(0.0, _LONG_SIGMA)))

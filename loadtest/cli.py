@@ -1,4 +1,4 @@
-"""`upbeat bench`: replay a trace's conversations under one policy or several, and show the figures side by side."""
+"""`upbeat bench`: replays a trace's conversations under several policies and compares their figures."""
 
 from __future__ import annotations
 
@@ -25,25 +25,37 @@ BUNDLED_MODEL = Path(__file__).parents[1] / "models" / "demo"
 
 
 def bench(
-    trace: Annotated[Path, typer.Option(help="trace to replay: Mooncake, Bailian, Azure, BurstGPT or ShareGPT, told apart by content")],
-    policy: Annotated[str, typer.Option(help="recompute, sticky, balanced, or several with commas")] = "recompute,sticky,balanced",
+    trace: Annotated[
+        Path,
+        typer.Option(help="trace to replay: Mooncake, Bailian, Azure, BurstGPT or ShareGPT, told apart by content"),
+    ],
+    policy: Annotated[
+        str, typer.Option(help="recompute, sticky, balanced, or several with commas")
+    ] = "recompute,sticky,balanced",
     requests: Annotated[int, typer.Option(help="how many requests of the trace to send", min=1)] = 200,
-    time_scale: Annotated[float, typer.Option(help="all times are multiplied by this; 0.5 is twice as fast", min=0.0001)] = 1.0,
-    min_turns: Annotated[int, typer.Option(help="only sessions with at least so many turns", min=1)] = 1,
+    time_scale: Annotated[
+        float, typer.Option(help="all times are multiplied by this; 0.5 is twice as fast", min=0.0001)
+    ] = 1.0,
+    min_turns: Annotated[int, typer.Option(help="only sessions with at least this many turns", min=1)] = 1,
     model: Annotated[
         str | None, typer.Option(help="model directory or hub id, owner/name[@revision]; the bundled model by default")
     ] = None,
     nodes: Annotated[int, typer.Option(help="nodes of each stack", min=1, max=256)] = 2,
     hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
     dram_gib: Annotated[float | None, typer.Option(help="DRAM arena of a node, GiB")] = None,
-    length_scale: Annotated[float | None, typer.Option(help="words a trace token; by default the longest session just fits")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="at most so many tokens an answer", min=1)] = None,
+    length_scale: Annotated[
+        float | None, typer.Option(help="words a trace token; by default the longest session just fits")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="most tokens of an answer", min=1)] = None,
     seed: Annotated[int, typer.Option(help="of the typing times")] = 1,
     out: Annotated[Path | None, typer.Option(help="where the JSON goes; shown on the screen otherwise")] = None,
     html: Annotated[Path | None, typer.Option(help="a report as one file: tables, plots, settings")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print nothing but JSON; the rest goes to standard error")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print nothing but JSON; the rest goes to standard error")
+    ] = False,
 ) -> None:
-    """Replay a trace on a stack of its own per policy and compare: TTFT, TPOT, end to end, cache hits, imbalance, hints."""
+    """Replay a trace on a stack of its own per policy and compare: TTFT, TPOT, end to end, cache hits, imbalance,
+    hints."""
     console = Console(stderr=as_json)
     try:
         with ending_on_sigterm():
@@ -103,12 +115,14 @@ def compare(
     launcher: Sequence[str] | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """What `bench` does, as a document of figures (`policies`, and `comparison` for a report); prints the table. Ctrl-C leaves what was
-    measured, and `interrupted`. Raises TraceError, StackError, ConfigError, ValueError, OSError."""
+    """Run `bench` and print its table. Returns figures: `policies`, and `comparison` for a report. After Ctrl-C it has
+    the results so far, and `interrupted` is true. Raises TraceError, StackError, ConfigError, ValueError, OSError."""
     console = console or Console()
     directory = (model or BUNDLED_MODEL).absolute()
     stack = UpbeatSection(nodes=nodes, model=directory, hbm_gib=hbm_gib, dram_gib=dram_gib, settings=settings or {})
-    targets = [TargetFile(name=p.name, upbeat=stack.model_copy(update={"policy": p.name})) for p in parse_policies(policy)]
+    targets = [
+        TargetFile(name=p.name, upbeat=stack.model_copy(update={"policy": p.name})) for p in parse_policies(policy)
+    ]
     load = read_workload(
         WorkloadSection(
             trace=trace.absolute(),

@@ -1,6 +1,6 @@
-"""One request to an OpenAI endpoint, and one hint, as they are seen from outside.
+"""Sends one request, or one hint, to any server of the OpenAI API, and measures it at the client.
 
-Works with any server of the OpenAI API. Who asks when, and with how many others, is decided in `loadtest.people`.
+`loadtest.users` decides when, and how many at a time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from loadtest.plans import PlannedSession
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Whom to ask. `body` is merged into every request; `hints`, `priorities`, `workflows` tell whether it takes advisories, the field
-    `priority`, and the headers of agents. models, api_keys: by the plan's names of models and tenants; else `model` and `api_key`."""
+    """A server to call. body: merged into every request. hints, priorities, workflows: whether it accepts advisories,
+    the field `priority`, and agents' headers. models, api_keys: by the plan's models and tenants; default: `model` and
+    `api_key`."""
 
     base_url: str
     model: str
@@ -32,7 +33,7 @@ class Endpoint:
     api_keys: dict[str, str] = field(default_factory=dict)
 
     def of(self, session: PlannedSession) -> Endpoint:
-        """The endpoint as this session asks it."""
+        """The endpoint with this session's model and key."""
         model, key = self.models.get(session.model, self.model), self.api_keys.get(session.tenant, self.api_key)
         return self if (model, key) == (self.model, self.api_key) else replace(self, model=model, api_key=key)
 
@@ -44,7 +45,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Hint:
-    """An advisory that was sent. Times on the load's clock, in seconds; `status` is 0 when nobody answered."""
+    """An advisory that was sent. Times in seconds on the load's clock; status: 0 if there was no answer."""
 
     sent_s: float
     answered_s: float = 0.0
@@ -53,11 +54,10 @@ class Hint:
 
 @dataclass(slots=True)
 class Outcome:
-    """One request as it was seen from outside. Times on the load's clock, in seconds.
+    """One request, measured at the client. Times in seconds on the load's clock.
 
-    first_s: the first text arrived. end_s: the stream ended. cached_tokens: what the server says it did not compute; None when
-    it says nothing. finish_reason: why the answer ended, as the server says; None when it does not. error: what went wrong, None when
-    nothing did.
+    first_s: arrival of the first text. end_s: end of the stream. cached_tokens, finish_reason: as the server reports
+    them, None if it does not. error: None if the request succeeded.
     """
 
     session_id: str
@@ -107,8 +107,12 @@ async def advise(
     pin_node: str | None = None,
     priority: int = 0,
 ) -> int:
-    """Send one advisory. Returns its HTTP status, 0 when nobody answered."""
-    body: dict[str, Any] = {"session_id": session_id, "model_id": endpoint.model, "expected_arrival": expected_arrival_s}
+    """Send one advisory. Returns its HTTP status, 0 if there was no answer."""
+    body: dict[str, Any] = {
+        "session_id": session_id,
+        "model_id": endpoint.model,
+        "expected_arrival": expected_arrival_s,
+    }
     if priority:
         body["priority"] = priority
     headers = endpoint.headers | ({"X-Upbeat-Node": pin_node} if pin_node else {})
@@ -131,8 +135,8 @@ async def ask(
     pin_node: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """One streaming chat completion; `headers` go beside the session's. Fills `outcome` (all but `sent_s`, `hint`); never raises for
-    what the server does. An answer of another length than planned (`wrong_length`) is an error."""
+    """Send one streaming chat completion. Fills `outcome` except `sent_s` and `hint`; server errors are recorded there,
+    not raised. An answer of a wrong length (`wrong_length`) is an error. headers: in addition to the session's."""
     body = {
         "model": endpoint.model,
         "messages": list(messages),
@@ -142,16 +146,25 @@ async def ask(
         "temperature": 0,
         **endpoint.body,
     }
-    sent = endpoint.headers | {"X-Session-Id": session_id} | ({"X-Upbeat-Node": pin_node} if pin_node else {}) | dict(headers or {})
+    sent = (
+        endpoint.headers
+        | {"X-Session-Id": session_id}
+        | ({"X-Upbeat-Node": pin_node} if pin_node else {})
+        | dict(headers or {})
+    )
     timeout = aiohttp.ClientTimeout(total=endpoint.timeout_s)
     try:
-        async with http.post(f"{endpoint.base_url}/v1/chat/completions", json=body, headers=sent, timeout=timeout) as response:
+        async with http.post(
+            f"{endpoint.base_url}/v1/chat/completions", json=body, headers=sent, timeout=timeout
+        ) as response:
             outcome.node = response.headers.get("X-Upbeat-Node")
             if response.status != 200:
                 outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"
             else:
                 await _read_stream(response, outcome, now)
-                outcome.error = outcome.error or wrong_length(outcome, answer_tokens, fixed=bool(body.get("ignore_eos")))
+                outcome.error = outcome.error or wrong_length(
+                    outcome, answer_tokens, fixed=bool(body.get("ignore_eos"))
+                )
     except (aiohttp.ClientError, TimeoutError, ValueError) as e:
         outcome.error = f"{type(e).__name__}: {e}"
     outcome.end_s = now()
@@ -159,10 +172,10 @@ async def ask(
 
 
 def wrong_length(outcome: Outcome, planned_tokens: int, *, fixed: bool) -> str | None:
-    """What is wrong with an answer's length; None when nothing is. A server that cuts answers short must not look fast.
+    """The error of an answer's length, or None. A server that truncates answers must not look fast.
 
-    fixed: the request forbade the model to end its answer (`ignore_eos`), so it has exactly `planned_tokens`. Otherwise it may be shorter,
-    but not empty, where the server says that the model ended it (a `finish_reason` other than "length").
+    fixed: the request had `ignore_eos`, so the answer must have exactly `planned_tokens`. Otherwise it may be shorter,
+    but not empty, if `finish_reason` says that the model ended it (anything but "length").
     """
     tokens = outcome.output_tokens
     ended_itself = not fixed and outcome.finish_reason not in (None, "length") and 0 < tokens < planned_tokens

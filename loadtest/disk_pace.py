@@ -1,7 +1,7 @@
-"""A disk that is slower than this machine's: the kernel lets each node's store of a stack read and write so many bytes a second, no more.
+"""Simulates a slower disk: the kernel limits the bytes a second that each store of a stack reads and writes.
 
-Control groups do it (the controller blkio of version 1, io of version 2), so it takes root, and data on a whole disk or on a part of one.
-What the page cache holds is not slowed; the store reads its SSD tier past it.
+Uses control groups (blkio of version 1, io of version 2), so it needs root, and data on a disk or partition. Reads from
+the page cache are not limited; stores bypass it for the SSD tier.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PROGRAM = "upbeat-kvstore"
 
 @contextlib.contextmanager
 def paced(stack: Stack, bytes_per_s: float) -> Iterator[None]:
-    """While the block runs, each store that `stack` has now reads at most so many bytes a second from its disk, and writes as many.
+    """During the block, each running store of `stack` reads and writes at most `bytes_per_s` each on its disk.
 
-    Raises StackError where no store runs, and Unslowable where the kernel does not allow that.
+    Raises StackError if no store runs, Unslowable if the kernel does not allow it.
     """
     stores = _stores(stack.pid)
     if not stores:
@@ -33,19 +33,19 @@ def paced(stack: Stack, bytes_per_s: float) -> Iterator[None]:
 
 
 class Unslowable(StackError):
-    """The kernel does not slow this disk, or not for this account."""
+    """The kernel cannot limit this disk, or not for this user."""
 
 
 @contextlib.contextmanager
 def slowed(pids: Sequence[int], directory: Path, bytes_per_s: float) -> Iterator[None]:
-    """The same for each of these processes, on the disk that has `directory`."""
+    """The same for each of these processes, on the disk of `directory`."""
     disk = _disk(directory)
     made: list[Path] = []
     try:
         for pid in pids:
             made.append(_group(f"upbeat-paced-{pid}"))
-            _tell([(made[-1] / name, text) for name, text in _limits(disk, int(bytes_per_s))])
-            _tell([(made[-1] / "cgroup.procs", str(pid))])
+            _write([(made[-1] / name, text) for name, text in _limits(disk, int(bytes_per_s))])
+            _write([(made[-1] / "cgroup.procs", str(pid))])
         yield
     finally:
         for group in made:
@@ -62,7 +62,7 @@ def _stores(session: int) -> list[int]:
 
 
 def _disk(directory: Path) -> str:
-    """major:minor of the disk that has this directory."""
+    """major:minor of the disk of `directory`."""
     device = directory.stat().st_dev
     here = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     if not here.exists():
@@ -86,7 +86,7 @@ def _group(name: str) -> Path:
     return group
 
 
-def _tell(files: Sequence[tuple[Path, str]]) -> None:
+def _write(files: Sequence[tuple[Path, str]]) -> None:
     try:
         for file, text in files:
             file.write_text(text)
@@ -95,7 +95,9 @@ def _tell(files: Sequence[tuple[Path, str]]) -> None:
 
 
 def _denied(e: OSError) -> Unslowable:
-    return Unslowable(f"the disk cannot be slowed: {e}; run as root where control groups can be made, or leave it as it is")
+    return Unslowable(
+        f"the disk cannot be slowed: {e}; run as root where control groups can be made, or leave it as it is"
+    )
 
 
 def _limits(disk: str, bytes_per_s: int) -> list[tuple[str, str]]:
@@ -105,7 +107,7 @@ def _limits(disk: str, bytes_per_s: int) -> list[tuple[str, str]]:
 
 
 def _end(group: Path) -> None:
-    """Its processes go back to where all are."""
+    """Move the group's processes to its parent, and delete it."""
     for pid in (group / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
             (group.parent / "cgroup.procs").write_text(pid)

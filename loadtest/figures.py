@@ -1,6 +1,6 @@
-"""What a load's outcomes amount to: latencies, rates, cache hits, imbalance and hint timing. Pure.
+"""Figures of a load's outcomes: latencies, rates, cache hits, imbalance and hint timing. Pure.
 
-All figures are plain numbers with their unit in the name, ready for JSON.
+Plain numbers for JSON, with units in their names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loadtest.client import Outcome
 
 
 def spread(values: Iterable[float]) -> dict[str, float | int]:
-    """count, mean, p50, p95 and p99 of `values`, rounded to six digits after the point; only the count when there are none."""
+    """count, mean, p50, p95 and p99 of `values`, rounded to six decimals; only the count if there are none."""
     data = np.asarray(list(values), dtype=float)
     if not len(data):
         return {"count": 0}
@@ -26,23 +26,20 @@ def spread(values: Iterable[float]) -> dict[str, float | int]:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request has to keep to: its first token within `ttft_s`, and `tpot_s` between tokens in the mean; None: no limit."""
+    """A latency objective: TTFT at most `ttft_s`, mean TPOT at most `tpot_s`; None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     def kept(self, outcome: Outcome) -> bool:
-        """Whether this request did; one that failed did not."""
+        """Whether this request met it; failed requests did not."""
         if outcome.error is not None or (self.ttft_s is not None and outcome.ttft_s > self.ttft_s):
             return False
         return self.tpot_s is None or (outcome.tpot_s or 0.0) <= self.tpot_s
 
 
 def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float, slo: Slo | None = None) -> dict[str, Any]:
-    """Everything that one run shows.
-
-    nodes: how many nodes could have served. window_s: imbalance is taken over windows of this length.
-    """
+    """All figures of one run. nodes: number that could have served. window_s: length of the windows of imbalance."""
     good = [o for o in outcomes if o.error is None]
     span_s = max((o.end_s for o in outcomes), default=0.0) - min((o.sent_s for o in outcomes), default=0.0)
     told = [o for o in good if o.cached_tokens is not None]
@@ -73,13 +70,17 @@ def figures(outcomes: Sequence[Outcome], nodes: int, window_s: float, slo: Slo |
         kept = sum(slo.kept(o) for o in outcomes)
         found["slo_attainment"] = round(kept / len(outcomes), 4) if outcomes else None
         found["goodput_per_s"] = round(kept / span_s, 4) if span_s else 0.0
-    for name, of in (("by_priority", lambda o: str(o.priority)), ("by_tenant", lambda o: o.tenant), ("by_model", lambda o: o.model)):
+    for name, of in (
+        ("by_priority", lambda o: str(o.priority)),
+        ("by_tenant", lambda o: o.tenant),
+        ("by_model", lambda o: o.model),
+    ):
         found |= _apart(good, name, of)
     return found
 
 
 def _apart(outcomes: Sequence[Outcome], name: str, of: Callable[[Outcome], str]) -> dict[str, Any]:
-    """The latencies of each kind of request, where there are several."""
+    """Latencies by kind of request, if there are several kinds."""
     kinds = sorted({of(o) for o in outcomes})
     if len(kinds) < 2:
         return {}
@@ -98,10 +99,10 @@ def _apart(outcomes: Sequence[Outcome], name: str, of: Callable[[Outcome], str])
 
 
 def imbalance(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[str, Any]:
-    """How unevenly the nodes were loaded: 1 is even, `nodes` is all on one.
+    """Load imbalance of the nodes, maximum over mean: 1 is even, `nodes` is all on one.
 
-    max/mean over nodes of the requests started and of the outstanding work (seconds that requests spent on a node) in each
-    window, averaged over windows weighted by what happened in them; and over the whole run.
+    For requests started, and for outstanding work (seconds that requests spend on a node): averaged over windows,
+    weighted by each window's total; and over the whole run.
     """
     placed = [o for o in outcomes if o.node is not None]
     names = sorted({o.node for o in placed if o.node is not None})
@@ -130,7 +131,7 @@ def imbalance(outcomes: Sequence[Outcome], nodes: int, window_s: float) -> dict[
 
 
 def hint_timing(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """How many hints were sent, accepted, and in time; and their lead: seconds from a hint to its request."""
+    """Numbers of hints sent, accepted, and answered in time; lead_s: from a hint to its request."""
     hinted = [(o, o.hint) for o in outcomes if o.hint is not None]
     return {
         "sent": len(hinted),

@@ -1,8 +1,8 @@
-"""Makes traces of our own in the Mooncake format: `.venv/bin/python -m loadtest.generate_trace --out FILE`.
+"""Generates traces in the Mooncake format: `.venv/bin/python -m loadtest.generate_trace --out FILE`.
 
-Decides how generated conversations look: they start at random times (Poisson, or in bursts), share one preamble block, have a geometric
-number of turns, log-normal lengths (or those of `loadtest.bursts`), and a next turn after the answer was read and the next prompt typed.
-No number in here is taken from a published trace; `--like FILE` takes rate and burstiness from one.
+Conversations start at random times (Poisson, or in bursts) and share one preamble block. Turns are geometric in number,
+lengths log-normal (or as in `loadtest.bursts`), and a turn follows after reading the answer and typing. No number is
+taken from a published trace; `--like FILE` takes rate and burstiness from one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from loadtest.sessions import find_sessions
 from loadtest.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRequest, read_trace
 from loadtest.typist import READ_WORDS_PER_S, TOKENS_PER_WORD, typing_times
 
-#: Answers stream at this pace in a generated trace, tokens a second.
+#: Assumed speed of answers in a generated trace.
 _ANSWER_TOKENS_PER_S = 40.0
 _MAX_TURNS = 12
 
 
 Lengths = Literal["log-normal", "zipf"]
-#: The last conversations of a trace are few and far between: it was cut off, or has no new ones.
+#: Share of a trace's conversations to fit: the last ones are sparse, as the trace was cut off.
 _FITTED_SHARE = 0.95
-#: The mean answer where lengths are Zipf's.
+#: Mean answer with Zipf lengths.
 _MEAN_ANSWER_TOKENS = 270.0
 
 
@@ -40,13 +40,14 @@ def generate(
     burstiness: float = 1.0,
     lengths: Lengths = "log-normal",
 ) -> list[dict[str, object]]:
-    """Lines of a Mooncake trace, by arrival: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
+    """Lines of a Mooncake trace, in order of arrival: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
-    burstiness: the shape of the gamma distribution of the gaps between conversations' starts; 1 is Poisson, less is burstier.
+    burstiness: the shape of the gamma distribution of the gaps between conversations' starts; 1 is Poisson, less is
+    burstier.
     """
     rng = random.Random(seed)
     bursts = None if burstiness == 1.0 else Burstiness(burstiness, sessions_per_s)
-    # First prompts are long (documents, instructions), those after them short.
+    # First prompts are long (documents, instructions), later ones short.
     zipf = [ZipfLengths(mean_prompt_tokens), ZipfLengths(0.04 * mean_prompt_tokens)] if lengths == "zipf" else None
     next_block = 1
     requests: list[tuple[float, int, int, list[int]]] = []
@@ -92,7 +93,7 @@ def generated_requests(
     burstiness: float = 1.0,
     lengths: Lengths = "log-normal",
 ) -> list[TraceRequest]:
-    """What `generate` makes, as if it had been read."""
+    """The requests of `generate`, as `read_trace` would return them."""
     found = []
     for line in generate(sessions, seed, sessions_per_s, mean_turns, mean_prompt_tokens, burstiness, lengths):
         at_ms, asked, answered, ids = line["timestamp"], line["input_length"], line["output_length"], line["hash_ids"]
@@ -113,7 +114,9 @@ def main(
     sessions_per_s: Annotated[float, typer.Option(help="conversations that start, a second")] = 0.4,
     mean_turns: Annotated[float, typer.Option(help="turns a conversation", min=1.0)] = 3.0,
     mean_prompt_tokens: Annotated[float, typer.Option(help="tokens of a first prompt, about")] = 3000.0,
-    burstiness: Annotated[float, typer.Option(help="gamma shape of the gaps; 1 is Poisson, less is burstier", min=0.01)] = 1.0,
+    burstiness: Annotated[
+        float, typer.Option(help="gamma shape of the gaps; 1 is Poisson, less is burstier", min=0.01)
+    ] = 1.0,
     lengths: Annotated[str, typer.Option(help="log-normal or zipf")] = "log-normal",
     like: Annotated[Path | None, typer.Option(help="a trace to take rate and burstiness of conversations from")] = None,
 ) -> None:

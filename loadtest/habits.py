@@ -1,6 +1,6 @@
-"""How hints go beside the requests that they announce: missed, late, early, for nothing (SYMPHONY, figures 19 and 20). Pure.
+"""Imperfect hints: missed, late, early, or spurious (SYMPHONY, figures 19 and 20). Pure.
 
-The same for loads that are planned and sent (`loadtest.variants`) and for simulated people (`loadtest.simulate.users`).
+Used by real loads (`loadtest.variants`) and simulated users (`loadtest.simulate.users`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: A spurious hint comes within so long after the request that it is drawn with.
+#: A spurious hint comes at most this long after the request that it is drawn with.
 SPURIOUS_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Shares of requests: missed (no hint is sent), late (`late_s` after typing began), early (`early_s` before). spurious: hints for
-    nothing, a request; more than 1 is a flood. expected: whether hints say when the request comes (a browser cannot know)."""
+    """missed, late, early: shares of requests whose hint is not sent, is sent `late_s` after typing begins, or
+    `early_s` before. spurious: hints without a request, per request; more than 1 is a flood. expected: whether hints
+    give the expected arrival (a browser cannot know it)."""
 
     missed: float = 0.0
     late: float = 0.0
@@ -28,7 +29,8 @@ class Habits:
 
 
 class Drawn(NamedTuple):
-    """How the hints of one request go. offset_s: from the moment when typing begins, negative for earlier. spurious: for nothing."""
+    """The hints of one request. offset_s: from the start of typing, negative for earlier. spurious: number of hints
+    without a request."""
 
     missed: bool
     offset_s: float
@@ -36,7 +38,8 @@ class Drawn(NamedTuple):
 
 
 def draw(habits: Habits, chance: Callable[[], float]) -> Drawn:
-    """By three numbers in [0, 1), in this order always, so that one habit never moves another's draws."""
+    """Draw from three calls of `chance` (uniform in [0, 1)), always three, so that habits do not affect each other's
+    draws."""
     missed, kind, over = chance() < habits.missed, chance(), chance()
     offset_s = 0.0
     if kind < habits.late:

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else: tables, plots, configuration, versions, seeds, machine. Pure."""
+"""A comparison as one self-contained HTML file: tables, plots, configuration, versions, seeds, machine. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from loadtest.compare.summary import FIGURES, shown, titled
 from loadtest.svg import COLOURS, Value, distribution_plot, line_plot
 
-#: What is drawn over the loads: names of `summary.FIGURES`.
+#: Figures plotted over the loads, by their names in `summary.FIGURES`.
 _LINES = (
     "end to end, mean",
     "TTFT, mean",
@@ -41,17 +41,24 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; }
 
 
 def html_report(document: Mapping[str, Any], title: str) -> str:
-    """The report of a document that `compare` made (`Comparison.document`)."""
+    """The report of a `Comparison.document`."""
     targets: Mapping[str, Any] = document["targets"]
     parts = [
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style></head><body>',
+        '<!doctype html><html lang="en"><head><meta '
+        f'charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style></head><body>',
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(_origin(document))}</p>",
-        '<p class="error">Cut off before its end: what was measured until then.</p>' if document.get("interrupted") else "",
+        '<p class="error">Cut off before its end: what was measured until then.</p>'
+        if document.get("interrupted")
+        else "",
     ]
-    parts += [f'<p class="error">{escape(name)}: {escape(t["error"])}</p>' for name, t in targets.items() if t.get("error")]
+    parts += [
+        f'<p class="error">{escape(name)}: {escape(t["error"])}</p>' for name, t in targets.items() if t.get("error")
+    ]
     parts += [_key(list(targets)), '<div class="plots">', *_plots(document), "</div>"]
-    parts += [_table(point["label"], targets, document["repeats"], document["baseline"]) for point in document["points"]]
+    parts += [
+        _table(point["label"], targets, document["repeats"], document["baseline"]) for point in document["points"]
+    ]
     parts += ["<h2>Where this comes from</h2>", _details(document), "</body></html>\n"]
     return "\n".join(part for part in parts if part)
 
@@ -59,20 +66,23 @@ def html_report(document: Mapping[str, Any], title: str) -> str:
 def _origin(document: Mapping[str, Any]) -> str:
     machine = document["machine"]
     return (
-        f"{document['date']}, {machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, {machine['system']}; "
-        f"{document['repeats']} repeats in turns, seed {document['seed']}"
+        f"{document['date']}, {machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, "
+        f"{machine['system']}; {document['repeats']} repeats in turns, seed {document['seed']}"
     )
 
 
 def _key(names: Sequence[str]) -> str:
     colours = (COLOURS[i % len(COLOURS)] for i in range(len(names)))
-    spans = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in zip(names, colours, strict=True))
+    spans = (
+        f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
+        for name, colour in zip(names, colours, strict=True)
+    )
     return f'<p class="key">{"".join(spans)}</p>'
 
 
 def _plots(document: Mapping[str, Any]) -> list[str]:
     targets, points = document["targets"], document["points"]
-    x_title = "people at a time" if points and points[0]["users"] else "times the trace's pace"
+    x_title = "users at a time" if points and points[0]["users"] else "times the trace's pace"
     drawn = []
     if len(points) > 1:
         for name, _, unit, _ in FIGURES:
@@ -96,8 +106,13 @@ def _plots(document: Mapping[str, Any]) -> list[str]:
 
 
 def _times(found: Mapping[str, Any], label: str, key: str) -> list[float]:
-    """Seconds of every request of all runs: the TTFT, or from sending to the end."""
-    outcomes = [o for run in found["points"].get(label, {}).get("runs", []) for o in run.get("outcomes", []) if o["error"] is None]
+    """TTFT or end-to-end seconds of every successful request of all runs."""
+    outcomes = [
+        o
+        for run in found["points"].get(label, {}).get("runs", [])
+        for o in run.get("outcomes", [])
+        if o["error"] is None
+    ]
     return [o["ttft_s"] if key == "ttft_s" else o["end_s"] - o["sent_s"] for o in outcomes]
 
 
@@ -115,20 +130,27 @@ def _table(label: str, targets: Mapping[str, Any], repeats: int, baseline: str) 
             if figure is None:
                 cells.append("<td>-</td>")
                 continue
-            spread = f"<small>{shown(figure['min'], unit)} to {shown(figure['max'], unit)}</small>" if repeats > 1 else ""
+            spread = (
+                f"<small>{shown(figure['min'], unit)} to {shown(figure['max'], unit)}</small>" if repeats > 1 else ""
+            )
             ratio = targets[target]["points"][label]["ratios"].get(name)
             times = f"<small>× {ratio['median']:.2f}</small>" if ratio and target != baseline else ""
             marked = ' class="best"' if figure["median"] == best else ""
             cells.append(f"<td{marked}>{shown(figure['median'], unit)}{spread}{times}</td>")
         rows.append(f"<tr><td>{escape(titled(name, unit))}</td>{''.join(cells)}</tr>")
-    note = f"<p>Medians of the repeats, least to most, and times {escape(baseline)}'s (the median of the repeats' ratios).</p>"
+    note = (
+        f"<p>Medians of the repeats, least to most, and times {escape(baseline)}'s (the median of the repeats' "
+        "ratios).</p>"
+    )
     return f"<h2>{escape(label)}</h2><table><tr><th></th>{head}</tr>{''.join(rows)}</table>{note}" if rows else ""
 
 
 def _details(document: Mapping[str, Any]) -> str:
     told = {
         "workload": document["workload"],
-        "targets": {name: {"configuration": t["configuration"], "found": t["found"]} for name, t in document["targets"].items()},
+        "targets": {
+            name: {"configuration": t["configuration"], "found": t["found"]} for name, t in document["targets"].items()
+        },
         "machine": document["machine"],
         "versions": document["versions"],
     }

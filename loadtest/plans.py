@@ -1,7 +1,7 @@
-"""The vocabulary of a planned load: who says what, when, in which conversation, and what hints go before it. Data only.
+"""The data types of a planned load: sessions, their turns, and hints. Independent of any server.
 
-A plan says nothing of any server. `loadtest.workload` makes plans from traces, `loadtest.agents` from a workflow, `loadtest.variants`
-changes them, `loadtest.client` carries them out.
+`loadtest.workload` makes plans from traces, `loadtest.agents` from a workflow; `loadtest.variants` changes them,
+`loadtest.users` sends them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from loadtest.traces import Message
 
 @dataclass(frozen=True, slots=True)
 class HintPlan:
-    """A turn's hint. offset_s: seconds from the moment when typing starts, negative for earlier. expected: whether it says when the
-    request comes. A hint that would come no sooner than its request is not sent."""
+    """A turn's hint. offset_s: from the start of typing, negative for earlier. expected: whether it gives the expected
+    arrival. A hint after its request is not sent."""
 
     offset_s: float = 0.0
     expected: bool = True
@@ -25,7 +25,7 @@ class HintPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pretence:
-    """A hint for nothing: somebody begins to type in conversation `session_id`, `delay_s` after the turn's request, and gives up."""
+    """A spurious hint, `delay_s` after the turn's request: a user starts typing in `session_id` and gives up."""
 
     delay_s: float
     session_id: str
@@ -33,12 +33,12 @@ class Pretence:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """One request to come.
+    """One planned request.
 
-    text: what the user says. answer_tokens: `max_tokens` of the request. arrival_s: planned, from the load's start.
-    typing_s: from the first key (the hint) to the request. reading_s: how long its answer is read (in a closed loop).
-    after: turns (session id, number) of the same job whose answers this one needs; then `typing_s` is counted from the last of their ends.
-    messages: what is said instead of `text`, in full. extra, headers: added to the request. hint: None where none is sent.
+    text: the user's new text. answer_tokens: `max_tokens`. arrival_s: planned, from the load's start. typing_s: from
+    the first key (the hint) to the request. reading_s: of its answer, in a closed loop. after: turns (session id,
+    number) of the same job whose answers this one needs; `typing_s` then counts from the last of their ends. messages:
+    replace `text`. extra, headers: added to the request. hint: None: not sent.
     """
 
     text: str
@@ -55,16 +55,18 @@ class PlannedTurn:
 
     @property
     def says(self) -> list[dict[str, str]]:
-        """What this turn adds to its conversation, as messages of the API."""
-        return [{"role": m.role, "content": m.content} for m in self.messages] or [{"role": "user", "content": self.text}]
+        """The messages that this turn adds to its conversation."""
+        return [{"role": m.role, "content": m.content} for m in self.messages] or [
+            {"role": "user", "content": self.text}
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSession:
-    """A conversation to come, its turns in order.
+    """A planned conversation, its turns in order.
 
-    job: what is held together: a person of a closed loop begins all sessions of a job at once, and the next job when all have ended.
-    Empty: the session is a job of its own. model: a name that targets map to theirs; empty: the target's first.
+    job: sessions of one job start together; a user of a closed loop starts the next job when all have ended. Empty: the
+    session is its own job. model: a name that targets map to theirs; empty: the target's default.
     """
 
     session_id: str
@@ -79,10 +81,10 @@ Job = tuple[PlannedSession, ...]
 
 
 def jobs(sessions: Iterable[PlannedSession]) -> list[Job]:
-    """The jobs in order; sessions of one job must stand together."""
+    """The jobs in order. Sessions of one job must be adjacent."""
     return [tuple(group) for _, group in groupby(sessions, key=lambda s: s.job or s.session_id)]
 
 
 def turns_of(sessions: Iterable[PlannedSession]) -> int:
-    """How many requests a plan has."""
+    """Number of requests of a plan."""
     return sum(len(s.turns) for s in sessions)

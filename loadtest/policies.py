@@ -1,8 +1,8 @@
-"""The policies that are compared, and what their requests say so that answers are equally long under each.
+"""The policies of `upbeat bench`, and request fields that make answers equally long under each.
 
-- recompute: no KV is kept across requests; balanced placement, no hints.
-- sticky: a session stays with the node that has its cache (InferCept's offload); no hints.
-- balanced: Upbeat's: balanced placement, hints when typing starts.
+- recompute: no KV kept across requests; balanced placement, no hints.
+- sticky: a session stays on the node with its cache (InferCept's offload); no hints.
+- balanced: Upbeat: balanced placement, hints when typing starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from loadtest.client import Outcome
 
-#: The word that fixed answers are made of: the first of these that the tokenizer has as one token.
+#: Fixed answers repeat the first of these words that is one token.
 _STEERED_WORDS = ("Ġrivers", "Ġthe", "▁the")
 
 
@@ -50,11 +50,11 @@ def parse_policies(text: str) -> list[Policy]:
 
 
 def fixed_answers(model: Path) -> dict[str, Any]:
-    """Request fields that make every answer exactly as long as planned, and plain words.
+    """Request fields that make every answer exactly as long as planned, and of known words.
 
-    Random weights would answer with arbitrary bytes, which are not the same tokens when the client sends them back; the next
-    turn would then miss the cache for a reason that no real model has. Where the model's tokenizer has a known word, that word's
-    logit is raised so far that it is the answer.
+    Random weights answer with arbitrary bytes, which tokenise differently when the client sends them back, so the next
+    turn would miss the cache as with no real model. If the tokenizer has a known word, its logit bias makes it the
+    answer.
     """
     body: dict[str, Any] = {"ignore_eos": True}
     try:
@@ -68,7 +68,7 @@ def fixed_answers(model: Path) -> dict[str, Any]:
 
 
 def model_max_tokens(model: Path) -> int:
-    """The longest context that the model at `model` takes. Raises ValueError when its config.json does not say."""
+    """The longest context of the model at `model`. Raises ValueError if its config.json does not have it."""
     try:
         return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError) as e:

@@ -1,9 +1,9 @@
-"""Random-weight models of a given shape, so that a benchmark can have the size it needs without a download.
+"""Makes random-weight models of a given shape, so that benchmarks need no download.
 
     .venv/bin/python -m loadtest.random_model --shape 131m --out DIR
 
-The result is an ordinary Hugging Face directory: config.json, model.safetensors, and the demo model's tokenizer, whose
-vocabulary the model's may exceed (ids past it have no text).
+The result is a Hugging Face directory: config.json, model.safetensors, and the demo model's tokenizer. The model's
+vocabulary may be larger than the tokenizer's; the extra ids have no text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "demo"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _DEVIATION = 0.02
-#: A worker's memory comes in pieces of this size.
+#: `worker.granule_bytes`.
 _GRANULE_BYTES = 2 << 20
 
 _LLAMA = {
@@ -35,7 +35,7 @@ _LLAMA = {
     "eos_token_id": 2,
 }
 
-#: Of shapes with much KV for what they compute.
+#: Shapes with much KV for their computation.
 _MUCH_KV: dict[str, Any] = {
     "hidden_size": 256,
     "num_hidden_layers": 12,
@@ -62,7 +62,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "float32",
     ),
-    # Little to compute, and a cache of 24 KiB a token.
+    # Little computation, 24 KiB of KV a token.
     "roomy": (_MUCH_KV | {"intermediate_size": 512}, "float32"),
     # 10 M parameters with the KV of a model ten times its size, 12 KiB a token: see bench/hbm_pressure/README.md.
     "shallow": (_MUCH_KV | {"intermediate_size": 704}, "bfloat16"),
@@ -103,12 +103,12 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def parameters(config: dict[str, Any]) -> int:
-    """How many parameters a model with this config.json has."""
+    """Number of parameters of a model with this config.json."""
     return sum(math.prod(shape) for _, shape in tensor_shapes(config))
 
 
 def weight_bytes(config: dict[str, Any]) -> int:
-    """What its weights, of two bytes each, take of a device's memory: each layer, and what is outside of them, in whole granules."""
+    """Device memory of 16-bit weights: each layer, and the rest, rounded up to whole granules."""
     spans: dict[str, int] = {}
     for name, shape in tensor_shapes(config):
         span = name.split(".")[2] if ".layers." in name else ""
@@ -117,10 +117,10 @@ def weight_bytes(config: dict[str, Any]) -> int:
 
 
 def make_random_model(directory: Path, config: dict[str, Any], seed: int, dtype: str) -> Path:
-    """Writes a model into `directory` and returns it: weights are normal with deviation 0.02, norms are one.
+    """Write a model into `directory` and return it: weights are normal with deviation 0.02, norms are one.
 
-    config: keys of config.json over the Llama defaults. The same arguments give the same bytes. Raises ValueError when the
-    vocabulary is smaller than the tokenizer's.
+    config: keys of config.json over the Llama defaults. The same arguments give the same bytes. Raises ValueError when
+    the vocabulary is smaller than the tokenizer's.
     """
     import torch
     from safetensors.torch import save_file
@@ -133,7 +133,9 @@ def make_random_model(directory: Path, config: dict[str, Any], seed: int, dtype:
     generator = torch.Generator().manual_seed(seed)
     kind: torch.dtype = getattr(torch, dtype)
     tensors = {
-        name: torch.ones(shape, dtype=kind) if len(shape) == 1 else (torch.randn(shape, generator=generator) * _DEVIATION).to(kind)
+        name: torch.ones(shape, dtype=kind)
+        if len(shape) == 1
+        else (torch.randn(shape, generator=generator) * _DEVIATION).to(kind)
         for name, shape in tensor_shapes(config)
     }
     temporary = directory / "model.safetensors.part"

@@ -1,7 +1,7 @@
-"""From recorded runs of an agent workflow to its call graph, by the code with which the scheduler learns.
+"""Learns the call graph of an agent workflow from recorded runs, with the scheduler's own code.
 
-A recording is JSON lines, an object a request: `{"run": "job-7", "agent": "qa", "session_id": "job-7:qa", "start_s": 12.5, "end_s": 14.0}`.
-Times are seconds on any one clock; lines may come in any order.
+A recording is JSON lines, an object a request: `{"run": "job-7", "agent": "qa", "session_id": "job-7:qa", "start_s":
+12.5, "end_s": 14.0}`. Times are seconds on any one clock; lines may come in any order.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def read_recording(path: Path) -> list[Recorded]:
 
 
 def learn(requests: Iterable[Recorded]) -> tuple[CallGraph, int]:
-    """What follows from them, and how many runs they are of. Pure."""
+    """The call graph of these requests, and the number of runs. Pure."""
     graph, runs = CallGraph(), dict[str, Run]()
     known = list(requests)
-    # At one time, what ends goes before what begins: it may be what that followed. A request that takes no time begins first.
+    # At equal times, ends come before begins, as the end may have caused the begin. A request without duration begins
+    # before it ends.
     begins = [(r.start_s, 1, i) for i, r in enumerate(known)]
     ends = [(r.end_s, 0 if r.end_s > r.start_s else 2, i) for i, r in enumerate(known)]
     for at_s, kind, i in sorted(begins + ends):
@@ -58,7 +59,7 @@ def learn(requests: Iterable[Recorded]) -> tuple[CallGraph, int]:
 
 
 def as_declared(graph: CallGraph) -> Graph:
-    """What was observed, as a graph that can be declared."""
+    """The observed graph in the form of a declaration."""
     return Graph(tuple(graph.agents), tuple(edge for edge, _ in graph.observed()))
 
 

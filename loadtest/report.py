@@ -1,4 +1,4 @@
-"""How results are shown and kept: a side-by-side table, and a JSON document that says where its figures come from."""
+"""Output of results: a table with a column a policy, and JSON with date, machine and versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from rich.table import Table
 
-from runtime.profiles import processor
+from runtime.profile_files import processor
 
 _PACKAGES = ("upbeat-server", "aiohttp", "torch", "numpy", "grpcio")
 #: The table's rows: title, path into one policy's figures, unit.
@@ -54,7 +54,7 @@ def provenance() -> dict[str, Any]:
 
 
 def side_by_side(policies: dict[str, dict[str, Any]], title: str) -> Table:
-    """A column a policy, a row a figure; figures that nobody has are left out."""
+    """A column a policy, a row a figure; figures that no policy has are omitted."""
     table = Table(title=title, title_justify="left")
     table.add_column("figure")
     for name in policies:
@@ -67,12 +67,12 @@ def side_by_side(policies: dict[str, dict[str, Any]], title: str) -> Table:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write `document` to `path`, whole or not at all."""
+    """Write `document` to `path` atomically."""
     write_text(path, json.dumps(document, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all."""
+    """Write `text` to `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text, encoding="utf-8")

@@ -1,9 +1,8 @@
-"""Which requests of a trace are turns of one conversation.
+"""Decides which requests of a trace are turns of one conversation.
 
-A conversation's prompt grows: turn t+1's prompt begins with all of turn t's. In a trace that shows as a growing common prefix
-of block ids: the next turn has every full block of the one before (the last block is partial, and its id changes as it
-fills). Blocks that most requests begin with (a service's system prompt) identify no conversation. A trace
-that names its conversations is believed.
+Turn t+1's prompt begins with all of turn t's, so it has all its full blocks (the last block is partial, and its id
+changes as it fills). Blocks that most requests begin with (a service's system prompt) identify no conversation. A
+trace's own names of conversations take precedence.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from dataclasses import dataclass, field
 
 from loadtest.traces import TraceRequest
 
-#: A block that so many different blocks follow belongs to no single conversation.
+#: A block followed by at least this many different blocks belongs to no single conversation.
 _MANY_WAYS = 4
 
 
 @dataclass(slots=True)
 class Session:
-    """A conversation: its turns by arrival, each prompt an extension of the one before."""
+    """A conversation: its turns by arrival, each prompt extending the one before."""
 
     name: str
     turns: list[TraceRequest] = field(default_factory=list)
@@ -29,17 +28,21 @@ class Session:
 def find_sessions(requests: Iterable[TraceRequest]) -> list[Session]:
     """Sessions in order of their first request; every request is in exactly one.
 
-    A request continues the session with the longest last prompt that it extends. One that extends none begins a session:
-    also a branch of a known one (a regenerated answer), and a resend that has not grown.
+    A request continues the session with the longest last prompt that it extends. Otherwise it begins a session: also a
+    branch (a regenerated answer), and a resend that has not grown.
     """
     ordered = sorted(requests, key=lambda r: r.arrival_s)
     preamble = _preamble_blocks(ordered)
     sessions: list[Session] = []
     named: dict[str, Session] = {}
-    #: By the last full block of a session's last prompt and that block's position. A block id names its whole prefix.
+    #: Session by (last full block of its last prompt, that block's position). A block id identifies its whole prefix.
     open_at: dict[tuple[int, int], Session] = {}
     for request in ordered:
-        session = named.get(request.conversation) if request.conversation is not None else _extended(request, open_at, preamble)
+        session = (
+            named.get(request.conversation)
+            if request.conversation is not None
+            else _extended(request, open_at, preamble)
+        )
         if session is None:
             session = Session(f"s{len(sessions):05d}")
             sessions.append(session)
@@ -55,7 +58,7 @@ def find_sessions(requests: Iterable[TraceRequest]) -> list[Session]:
 
 
 def first_requests(sessions: Iterable[Session], count: int, min_turns: int = 1) -> list[Session]:
-    """The first `count` requests, by arrival, of sessions with at least `min_turns` turns: those sessions, cut to them."""
+    """The first `count` requests by arrival, of sessions with at least `min_turns` turns, as truncated sessions."""
     eligible = [s for s in sessions if len(s.turns) >= min_turns]
     order = sorted((t.arrival_s, i, k) for i, s in enumerate(eligible) for k, t in enumerate(s.turns))[:count]
     kept = Counter(i for _, i, _ in order)
@@ -71,7 +74,8 @@ def shared_blocks(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _preamble_blocks(requests: Sequence[TraceRequest]) -> int:
-    """How many leading blocks are a service's and not a conversation's: half of all requests have them, and many ways lead on."""
+    """Number of leading blocks that belong to the service: at least half of all requests have them, and
+    `_MANY_WAYS` different blocks follow."""
     preamble, depth, remaining = 0, 0, list(requests)
     while True:
         counts = Counter(r.block_ids[depth] for r in remaining if len(r.block_ids) > depth)

@@ -1,7 +1,7 @@
-"""A stack of one's own for a load test or a benchmark: `upbeat up` in a directory and on ports that nobody else uses.
+"""A private stack for a test or benchmark: `upbeat up` in its own directory and on free ports.
 
-Decides where it lives and that nothing of it stays: its processes get SIGINT, time to drain, and then SIGKILL, whatever ends
-the test (an exception, Ctrl-C, SIGTERM, even this process being killed: the launcher is told by the kernel).
+Always cleans up: however the test ends (an exception, Ctrl-C, SIGTERM, or this process being killed), the stack's
+processes get SIGINT, time to drain, and then SIGKILL.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from typing import Any, ClassVar
 import psutil
 import yaml
 
-from runtime.config import NodesSection, load_config
+from runtime.config_file import load_config
 from runtime.places import device_ports, node_ports
+from runtime.sections import NodesSection
 from storelink.arena_sharing import arenas_of, remove_dead
 
 #: `upbeat up` drains for at most 30 s.
 STOP_S = 45.0
-#: Ports of a stack: gateway, schedulers, then those of nodes and devices (runtime/places.py).
+#: Range of a stack's ports.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 _PR_SET_PDEATHSIG = 1
 
 
 class StackError(RuntimeError):
-    """The stack did not come up or died. The message ends with the launcher's last words."""
+    """The stack did not start, or died. The message ends with the end of the launcher's log."""
 
 
 class Stack:
     """`with Stack(model=…) as stack:` serves on `stack.url` until the block ends.
 
-    models: several by name, instead of `model`. directory: where data, run files and the log go; a temporary one, deleted at the end, when
-    None. settings: nested like the configuration file. ready_s, stop_s: how long it may take to serve and to drain. launcher: the `upbeat`
-    beside this Python by default. Invariant: at most one generation of processes runs.
+    models: several by name, instead of `model`. directory: for data, run files and the log; None: a temporary one,
+    deleted at the end. settings: nested like the configuration file. ready_s, stop_s: time limits for starting and for
+    draining. launcher: by default the `upbeat` beside this Python. Invariant: its processes run at most once at a time.
     """
 
-    #: Those of this process that were started and not closed.
+    #: This process's stacks that were started and not closed.
     running: ClassVar[weakref.WeakSet[Stack]] = weakref.WeakSet()
 
     def __init__(
@@ -90,23 +91,32 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """Where the gateway answers."""
+        """The gateway's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """The launcher's, which leads the session of all its processes; 0: it does not run."""
+        """The launcher's pid, which is also its processes' session id; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def command(self) -> list[str]:
-        """The command that starts it."""
-        places = ["--port", str(self.port), "--data", str(self.data), "--run-dir", str(self.run_dir), "--config", str(self.config_file)]
+        """The command line of the launcher."""
+        places = [
+            "--port",
+            str(self.port),
+            "--data",
+            str(self.data),
+            "--run-dir",
+            str(self.run_dir),
+            "--config",
+            str(self.config_file),
+        ]
         return [*self._launcher, "up", *self._flags, *places]
 
     @property
     def config_file(self) -> Path:
-        """The configuration file that it was started with."""
+        """The configuration file given to the launcher."""
         return self.directory / "config.yaml"
 
     def __enter__(self) -> Stack:
@@ -117,16 +127,20 @@ class Stack:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def start(self, settings: dict[str, Any] | None = None) -> None:
-        """Start and wait until every node serves. `settings` replace those given before. Raises StackError."""
+        """Start, and wait until every node serves. settings: replace the earlier ones. Raises StackError."""
         if self._process is not None:
             raise StackError("the stack runs already; stop it first")
         if settings is not None:
             self._settings = settings
-        sections = {name: dict(values) if isinstance(values, dict) else values for name, values in self._settings.items()}
+        sections = {
+            name: dict(values) if isinstance(values, dict) else values for name, values in self._settings.items()
+        }
         schedulers = sections.setdefault("scheduler", {}).get("count", 1)
         nodes = NodesSection.model_validate(sections.setdefault("nodes", {}) | {"count": self.nodes})
         ports = self.port = free_ports(1 + schedulers + len(node_ports(nodes)) + len(device_ports(nodes)))
@@ -156,7 +170,8 @@ class Stack:
         raise StackError(f"the stack was not ready within {self._ready_s:.0f} s\n{self.last_words()}")
 
     def stop(self) -> None:
-        """SIGINT to the whole group, wait for the drain, SIGKILL what is left. Data stay. Does nothing when it does not run."""
+        """Send SIGINT to the process group, wait for the drain, SIGKILL the rest. Keeps the data. No effect
+        if stopped."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -177,8 +192,9 @@ class Stack:
             process.wait()
 
     def close(self) -> None:
-        """Stop; remove the arenas. A temporary directory's files are emptied, and it is removed when this process ends: for minutes after
-        many files were removed, ext4 without a journal takes a millisecond for a new one, and the next stack is to be as fast as this."""
+        """Stop, and remove the arenas. Empties the files of a temporary directory now, and deletes it when this process
+        ends: for minutes after many deletions, ext4 without a journal takes a millisecond to create a file, which would
+        slow the next stack."""
         try:
             self.stop()
         finally:
@@ -194,7 +210,7 @@ class Stack:
                         os.truncate(path, 0)
 
     def model_name(self) -> str:
-        """The id of the model that it serves. Raises StackError when it does not say."""
+        """The id of the first model that it serves. Raises StackError if /v1/models fails."""
         status, body = self._get("/v1/models")
         if status != 200:
             raise StackError(f"/v1/models answered {status}")
@@ -219,7 +235,7 @@ class Stack:
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM ends the program the way Ctrl-C does, through every `finally`."""
+    """During the block, SIGTERM raises KeyboardInterrupt, so that every `finally` runs."""
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -232,8 +248,8 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive loopback ports that nobody listens on. Raises StackError when there are none."""
-    # Start somewhere else in every process, so that stacks that start together rarely try the same ports.
+    """The first of `count` consecutive free loopback ports. Raises StackError if there are none."""
+    # Processes start at different ports, so that concurrent stacks rarely collide.
     span = _LAST_PORT - _FIRST_PORT
     for attempt in range(0, span, count):
         first = _FIRST_PORT + (os.getpid() * 97 + attempt) % (span - count)
@@ -253,7 +269,7 @@ def _is_free(port: int) -> bool:
 
 
 def members(session: int) -> list[int]:
-    """Processes of the launcher's session that still run."""
+    """Pids of running processes of a session."""
     pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
@@ -273,6 +289,6 @@ _PRCTL = _prctl()
 
 
 def die_with_parent() -> None:
-    """To be called in a child before its program starts: it gets SIGINT when the process that started it is gone."""
+    """A `preexec_fn`: the child gets SIGINT when its parent ends."""
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

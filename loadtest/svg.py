@@ -1,6 +1,6 @@
-"""Plots as SVG text, for reports that are one file: lines with whiskers over loads, and cumulative distributions. Pure.
+"""Plots as SVG text: lines with whiskers over loads, and cumulative distributions. Pure.
 
-Colours are those of Okabe and Ito, which people who see colours differently can tell apart; series have markers of their own too.
+Colours are Okabe and Ito's, which are distinguishable with colour blindness.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A point of a line: where, and the least and most that were measured there."""
+    """A point of a line, with the minimum and maximum measured."""
 
     x: float
     y: float
@@ -27,7 +27,7 @@ class Value:
 
 
 def nice_ticks(low: float, high: float, count: int = _TICKS) -> list[float]:
-    """About `count` round numbers that cover [low, high]; 1, 2 or 5 times a power of ten apart."""
+    """About `count` round numbers covering [low, high], spaced 1, 2 or 5 times a power of ten."""
     span = max(high - low, 1e-12)
     step = 10.0 ** math.floor(math.log10(span / count))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= count)
@@ -36,7 +36,7 @@ def nice_ticks(low: float, high: float, count: int = _TICKS) -> list[float]:
 
 
 def line_plot(title: str, x_title: str, y_title: str, series: Mapping[str, Sequence[Value]]) -> str:
-    """A line a series with its whiskers, from zero; series without values are left out."""
+    """A line with whiskers for each series; the y axis starts at 0. Empty if there are no values."""
     shown = {name: sorted(values, key=lambda v: v.x) for name, values in series.items() if values}
     points = [v for values in shown.values() for v in values]
     if not points:
@@ -55,7 +55,7 @@ def line_plot(title: str, x_title: str, y_title: str, series: Mapping[str, Seque
 
 
 def distribution_plot(title: str, x_title: str, series: Mapping[str, Sequence[float]]) -> str:
-    """The share of values that are at most so large, a step line a series; values beyond the 99.5th percentile of all are cut off."""
+    """The empirical distribution of each series as a step line, cut at the 99.5th percentile of all values."""
     everything = sorted(v for values in series.values() for v in values)
     if not everything:
         return ""
@@ -73,7 +73,7 @@ def distribution_plot(title: str, x_title: str, series: Mapping[str, Sequence[fl
 
 
 class _Canvas:
-    """One plot being drawn: axes first."""
+    """One plot; the constructor draws the axes."""
 
     def __init__(
         self,
@@ -91,22 +91,29 @@ class _Canvas:
             self._x0, self._x1 = self._x0 - 1, self._x1 + 1
         self._y0, self._y1 = y_marks[0], y_marks[-1]
         self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+            f'aria-label="{escape(title)}">',
             f'<text class="title" x="{_LEFT}" y="18">{escape(title)}</text>',
         ]
         for mark in y_marks:
             y = self._y(mark)
             self._parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            self._parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:.4g}</text>')
+            self._parts.append(
+                f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:.4g}</text>'
+            )
         for mark in x_marks:
             self._parts.append(
-                f'<text class="tick" x="{self._x(mark):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{mark:.4g}</text>'
+                f'<text class="tick" x="{self._x(mark):.1f}" y="{_HEIGHT - _BOTTOM + 16}" '
+                f'text-anchor="middle">{mark:.4g}</text>'
             )
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
-        self._parts.append(f'<text class="axis" x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_title)}</text>')
+        self._parts.append(
+            f'<text class="axis" x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_title)}</text>'
+        )
         centre = (_TOP + _HEIGHT - _BOTTOM) / 2
         self._parts.append(
-            f'<text class="axis" x="14" y="{centre}" text-anchor="middle" transform="rotate(-90 14 {centre})">{escape(y_title)}</text>'
+            f'<text class="axis" x="14" y="{centre}" text-anchor="middle" transform="rotate(-90 14 '
+            f'{centre})">{escape(y_title)}</text>'
         )
 
     def _x(self, value: float) -> float:
@@ -122,16 +129,19 @@ class _Canvas:
             self._parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
 
     def whisker(self, x: float, low: float, high: float, colour: str) -> None:
-        """From the least to the most."""
+        """A vertical line from `low` to `high`."""
         at = self._x(x)
-        self._parts.append(f'<line stroke="{colour}" x1="{at:.1f}" x2="{at:.1f}" y1="{self._y(low):.1f}" y2="{self._y(high):.1f}"/>')
+        self._parts.append(
+            f'<line stroke="{colour}" x1="{at:.1f}" x2="{at:.1f}" y1="{self._y(low):.1f}" y2="{self._y(high):.1f}"/>'
+        )
 
     def marker(self, x: float, y: float, colour: str, says: str) -> None:
-        """A dot that says its figures when pointed at."""
+        """A dot with a tooltip."""
         self._parts.append(
-            f'<circle cx="{self._x(x):.1f}" cy="{self._y(y):.1f}" r="4" fill="{colour}"><title>{escape(says)}</title></circle>'
+            f'<circle cx="{self._x(x):.1f}" cy="{self._y(y):.1f}" r="4" '
+            f'fill="{colour}"><title>{escape(says)}</title></circle>'
         )
 
     def done(self) -> str:
-        """The plot."""
+        """The complete SVG."""
         return "".join([*self._parts, "</svg>"])

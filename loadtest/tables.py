@@ -1,6 +1,6 @@
-"""How policies are shown side by side: a row a policy, a column a figure, in as many tables below each other as the window needs.
+"""Tables with a row a policy and a column a figure, split into as many tables as the console's width needs.
 
-Decides the layout only; which figures there are, and how each is written, is said by whoever shows them.
+Decides the layout only; callers supply figures as text.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _GAP = 2
 
 
 class PolicyTables:
-    """Tables that fit the console they are printed on, from 40 columns on: nothing is cut, and no row takes two lines."""
+    """Tables that fit a console of at least 40 columns; nothing is cut, no row takes two lines."""
 
     def __init__(self, title: str, policies: Sequence[str], figures: Mapping[str, Sequence[str]]) -> None:
-        """figures: by heading, the policies' values in their order."""
+        """figures: by heading, a value a policy, in the order of `policies`."""
         self._title, self._policies, self._figures = title, policies, figures
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -43,5 +43,5 @@ class PolicyTables:
         return made
 
     def _width(self, heading: str) -> int:
-        """Headings are broken between words, values never."""
+        """Width of a column: headings may break between words, values may not."""
         return max(map(len, (*heading.split(), *self._figures[heading])))

@@ -1,11 +1,10 @@
-"""Reads published traces of LLM services into one shape: requests with arrival times, lengths and prompt blocks.
+"""Reads published traces of LLM services into `TraceRequest`s: arrival times, lengths and prompt blocks.
 
-Decides how each format's fields map onto a `TraceRequest`. Which requests form a conversation is decided in
-`loadtest.sessions`; what the prompts say in `loadtest.prompts`.
+`loadtest.sessions` groups them into conversations; `loadtest.prompts` makes their texts.
 
-Formats, told apart by their content: Mooncake JSONL (FAST '25) and its aiperf superset, Bailian JSONL, Azure LLM inference
-CSV, BurstGPT CSV, ShareGPT JSON. Formats without prompt blocks get blocks of their own, equal for equal prefixes only where
-the trace says which requests belong together. Texts, where a trace has them, are kept beside the lengths.
+Formats, recognised by content: Mooncake JSONL (FAST '25) and its aiperf superset, Bailian JSONL, Azure LLM inference
+CSV, BurstGPT CSV, ShareGPT JSON. Formats without prompt blocks get invented ones, shared only by requests of a
+conversation that the trace names. Texts in a trace are kept.
 """
 
 from __future__ import annotations
@@ -24,31 +23,29 @@ from loadtest.typist import TOKENS_PER_WORD as TOKENS_PER_WORD
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
-#: Block ids that a reader invents start here, so that they never meet a trace's own.
+#: First invented block id, above the ids of traces.
 _INVENTED = 1 << 40
 
 
 class Message(NamedTuple):
-    """What somebody says in a trace that has texts."""
+    """A message of a trace that has texts."""
 
     role: str
     content: str
 
 
 class TraceError(ValueError):
-    """The file is no trace that can be read. The message names file, line and what is wrong."""
+    """The file is not a readable trace. The message names file, line and error."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One request of a trace.
 
-    arrival_s: seconds since the trace's first request.
-    input_tokens, output_tokens: lengths of the prompt (history included) and of the answer.
-    block_ids: the prompt's blocks of `block_tokens` tokens in order, the last one possibly partial; equal prefixes are equal.
-    conversation: the trace's own name for the conversation; None when it has none and prefixes have to tell.
-    messages: what this turn adds to its conversation, where the trace has texts. model: the trace's name for it, if any.
-    extra: fields for the request's body, by name.
+    arrival_s: seconds since the trace's first request. input_tokens, output_tokens: lengths of the prompt (history
+    included) and of the answer. block_ids: the prompt's blocks of `block_tokens` tokens, the last one possibly partial;
+    equal prefixes have equal ids. conversation: its name in the trace; None: unnamed. messages: added by this turn, if
+    the trace has texts. model: its name in the trace, or empty. extra: (name, value) for the request's body.
     """
 
     arrival_s: float
@@ -63,7 +60,7 @@ class TraceRequest:
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """All requests of the trace at `path`, by arrival. Raises TraceError naming the line, OSError when it cannot be read."""
+    """All requests of the trace at `path`, by arrival. Raises TraceError naming the line, and OSError."""
     with path.open(encoding="utf-8") as f:
         start = f.read(4096).lstrip()
     reader = _reader(path, start)
@@ -88,8 +85,9 @@ def _reader(path: Path, start: str) -> Callable[[Path], Iterator[TraceRequest]]:
 
 
 def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
-    """Also aiperf's superset: `session_id`, `delay` (ms after the turn before), `text_input` or `messages`, `extra`; then `hash_ids` and
-    lengths may be missing. A later turn of a named session that does not extend the one before says what is new, not all."""
+    """Mooncake, and aiperf's superset: `session_id`, `delay` (ms after the turn before), `text_input` or `messages`,
+    `extra`; `hash_ids` and lengths are then optional. A later turn of a named session that does not extend the one
+    before holds only what is new."""
     blocks, before, texts = _Inventor(), dict[str, TraceRequest](), dict[str, tuple[Message, ...]]()
     for number, data in _json_lines(path):
         where = f"{path}:{number}"
@@ -98,11 +96,17 @@ def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
         if "timestamp" in data:
             arrival_s = _number(data, "timestamp", where) / 1000
         elif name is not None:
-            arrival_s = (last.arrival_s if last else 0.0) + (_number(data, "delay", where) / 1000 if "delay" in data else 0.0)
+            arrival_s = (last.arrival_s if last else 0.0) + (
+                _number(data, "delay", where) / 1000 if "delay" in data else 0.0
+            )
         else:
             raise TraceError(f"{where}: neither timestamp nor session_id and delay")
         said = _said(data, where)
-        tokens = _count(data, "input_length", where) if "input_length" in data or not said else sum(_tokens(m.content) for m in said)
+        tokens = (
+            _count(data, "input_length", where)
+            if "input_length" in data or not said
+            else sum(_tokens(m.content) for m in said)
+        )
         earlier = texts.get(name, ()) if name is not None else ()
         goes_on = bool(earlier) and said[: len(earlier)] == earlier
         if name is not None:
@@ -118,7 +122,7 @@ def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
             output_tokens=_count(data, "output_length", where),
             block_ids=ids or blocks.new(tokens),
             conversation=name,
-            # The server's own answer stands in for the trace's.
+            # The measured server's answers replace the trace's.
             messages=tuple(m for m in said[len(earlier) :] if m.role != "assistant") if goes_on else said,
             extra=_extra(data, where),
         )
@@ -140,7 +144,7 @@ def _said(data: dict[str, Any], where: str) -> tuple[Message, ...]:
     found = []
     for item in data.get("messages") or ():
         content = item.get("content") if isinstance(item, dict) else None
-        if isinstance(content, list):  # OpenAI's content parts; what is no text is left out
+        if isinstance(content, list):  # OpenAI's content parts; only text is used
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         if not isinstance(content, str) or not isinstance(item.get("role"), str):
             raise TraceError(f"{where}: messages must hold objects with role and content")
@@ -176,7 +180,7 @@ def _read_azure(path: Path) -> Iterator[TraceRequest]:
     for number, row in _csv_rows(path):
         where = f"{path}:{number}"
         try:
-            # Seven digits of fraction; Python reads six.
+            # Azure writes seven decimals; Python reads six.
             at = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).timestamp()
         except ValueError as e:
             raise TraceError(f"{where}: TIMESTAMP {row['TIMESTAMP']!r} is no time") from e
@@ -223,7 +227,7 @@ def _read_sharegpt(path: Path) -> Iterator[TraceRequest]:
 
 
 class _Inventor:
-    """Block ids for formats that have none: a conversation's blocks grow, and are shared with nobody."""
+    """Invents block ids: a conversation's blocks grow, and no other conversation shares them."""
 
     def __init__(self) -> None:
         self._next = _INVENTED

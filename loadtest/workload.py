@@ -1,8 +1,8 @@
-"""The work that a load test sends: sessions whose turns have texts, answer lengths, arrival and typing times.
+"""Plans a load from a trace: texts, answer lengths, arrival and typing times of each turn.
 
-Decides how a trace's lengths become lengths that the model under test can hold, and what each turn adds to its conversation.
-Turn t's prompt is turn t-1's prompt, the server's own answer, and new text: the part of the trace's prompt past the previous
-prompt and answer. Everything is determined by trace, seed and scales.
+Decides how a trace's lengths are scaled to the tested model's context, and what each turn adds. Turn t's prompt is turn
+t-1's prompt, the server's answer, and new text: the trace's prompt past the previous prompt and answer. Depends only on
+trace, seed and scales.
 """
 
 from __future__ import annotations
@@ -17,20 +17,29 @@ from loadtest.sessions import Session
 from loadtest.traces import TraceRequest
 from loadtest.typist import reading_time, typing_times
 
-#: What a chat template adds to a turn (two messages' markers), generously.
+#: Upper estimate of a chat template's tokens a turn (markers of two messages).
 TEMPLATE_TOKENS = 16
-#: Words are about a token, not exactly; and a turn says at least so much.
+#: Words are not exactly one token each; and the least words of a turn.
 _TOKENS_PER_WORD = 1.02
 _MIN_WORDS = 2
 _MIN_ANSWER_TOKENS = 2
-#: Above every block id of a trace, those that a reader invents included.
+#: Above all block ids of traces, invented ones included.
 _SALTED = 1 << 44
 
-__all__ = ["PlannedSession", "PlannedTurn", "fitting_scale", "longest_tokens", "plan", "prefill_heavy", "salted", "turn_lengths"]
+__all__ = [
+    "PlannedSession",
+    "PlannedTurn",
+    "fitting_scale",
+    "longest_tokens",
+    "plan",
+    "prefill_heavy",
+    "salted",
+    "turn_lengths",
+]
 
 
 def longest_tokens(sessions: Iterable[Session], scale: float, max_answer_tokens: int | None) -> int:
-    """About how many tokens the longest session has after its last answer when lengths are scaled by `scale`."""
+    """About the tokens of the longest session after its last answer, with lengths scaled by `scale`."""
     longest = 0.0
     for session in sessions:
         tokens = 0.0
@@ -41,7 +50,7 @@ def longest_tokens(sessions: Iterable[Session], scale: float, max_answer_tokens:
 
 
 def fitting_scale(sessions: Sequence[Session], max_context_tokens: int, max_answer_tokens: int | None = None) -> float:
-    """The largest scale, 1 at most and in steps of 1/1000, at which every session fits. Raises ValueError when none does."""
+    """The largest scale up to 1, in steps of 1/1000, at which every session fits. Raises ValueError if none does."""
     low, high = 0, 1000
     while low < high:
         middle = (low + high + 1) // 2
@@ -50,32 +59,41 @@ def fitting_scale(sessions: Sequence[Session], max_context_tokens: int, max_answ
         else:
             high = middle - 1
     if low == 0:
-        raise ValueError(f"the longest session does not fit {max_context_tokens} tokens at any scale; use a model with more")
+        raise ValueError(
+            f"the longest session does not fit {max_context_tokens} tokens at any scale; use a model with more"
+        )
     return low / 1000
 
 
 def salted(sessions: Sequence[Session], salt: int) -> list[Session]:
-    """The same conversations with other words and other names for every `salt`, so that none is cached from a run before; 0: as they are.
+    """The same conversations with other words and names for each `salt`, so that no earlier run's cache matches.
 
-    Prefixes that were equal still are.
+    Equal prefixes stay equal. salt: 0: unchanged.
     """
     if not salt:
         return list(sessions)
     return [
-        Session(f"{s.name}-{salt}", [replace(t, block_ids=tuple(b + salt * _SALTED for b in t.block_ids)) for t in s.turns])
+        Session(
+            f"{s.name}-{salt}", [replace(t, block_ids=tuple(b + salt * _SALTED for b in t.block_ids)) for t in s.turns]
+        )
         for s in sessions
     ]
 
 
 def prefill_heavy(sessions: Sequence[Session], prompt_tokens: int = 1024, answer_tokens: int = 1) -> list[Session]:
-    """Every turn asks `prompt_tokens` and is answered with `answer_tokens`, at the trace's times (SYMPHONY, figure 18)."""
+    """Every turn adds `prompt_tokens` and gets `answer_tokens`, at the trace's times (SYMPHONY, figure 18)."""
     made = []
     for session in sessions:
         turns, history = [], 0
         for turn in session.turns:
             history += prompt_tokens
-            # A block goes on past its end (`prompts.prompt_words`); the last one of a first turn is no other conversation's.
-            turns.append(replace(turn, input_tokens=history, output_tokens=answer_tokens, block_ids=session.turns[0].block_ids[-1:]))
+            # A prompt past its last block continues it (`prompts.prompt_words`), and the last block of a first turn
+            # belongs to one conversation only.
+            turns.append(
+                replace(
+                    turn, input_tokens=history, output_tokens=answer_tokens, block_ids=session.turns[0].block_ids[-1:]
+                )
+            )
             history += answer_tokens
         made.append(Session(session.name, turns))
     return made
@@ -90,10 +108,10 @@ def plan(
     max_answer_tokens: int | None = None,
     trace_texts: bool = False,
 ) -> list[PlannedSession]:
-    """The work of `sessions`: lengths times `length_scale`, all times (reading and typing included) times `time_scale`.
+    """Plan `sessions`: lengths times `length_scale`, all times (reading and typing included) times `time_scale`.
 
-    trace_texts: say what the trace's texts say, as they are, where it has any; `length_scale` is then for answers alone.
-    The first request arrives one typing time after the load's start at the earliest, so that it too can be hinted.
+    trace_texts: use the trace's texts unscaled, if it has any; `length_scale` then applies to answers only. The first
+    request arrives no earlier than one typing time after the start, so that it can have a hint.
     """
     typing = iter(typing_times(sum(len(s.turns) for s in sessions), seed))
     drawn = [[next(typing) for _ in s.turns] for s in sessions]
@@ -120,7 +138,8 @@ def plan(
 
 
 def _new_tokens(turns: Sequence[TraceRequest], number: int) -> tuple[int, int]:
-    """The range of the trace's prompt that turn `number` adds; empty when the trace's prompt grew by less than its answer."""
+    """The range of the trace's prompt that turn `number` adds; empty if the prompt grew by less than the last
+    answer."""
     if number == 0:
         return 0, turns[0].input_tokens
     before = turns[number - 1].input_tokens + turns[number - 1].output_tokens
@@ -128,7 +147,7 @@ def _new_tokens(turns: Sequence[TraceRequest], number: int) -> tuple[int, int]:
 
 
 def turn_lengths(turns: Sequence[TraceRequest], scale: float, max_answer_tokens: int | None) -> list[tuple[int, int]]:
-    """(words of new text, tokens of the answer) of every turn."""
+    """(words of new text, tokens of the answer) of each turn."""
     lengths = []
     for number, turn in enumerate(turns):
         start, end = _new_tokens(turns, number)
@@ -143,6 +162,8 @@ def _text(turns: Sequence[TraceRequest], number: int, scale: float, words: int) 
     start, end = _new_tokens(turns, number)
     said = prompt_words(turn.block_ids, turn.block_tokens, scale, start, end)
     if len(said) < words:
-        # Too short to say anything after scaling: words of the prompt's end, so that no turn is empty.
-        said = prompt_words(turn.block_ids, turn.block_tokens, 1.0, max(0, turn.input_tokens - words), turn.input_tokens)
+        # Too short after scaling: use words of the prompt's end, so that no turn is empty.
+        said = prompt_words(
+            turn.block_ids, turn.block_tokens, 1.0, max(0, turn.input_tokens - words), turn.input_tokens
+        )
     return " ".join(said)

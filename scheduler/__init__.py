@@ -1,1 +1,1 @@
-"""The scheduler: which node answers which turn. Knows load, sessions and hints; moves no bytes."""
+"""The scheduler: decides which device runs which turn. Knows load, sessions and hints; moves no KV."""

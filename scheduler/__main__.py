@@ -1,4 +1,4 @@
-"""`upbeat-scheduler`: wires the scheduler's process."""
+"""`upbeat-scheduler`: the scheduler's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = telemetry.logger("scheduler.main")
 
 
 class _Process(SchedulerService):
-    """A scheduler with a page for Prometheus; one without still serves."""
+    """A scheduler with a Prometheus page; if its port is taken it serves without."""
 
     async def start(self) -> None:
         await super().start()
@@ -47,8 +47,11 @@ async def _main() -> int:
 
 
 def collect_seldom() -> None:
-    """For this process: the directory is millions of objects that are never garbage. To look through them all would stop it for a tenth
-    of a second, and doubles the time in which it is filled. The young ones are looked through while they are few: 10 ms at most."""
+    """Make full garbage collections rare, for the whole process.
+
+    The directory is millions of objects that are never garbage. Scanning them stops the process for a tenth of a second
+    and doubles the time to fill the directory. Scans of recent objects take 10 ms at most.
+    """
     gc.set_threshold(10_000, 4, 100)
 
 

@@ -1,4 +1,4 @@
-"""The scheduler's own values from their messages and back."""
+"""Converts between the scheduler's values and protobuf messages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from contracts.v1 import common_pb2, scheduler_pb2
 from contracts.workflow import Hop
 from scheduler.core.advisories import Hint
 from scheduler.core.decisions import Decision
-from scheduler.core.device import Device, Load, Model, Rates
+from scheduler.core.device import Device, LoadReport, Model, Rates
 from scheduler.core.models import ModelLoad
 
 
 def hint_from_wire(m: common_pb2.Advisory, place_in_list: int, now: float) -> Hint:
-    """A hint that came at `now`. Ordered ones that say no time are expected in the order of the list, and nothing else is meant."""
+    """A hint received at `now`. In an ordered list, hints without a time get arrivals 1 ms apart, only to keep their
+    order."""
     arrival_s = now + place_in_list * 1e-3 if m.ordered else None
     if m.HasField("expected_arrival_s"):
         arrival_s = now + m.expected_arrival_s
     expires_s = (now if arrival_s is None else arrival_s) + m.ttl_s
-    return Hint(session_from_wire(m.session), m.advisory_id, m.model_id, arrival_s, expires_s, m.priority, m.pin_node, m.caller)
+    return Hint(
+        session_from_wire(m.session), m.advisory_id, m.model_id, arrival_s, expires_s, m.priority, m.pin_node, m.caller
+    )
 
 
 def hint_to_wire(hint: Hint, now: float) -> common_pb2.Advisory:
-    """The hint as of `now`."""
+    """The hint, with times relative to `now`."""
     arrival_s = None if hint.arrival_s is None else max(hint.arrival_s - now, 0.0)
     return common_pb2.Advisory(
         session=session_to_wire(hint.session),
@@ -38,12 +41,12 @@ def hint_to_wire(hint: Hint, now: float) -> common_pb2.Advisory:
 
 
 def hop_from_wire(m: scheduler_pb2.PlaceRequest) -> Hop | None:
-    """What a request is in a workflow, if it is of one."""
+    """The request's place in a workflow, if it has one."""
     return Hop(m.hop.workflow, m.hop.agent, m.hop.run, tuple(m.hop.ended)) if m.HasField("hop") else None
 
 
 def rates_from_wire(hello: scheduler_pb2.WorkerHello) -> Rates:
-    """What a worker's profile has measured, and what is usual for the rest."""
+    """The rates of a worker's profile; defaults for those not measured."""
     usual = Rates()
     return Rates(
         hello.peer_bytes_per_s or usual.link_bytes_per_s,
@@ -52,9 +55,9 @@ def rates_from_wire(hello: scheduler_pb2.WorkerHello) -> Rates:
     )
 
 
-def load_from_wire(r: scheduler_pb2.WorkerLoad) -> Load:
-    """A worker's report."""
-    return Load(
+def load_from_wire(r: scheduler_pb2.WorkerLoad) -> LoadReport:
+    """A worker's load report."""
+    return LoadReport(
         running=r.running,
         waiting=r.waiting,
         outstanding_tokens=r.outstanding_tokens,
@@ -72,10 +75,14 @@ def load_from_wire(r: scheduler_pb2.WorkerLoad) -> Load:
 
 
 def _model_load(m: scheduler_pb2.ModelLoad) -> ModelLoad:
-    return ModelLoad(state=state_of(m.state), by_priority=dict(m.outstanding_by_priority), **{name: getattr(m, name) for name in _SAME})
+    return ModelLoad(
+        state=state_of(m.state),
+        by_priority=dict(m.outstanding_by_priority),
+        **{name: getattr(m, name) for name in _SAME},
+    )
 
 
-#: Fields of `ModelLoad` that are called as in the proto.
+#: Fields of `ModelLoad` with the same name in the proto.
 _SAME = (
     *("running", "waiting", "outstanding_tokens", "request_s", "prefill_token_s", "token_rate"),
     *("kv_bytes_used", "kv_bytes_cached", "kv_bytes_limit", "layers_lent", "idle_s", "activation_s"),
@@ -83,7 +90,7 @@ _SAME = (
 
 
 def loads_to_wire(device: Device) -> list[scheduler_pb2.ModelLoad]:
-    """Each model of a device, as gateways are told of it."""
+    """The load of each model of a device, for gateways."""
     return [
         scheduler_pb2.ModelLoad(
             model=name,
@@ -96,12 +103,13 @@ def loads_to_wire(device: Device) -> list[scheduler_pb2.ModelLoad]:
 
 
 def models_from_wire(hello: scheduler_pb2.WorkerHello) -> tuple[Model, ...]:
-    """What a worker has. Raises InvalidRequest for a model that no gateway of this version could reach, and for one whose KV has an
-    impossible shape."""
+    """A worker's models. Raises InvalidRequest for a model with another wire format than frames or an impossible KV
+    shape."""
     for m in hello.models:
         if m.wire != scheduler_pb2.MODEL_WIRE_FRAMES:
             raise InvalidRequest(
-                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}: gateways reach models by token frames only; "
+                f"{hello.node} registers the model {m.name[:100]!r} with wire = {m.wire}: gateways reach models by "
+                "token frames only; "
                 "register it with wire = 0 (frames)",
                 param="wire",
                 code="unsupported_wire",
@@ -132,7 +140,7 @@ def _shape(node: str, m: scheduler_pb2.ModelInfo) -> KvShape:
 
 
 def model_to_wire(m: Model, state: ModelState) -> scheduler_pb2.ModelInfo:
-    """A model of a device as gateways are told of it, with the state that it has there now."""
+    """A model in its present state on a device, for gateways."""
     return scheduler_pb2.ModelInfo(
         name=m.name,
         shape=shape_to_wire(m.shape),
@@ -149,7 +157,7 @@ def model_to_wire(m: Model, state: ModelState) -> scheduler_pb2.ModelInfo:
 
 
 def decision_to_wire(d: Decision, now: float) -> scheduler_pb2.Decision:
-    """A decision as of `now`."""
+    """A decision, with its age at `now`."""
     return scheduler_pb2.Decision(
         what=d.what,
         ago_s=max(now - d.at_s, 0.0),

@@ -1,6 +1,6 @@
-"""The scheduler's metrics: read off the core when they are asked for, so that nothing is counted twice. Names are `upbeat_scheduler_*`.
+"""The scheduler's metrics (`upbeat_scheduler_*`), read from the core at each scrape.
 
-Collected on another thread: each figure is one read of what the core keeps.
+Scrapes run on another thread, so each figure is a single read of the core's state.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from runtime.telemetry import REGISTRY
 from scheduler.core.control import Control
 
 _BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-DECISION = Histogram("upbeat_scheduler_decision_seconds", "Choosing a node for a turn", buckets=_BUCKETS, registry=REGISTRY)
+DECISION = Histogram(
+    "upbeat_scheduler_decision_seconds", "Choosing a node for a turn", buckets=_BUCKETS, registry=REGISTRY
+)
 REFUSED = CountedMetric("upbeat_scheduler_refused", "Turns for which there was no node", registry=REGISTRY)
-#: Added to the port on which gRPC is served.
+#: Added to the gRPC port.
 METRICS_PORT = 10
-#: Of the ten ports of a node so many are used.
+#: Ports that a node uses of its ten.
 _NODE_PORTS = 5
 
 
 def metrics_port(config: Config, port: int) -> int | None:
-    """Where a scheduler on `port` shows its metrics; None: that port is somebody else's in this deployment."""
+    """The metrics port of a scheduler on `port`; None: another service of this deployment has that port."""
     wanted, nodes = port + METRICS_PORT, config.nodes
     own = node_ports(nodes)
     of_node = (wanted in own and (wanted - own.start) % PORTS_A_NODE < _NODE_PORTS) or wanted in device_ports(nodes)
@@ -37,7 +39,7 @@ def metrics_port(config: Config, port: int) -> int | None:
 
 
 class SchedulerMetrics(Collector):
-    """Samples of one core."""
+    """The samples of one core."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -51,12 +53,16 @@ class SchedulerMetrics(Collector):
         yield _counted("upbeat_scheduler_hints", "Hints that came, by what was done about them", "done", control.hints)
         ends = ("used", "missed", "expired", "invalidated", "dropped", "moved")
         ended = {end: control.advisories.outcomes[end] for end in ends}
-        yield _counted("upbeat_scheduler_hint_outcomes", "Hints by how they ended; missed: turns without one", "outcome", ended)
+        yield _counted(
+            "upbeat_scheduler_hint_outcomes", "Hints by how they ended; missed: turns without one", "outcome", ended
+        )
         waiting = GaugeMetricFamily("upbeat_scheduler_hints_pending", "Hints whose request has not come")
         waiting.add_metric((), len(control.advisories))
         yield waiting
         columns = control.fleet.columns
-        expected = GaugeMetricFamily("upbeat_scheduler_expected_arrivals", "Requests that hints promise, by the chance that they come")
+        expected = GaugeMetricFamily(
+            "upbeat_scheduler_expected_arrivals", "Requests that hints announce, weighted by their probability"
+        )
         expected.add_metric((), float(columns.expected[:, : columns.count].sum()))
         yield expected
         states = Counter(node.shown for node in list(control.fleet.devices.values()))

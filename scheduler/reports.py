@@ -1,4 +1,4 @@
-"""The streams of the nodes' processes: their reports become events of the core, its commands go back to them."""
+"""The streams of stores and workers: passes their reports to the core and the core's commands to them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from scheduler.core.directory import Report as HeldReport
 from scheduler.core.erasures import Word
 
 log = telemetry.logger("scheduler.reports")
-#: Workers are told of another time between reports when it has changed by so much of itself.
+#: Workers are told a new report interval when it has changed by this share.
 _NOTABLE = 0.2
-#: Stores that join within this time are made known to the others together, in seconds, and so much more of it for each store: each of a
-#: thousand telling every other would be a million messages.
+#: Stores that join within this time, plus this time per store, are announced to the others together, in seconds. One
+#: message for each pair of a thousand stores would be a million.
 _INTRODUCE_S, _INTRODUCE_STORE_S = 0.02, 5e-4
-#: Told to a stream's writer: nothing more comes.
+#: Ends a stream's writer.
 _END = None
 
 
 class Reports:
-    """See the module. `erasure_heard` is notified of every word of a store about an erasure; `joined` is called when a process joins."""
+    """See the module. erasure_heard: notified of every store's answer to an erasure. joined: called when a store or
+    worker joins."""
 
     def __init__(self, control: Control, clock: Clock) -> None:
         self._control, self._clock = control, clock
@@ -39,25 +40,26 @@ class Reports:
         self._workers: dict[str, asyncio.Queue[Any]] = {}
         self._store_streams, self._worker_streams = Attached(), Attached()
         self._report_every_s = 0.0
-        self._unknown: set[str] = set()  #: stores that the others have not been told of
+        self._unannounced: set[str] = set()  #: stores not yet announced to the others
         self.erasure_heard = asyncio.Condition()
         self.joined: Callable[[], object] = lambda: None
-        self.deployment: frozenset[str] = frozenset()  #: every node that the configuration names: each has to confirm erasures
+        #: every configured node: each must confirm erasures
+        self.deployment: frozenset[str] = frozenset()
 
     @property
     def stores(self) -> list[str]:
-        """Nodes whose stores are here."""
+        """Nodes whose stores are connected."""
         return sorted(self._stores)
 
     # ---- commands ----------------------------------------------------------------------------------------------
     def command(self, node: str, command: scheduler_pb2.StoreCommand) -> None:
-        """Tell a node's store, if it is here."""
+        """Send a command to a node's store, if it is connected."""
         queue = self._stores.get(node)
         if queue is not None:
             queue.put_nowait(command)
 
     def carry_out(self, commands: Iterable[Command], now: float | None = None) -> None:
-        """Tell the stores what the core wants. now: when it was decided, so that times in one list stay apart."""
+        """Send the core's commands to the stores. now: the time of the decision, to which their times are relative."""
         now = self._clock.now() if now is None else now
         for c in commands:
             if isinstance(c, Prefetch):
@@ -68,7 +70,7 @@ class Reports:
                 self.command(node_of(c.node), scheduler_pb2.StoreCommand(invalidate=session_to_wire(c.session)))
 
     def _pace_workers(self) -> None:
-        """Tell the workers how often to report, when that has changed by much."""
+        """Tell the workers how often to report, if that has changed notably."""
         wanted, told = self._control.fleet.report_every_s, self._report_every_s
         if abs(wanted - told) > _NOTABLE * told:
             self._report_every_s = wanted
@@ -76,13 +78,18 @@ class Reports:
                 queue.put_nowait(scheduler_pb2.WorkerCommand(report_every_s=wanted))
 
     # ---- workers -----------------------------------------------------------------------------------------------
-    async def of_worker(self, reports: AsyncIterator[scheduler_pb2.WorkerReport]) -> AsyncIterator[scheduler_pb2.WorkerCommand]:
-        """One worker's reports, until its stream ends, and the commands to it. Raises InvalidRequest when it cannot be let in."""
+    async def of_worker(
+        self, reports: AsyncIterator[scheduler_pb2.WorkerReport]
+    ) -> AsyncIterator[scheduler_pb2.WorkerCommand]:
+        """Take one worker's reports and yield its commands until its stream ends. Raises InvalidRequest for an invalid
+        hello."""
         commands: asyncio.Queue[Any] = asyncio.Queue()
         async for command in _written(commands, self._read_worker(reports, commands)):
             yield command
 
-    async def _read_worker(self, reports: AsyncIterator[scheduler_pb2.WorkerReport], commands: asyncio.Queue[Any]) -> None:
+    async def _read_worker(
+        self, reports: AsyncIterator[scheduler_pb2.WorkerReport], commands: asyncio.Queue[Any]
+    ) -> None:
         stream: Stream | None = None
         fleet, attached = self._control.fleet, self._worker_streams
         try:
@@ -92,7 +99,7 @@ class Reports:
                 if kind == "hello":
                     hello = report.hello
                     models = models_from_wire(hello)
-                    name = self._known(hello.node, hello.devices, hello.device)
+                    name = self._device_name(hello.node, hello.devices, hello.device)
                     stream = Stream(name, hello.instance, hello.connection)
                     if not attached.join(stream):
                         return
@@ -118,25 +125,37 @@ class Reports:
                 self._control.worker_left(stream.name, self._clock.now())
                 log.info("worker left", node=stream.name)
 
-    def _known(self, node: str, devices: int, device: int = 0) -> str:
-        """The name of a device that a process says its node has; all that it has are known from now on. Raises InvalidRequest."""
+    def _device_name(self, node: str, devices: int, device: int = 0) -> str:
+        """The name of a device by a hello; adds all devices of its node to the fleet. Raises InvalidRequest for an
+        impossible number."""
         devices = devices or 1
         if not device < devices <= MOST_DEVICES:
-            raise InvalidRequest(f"{node} says that it has {devices} devices, of which this is number {device}", param="devices")
+            raise InvalidRequest(
+                f"{node} says that it has {devices} devices, of which this is number {device}", param="devices"
+            )
         self._control.fleet.add(node, devices)
         return device_name(node, device, devices)
 
     # ---- stores ------------------------------------------------------------------------------------------------
-    async def of_store(self, reports: AsyncIterator[scheduler_pb2.StoreReport]) -> AsyncIterator[scheduler_pb2.StoreCommand]:
-        """One store's reports, until its stream ends, and the commands to it. Raises InvalidRequest when it cannot be let in."""
+    async def of_store(
+        self, reports: AsyncIterator[scheduler_pb2.StoreReport]
+    ) -> AsyncIterator[scheduler_pb2.StoreCommand]:
+        """Take one store's reports and yield its commands until its stream ends. Raises InvalidRequest for an invalid
+        hello."""
         commands: asyncio.Queue[Any] = asyncio.Queue()
         async for command in _written(commands, self._read_store(reports, commands)):
             yield command
 
-    async def _read_store(self, reports: AsyncIterator[scheduler_pb2.StoreReport], commands: asyncio.Queue[Any]) -> None:
+    async def _read_store(
+        self, reports: AsyncIterator[scheduler_pb2.StoreReport], commands: asyncio.Queue[Any]
+    ) -> None:
         stream: Stream | None = None
         control, attached = self._control, self._store_streams
-        kinds: dict[str, Callable[[str, Any], None]] = {"held": self._held, "load": self._store_load, "metrics": self._store_metrics}
+        kinds: dict[str, Callable[[str, Any], None]] = {
+            "held": self._held,
+            "load": self._store_load,
+            "metrics": self._store_metrics,
+        }
         try:
             async for report in reports:
                 kind = report.WhichOneof("kind") or ""
@@ -145,7 +164,7 @@ class Reports:
                     stream = Stream(hello.node, hello.instance, hello.connection)
                     if not attached.join(stream):
                         return
-                    self._known(hello.node, hello.devices)
+                    self._device_name(hello.node, hello.devices)
                     self._stores[hello.node] = commands
                     control.store_joined(hello.node, hello.address)
                     log.info("store joined", node=hello.node, address=hello.address)
@@ -171,7 +190,11 @@ class Reports:
 
     def _store_load(self, name: str, load: scheduler_pb2.StoreLoad) -> None:
         node = self._control.fleet.node(name)
-        node.dram_bytes_total, node.dram_bytes_used, node.ssd_bytes_used = load.dram_bytes_total, load.dram_bytes_used, load.ssd_bytes_used
+        node.dram_bytes_total, node.dram_bytes_used, node.ssd_bytes_used = (
+            load.dram_bytes_total,
+            load.dram_bytes_used,
+            load.ssd_bytes_used,
+        )
 
     def _store_metrics(self, name: str, metrics: scheduler_pb2.ProcessMetrics) -> None:
         self._control.fleet.node(name).store_metrics = dict(metrics.samples)
@@ -185,27 +208,29 @@ class Reports:
             self.erasure_heard.notify_all()
 
     def _introduce(self, joined: str) -> None:
-        """Tell the store that joined of all others, and soon the others of it."""
+        """Announce all stores to the one that joined, and soon that one to the others."""
         here = {n.name: n.store_address for n in self._control.fleet.nodes.values() if n.store_here}
         self.command(joined, _peers(here))
-        if not self._unknown:
+        if not self._unannounced:
             delay_s = _INTRODUCE_S + _INTRODUCE_STORE_S * len(self._stores)
-            asyncio.get_running_loop().call_later(delay_s, self._tell_of_unknown)
-        self._unknown.add(joined)
+            asyncio.get_running_loop().call_later(delay_s, self._announce)
+        self._unannounced.add(joined)
 
-    def _tell_of_unknown(self) -> None:
-        nodes, unknown = self._control.fleet.nodes, sorted(self._unknown)
-        self._unknown.clear()
-        told = _peers({name: nodes[name].store_address for name in unknown if nodes[name].store_here})
+    def _announce(self) -> None:
+        nodes, joined = self._control.fleet.nodes, sorted(self._unannounced)
+        self._unannounced.clear()
+        told = _peers({name: nodes[name].store_address for name in joined if nodes[name].store_here})
         for name in self._stores:
             self.command(name, told)
 
 
 def _erase_again(session: SessionKey, number: int) -> scheduler_pb2.StoreCommand:
-    """Without a number no store has said what it ended: whatever the node has is meant."""
+    """The command to repeat an erasure. Without a number it erases whatever the node has of the session."""
     if not number:
         return scheduler_pb2.StoreCommand(erase=session_to_wire(session))
-    return scheduler_pb2.StoreCommand(erase_again=scheduler_pb2.EraseAgain(session=session_to_wire(session), number=number))
+    return scheduler_pb2.StoreCommand(
+        erase_again=scheduler_pb2.EraseAgain(session=session_to_wire(session), number=number)
+    )
 
 
 def _peers(addresses: dict[str, str]) -> scheduler_pb2.StoreCommand:
@@ -218,12 +243,12 @@ def _held_from_wire(h: scheduler_pb2.Held) -> HeldReport:
 
 
 async def _written(commands: asyncio.Queue[Any], reading: Coroutine[Any, Any, None]) -> AsyncIterator[Any]:
-    """What is put into the queue, until the reader has ended."""
+    """Yield what is put into the queue until `reading` ends; an error of it ends the stream."""
     reader = asyncio.ensure_future(reading)
     reader.add_done_callback(lambda _: commands.put_nowait(_END))
     try:
         while (command := await commands.get()) is not _END:
             yield command
-        await reader  # an error in it ends the stream as an error
+        await reader
     finally:
         reader.cancel()

@@ -1,4 +1,4 @@
-"""The scheduler's gRPC shell: turns calls into events of the core, and its decisions into answers."""
+"""The scheduler's gRPC service: passes calls to the core and answers with its decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from scheduler.workflows import Workflows
 log = telemetry.logger("scheduler")
 _STATUS = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
 _TICK_S = 0.5
-#: So many hints of a message are placed, each as long as a turn is, before others who wait have their answers.
+#: Hints of one message that are placed before waiting calls run; each takes as long as placing a turn.
 _HINTS_IN_A_ROW = 4
 
 
@@ -41,12 +41,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     """One scheduler process. All state is soft and lives in the core."""
 
     def __init__(self, config: Config, tasks: Tasks, clock: Clock | None = None, number: int = 0) -> None:
-        """number: which of the configured schedulers. Raises ConfigError when it, or the configured policy, does not exist."""
+        """number: which of the configured schedulers. Raises ConfigError if that or the configured policy does not
+        exist."""
         self.config, self.tasks, self.clock = config, tasks, clock or RealClock()
         self.listen = config.scheduler_listen(number)
         self._gathering = Gathering(self.clock.now(), config.devices)
         section = config.scheduler
-        settings = Settings(policy_named(section.policy), tuple(registered(config)), section.hints_per_s, section.hint_burst)
+        settings = Settings(
+            policy_named(section.policy), tuple(registered(config)), section.hints_per_s, section.hint_burst
+        )
         self.control = Control(settings)
         self.reports = Reports(self.control, self.clock)
         self.reports.joined = self.gathering
@@ -58,7 +61,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     # ---- life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Listen."""
+        """Load the workflows and listen."""
         await self.workflows.load()
         self._server, health = rpc.server(self.listen, ["upbeat.v1.Scheduler"])
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -73,11 +76,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Nothing here outlives a call."""
 
     async def stop(self) -> None:
-        """Stop listening."""
+        """Store the workflows and stop listening."""
         await self.tasks.cancel()
         await self.workflows.write()
         await self.views.close()
-        with contextlib.suppress(KeyError):  # it never started
+        with contextlib.suppress(KeyError):  # start() was never called
             telemetry.REGISTRY.unregister(self._metrics)
         if self._server:
             await self._server.stop(0.2)
@@ -88,11 +91,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self.reports.carry_out(self.control.tick(self.clock.now()))
 
     def gathering(self) -> bool:
-        """It does not know its fleet yet."""
+        """Whether the scheduler does not know its fleet yet (`core.gathering`)."""
         return self._gathering.lasts(self.clock.now(), self.control.fleet)
 
     # ---- placement and hints -----------------------------------------------------------------------------------
-    async def Place(self, request_iterator: AsyncIterator[scheduler_pb2.PlaceRequests], context: Any) -> AsyncIterator[Any]:
+    async def Place(
+        self, request_iterator: AsyncIterator[scheduler_pb2.PlaceRequests], context: Any
+    ) -> AsyncIterator[Any]:
         """See the proto."""
         async for message in request_iterator:
             yield scheduler_pb2.PlaceAnswers(answers=[self._place(request) for request in message.requests])
@@ -102,7 +107,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             return scheduler_pb2.PlaceAnswer()
         avoid = frozenset(request.avoid_nodes)
         session, hop = session_from_wire(request.session), hop_from_wire(request)
-        ask = Ask(request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop, request.taken)
+        ask = Ask(
+            request.request_id, session, request.model, request.priority, request.pin_node, avoid, hop, request.taken
+        )
         begun = time.perf_counter()
         try:
             placed = self.control.place(ask, self.clock.now())
@@ -122,7 +129,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.PlaceAnswer(placed=found)
 
     async def Advise(self, request: scheduler_pb2.AdviseRequest, context: Any) -> scheduler_pb2.AdviseReply:
-        """Place each hint and tell the node's store. A hint nobody can use is dropped without a word."""
+        """Place each hint and tell its store. A hint that no node can take gets an empty placement."""
         now = self.clock.now()
         hints = [hint_from_wire(advisory, i, now) for i, advisory in enumerate(request.advisories)]
         for placed, hint in enumerate(in_order(hints, now), 1):
@@ -130,16 +137,21 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             if placed % _HINTS_IN_A_ROW == 0:
                 await asyncio.sleep(0)
         pending = [self.control.advisories.get(hint.session) for hint in hints]
-        nodes = [p.node if p is not None and p.hint.advisory_id == h.advisory_id else "" for p, h in zip(pending, hints, strict=True)]
-        return scheduler_pb2.AdviseReply(nodes=nodes, placements=[self._promise(hint, now) for hint in hints])
+        nodes = [
+            p.node if p is not None and p.hint.advisory_id == h.advisory_id else ""
+            for p, h in zip(pending, hints, strict=True)
+        ]
+        return scheduler_pb2.AdviseReply(nodes=nodes, placements=[self._route_hint(hint, now) for hint in hints])
 
-    def _promise(self, hint: Hint, now: float) -> scheduler_pb2.Placement:
-        promised = self.control.promised(hint.session, hint.advisory_id, now)
-        if promised is None:
+    def _route_hint(self, hint: Hint, now: float) -> scheduler_pb2.Placement:
+        route = self.control.hinted_route(hint.session, hint.advisory_id, now)
+        if route is None:
             return scheduler_pb2.Placement()
-        node, sources, kept = promised
+        node, sources, kept = route
         address = self.control.fleet.devices[node].worker_address
-        return scheduler_pb2.Placement(node=node, worker_address=address, source_nodes=sources, kept_tokens=kept, advised=True)
+        return scheduler_pb2.Placement(
+            node=node, worker_address=address, source_nodes=sources, kept_tokens=kept, advised=True
+        )
 
     async def Invalidate(self, request: scheduler_pb2.InvalidateRequest, context: Any) -> scheduler_pb2.InvalidateReply:
         """See the proto."""
@@ -149,7 +161,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.InvalidateReply(known=commands is not None)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
-    async def WorkerReports(self, request_iterator: AsyncIterator[scheduler_pb2.WorkerReport], context: Any) -> AsyncIterator[Any]:
+    async def WorkerReports(
+        self, request_iterator: AsyncIterator[scheduler_pb2.WorkerReport], context: Any
+    ) -> AsyncIterator[Any]:
         """See the proto."""
         try:
             async for message in self.reports.of_worker(request_iterator):
@@ -158,7 +172,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             log.error("a worker was refused", error=e.message)
             await _refuse(context, e)
 
-    async def StoreReports(self, request_iterator: AsyncIterator[scheduler_pb2.StoreReport], context: Any) -> AsyncIterator[Any]:
+    async def StoreReports(
+        self, request_iterator: AsyncIterator[scheduler_pb2.StoreReport], context: Any
+    ) -> AsyncIterator[Any]:
         """See the proto."""
         try:
             async for message in self.reports.of_store(request_iterator):
@@ -177,7 +193,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """See the proto."""
         return self.views.metrics()
 
-    async def ListSessions(self, request: scheduler_pb2.ListSessionsRequest, context: Any) -> scheduler_pb2.ListSessionsReply:
+    async def ListSessions(
+        self, request: scheduler_pb2.ListSessionsRequest, context: Any
+    ) -> scheduler_pb2.ListSessionsReply:
         """See the proto."""
         return await self.views.sessions(request)
 
@@ -185,7 +203,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """See the proto."""
         return await self.views.session(session_from_wire(request.session), local=request.local)
 
-    async def EraseSession(self, request: scheduler_pb2.EraseSessionRequest, context: Any) -> scheduler_pb2.EraseSessionReply:
+    async def EraseSession(
+        self, request: scheduler_pb2.EraseSessionRequest, context: Any
+    ) -> scheduler_pb2.EraseSessionReply:
         """See the proto."""
         return await self.views.erase(request)
 
@@ -195,7 +215,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.Explanation(decisions=[decision_to_wire(d, now) for d in decided])
 
     async def TurnsTimed(self, request: scheduler_pb2.TurnsTimedRequest, context: Any) -> scheduler_pb2.TurnsTimedReply:
-        """See the proto. Of a message so many turns are looked at, and of a turn what can be seconds of a known phase."""
+        """See the proto. Takes at most MOST_TOGETHER turns of a message, and only valid seconds of known phases."""
         timed = self.control.explained.timed
         attached = sum(
             timed(session_from_wire(turn.session), turn.request_id, checked(turn.until_first_s), checked(turn.after_s))
@@ -204,7 +224,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.TurnsTimedReply(attached=attached)
 
     # ---- workflows ---------------------------------------------------------------------------------------------
-    async def DeclareWorkflow(self, request: scheduler_pb2.DeclareWorkflowRequest, context: Any) -> scheduler_pb2.Workflow:
+    async def DeclareWorkflow(
+        self, request: scheduler_pb2.DeclareWorkflowRequest, context: Any
+    ) -> scheduler_pb2.Workflow:
         """See the proto."""
         try:
             return await self.workflows.declare(request)
@@ -212,19 +234,23 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await _refuse(context, e)
             raise
 
-    async def ListWorkflows(self, request: scheduler_pb2.ListWorkflowsRequest, context: Any) -> scheduler_pb2.ListWorkflowsReply:
+    async def ListWorkflows(
+        self, request: scheduler_pb2.ListWorkflowsRequest, context: Any
+    ) -> scheduler_pb2.ListWorkflowsReply:
         """See the proto."""
         return self.workflows.all(request.tenant)
 
     async def GetWorkflow(self, request: scheduler_pb2.WorkflowName, context: Any) -> scheduler_pb2.Workflow:
-        """A workflow that is not known has no name."""
+        """See the proto. An unknown workflow is answered without a name."""
         return self.workflows.get(request)
 
-    async def DeleteWorkflow(self, request: scheduler_pb2.WorkflowName, context: Any) -> scheduler_pb2.DeleteWorkflowReply:
+    async def DeleteWorkflow(
+        self, request: scheduler_pb2.WorkflowName, context: Any
+    ) -> scheduler_pb2.DeleteWorkflowReply:
         """See the proto."""
         return await self.workflows.delete(request)
 
 
 async def _refuse(context: Any, error: RequestError) -> None:
-    """End the call with the error in the details, as JSON of `contracts.errors.to_wire`."""
+    """End the call with the error as JSON (`contracts.errors.to_wire`) in its details."""
     await context.abort(_STATUS.get(error.status, grpc.StatusCode.FAILED_PRECONDITION), json.dumps(to_wire(error)))

@@ -1,4 +1,4 @@
-"""What people and gateways see: the fleet, sessions and where their cache is, and what became of an erasure."""
+"""What gateways and users see: the fleet, sessions and where their cache is, and erasures."""
 
 from __future__ import annotations
 
@@ -24,22 +24,30 @@ from scheduler.core.listing import Page
 from scheduler.reports import Reports
 
 log = telemetry.logger("scheduler.views")
-#: How often watchers hear of changes at most, in seconds.
+#: Shortest time between two messages to a watcher, in all and per device, in seconds; the longer one counts.
 WATCH_EVERY_S, WATCH_NODE_S = 0.1, 1e-3
-#: Nodes that are drawn at a time: turns are placed in between.
+#: Devices converted to messages before waiting calls run.
 _DRAWN_AT_A_TIME = 16
-#: Sessions that are looked at for a list, in about as much time.
+#: Sessions examined for a list before waiting calls run.
 _LISTED_AT_A_TIME = 5000
 RESIDENCY_TIMEOUT_S = 1.5
-#: How long an erasure waits for every node to confirm.
+#: How long an erasure waits for the stores' answers, in seconds.
 ERASE_S = 10.0
 
 
 class Views:
     """See the module."""
 
-    def __init__(self, config: Config, control: Control, reports: Reports, clock: Clock, gathering: Callable[[], bool]) -> None:
-        self._config, self._control, self._reports, self._clock, self._gathering = config, control, reports, clock, gathering
+    def __init__(
+        self, config: Config, control: Control, reports: Reports, clock: Clock, gathering: Callable[[], bool]
+    ) -> None:
+        self._config, self._control, self._reports, self._clock, self._gathering = (
+            config,
+            control,
+            reports,
+            clock,
+            gathering,
+        )
         self._drawn: tuple[tuple[int, bool], scheduler_pb2.Fleet] | None = None
         self._drawing = asyncio.Lock()
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -51,7 +59,7 @@ class Views:
 
     # ---- the fleet ---------------------------------------------------------------------------------------------
     async def watch(self) -> AsyncIterator[scheduler_pb2.Fleet]:
-        """The fleet now and at each change; of a large one less often, as it takes its time to draw."""
+        """The fleet now and at each change, less often if it is large."""
         seen: scheduler_pb2.Fleet | None = None
         while True:
             fleet = await self.fleet()
@@ -61,7 +69,7 @@ class Views:
             await asyncio.sleep(max(WATCH_EVERY_S, len(fleet.nodes) * WATCH_NODE_S))
 
     async def fleet(self) -> scheduler_pb2.Fleet:
-        """The fleet now: the same message for all who ask until something changes."""
+        """The fleet now. All callers share one message until something changes."""
         async with self._drawing:
             version = (self._control.fleet.version, self._gathering())
             if self._drawn is None or self._drawn[0] != version:
@@ -99,7 +107,7 @@ class Views:
         )
 
     def metrics(self) -> scheduler_pb2.FleetMetrics:
-        """The devices' own samples, as last reported, each with those of its node's store."""
+        """Each device's last reported samples, with those of its node's store."""
         nodes = {
             n.name: scheduler_pb2.ProcessMetrics(samples=n.worker_metrics | n.node.store_metrics)
             for n in self._control.fleet.devices.values()
@@ -109,7 +117,7 @@ class Views:
 
     # ---- sessions ----------------------------------------------------------------------------------------------
     async def sessions(self, request: scheduler_pb2.ListSessionsRequest) -> scheduler_pb2.ListSessionsReply:
-        """A page of a tenant's sessions (or of all). Of a million, turns are placed while they are looked at."""
+        """A page of a tenant's sessions, or of all. Lets other calls run while it examines many sessions."""
         limit, directory = request.limit or 100, self._control.directory
         page = Page(request.tenant, limit + 1, request.after, by_id=request.by_id)
         if not page.begin(directory):
@@ -119,7 +127,9 @@ class Views:
             page.look(everything[start : start + _LISTED_AT_A_TIME])
             await asyncio.sleep(0)
         found = page.found()
-        return scheduler_pb2.ListSessionsReply(sessions=[self._summary(s.key) for s in found[:limit]], more=len(found) > limit)
+        return scheduler_pb2.ListSessionsReply(
+            sessions=[self._summary(s.key) for s in found[:limit]], more=len(found) > limit
+        )
 
     def _summary(self, key: SessionKey) -> scheduler_pb2.SessionSummary:
         session, pending = self._control.directory.get(key), self._control.advisories.get(key)
@@ -130,8 +140,10 @@ class Views:
         return summary
 
     async def session(self, key: SessionKey, *, local: bool = False) -> scheduler_pb2.SessionInfo:
-        """A session's residency, asked of every store that is here; `local`: of those that hold some of it, and of its hint's, without
-        the blob tier."""
+        """A session's residency, asked of every connected store.
+
+        local: only of its holders and its hint's node, without the blob tier.
+        """
         names = [n.name for n in self._control.fleet.nodes.values() if n.store_here]
         if local:
             pending, held = self._control.advisories.get(key), self._control.directory.get(key)
@@ -143,7 +155,9 @@ class Views:
         known = bool(nodes) or self._control.directory.get(key) is not None
         erasure = self._control.erasures.get(key)
         if erasure is not None and not known:
-            return scheduler_pb2.SessionInfo(summary=self._summary(key), known=True, erasing=True, erasures=_words(erasure))
+            return scheduler_pb2.SessionInfo(
+                summary=self._summary(key), known=True, erasing=True, erasures=_words(erasure)
+            )
         return scheduler_pb2.SessionInfo(summary=self._summary(key), known=known, nodes=nodes)
 
     async def _residency(self, node: str, key: SessionKey, *, local: bool) -> kvstore_pb2.ResidencyReply | None:
@@ -161,7 +175,7 @@ class Views:
         return reply
 
     async def erase(self, request: scheduler_pb2.EraseSessionRequest) -> scheduler_pb2.EraseSessionReply:
-        """Forget the session here, tell every store to erase it from every tier, and wait for their word, for a while."""
+        """Forget the session, tell every store to erase it from every tier, and wait up to ERASE_S for answers."""
         key, control = session_from_wire(request.session), self._control
         known = control.erasures.get(key) is not None
         known = control.directory.erase(key) or known
@@ -174,9 +188,11 @@ class Views:
         for node in told:
             self._reports.command(node, scheduler_pb2.StoreCommand(erase=request.session))
         with contextlib.suppress(TimeoutError):
-            # A node that is away is waited for only as long as one that is here has not answered.
+            # Wait for connected stores only.
             async with asyncio.timeout(ERASE_S), self._reports.erasure_heard:
-                await self._reports.erasure_heard.wait_for(lambda: all(n in erasure.words for n in told if n in self._reports.stores))
+                await self._reports.erasure_heard.wait_for(
+                    lambda: all(n in erasure.words for n in told if n in self._reports.stores)
+                )
         if not erasure.taken:
             control.erasures.give_up(key)
         return _erased(known, told, expected, erasure)
@@ -189,14 +205,20 @@ def _order(device: Device) -> tuple[str, int]:
 def _erased(known: bool, told: list[str], expected: set[str], erasure: Erasure) -> scheduler_pb2.EraseSessionReply:
     nodes = _words(erasure, {*told, *expected})
     known = known or any(word.known for word in erasure.words.values())
-    return scheduler_pb2.EraseSessionReply(known=known, nodes=told, verified=not erasure.owing, erasures=nodes, taken=erasure.taken)
+    return scheduler_pb2.EraseSessionReply(
+        known=known, nodes=told, verified=not erasure.owing, erasures=nodes, taken=erasure.taken
+    )
 
 
 def _words(erasure: Erasure, names: Iterable[str] = ()) -> list[scheduler_pb2.NodeErasure]:
-    """What each node has said."""
+    """Each node's answer; nodes of `names` and those that owe one are included."""
     nodes = []
     for name in sorted({*names, *erasure.words, *erasure.owing}):
         word = erasure.words.get(name)
         left = [scheduler_pb2.TierLeft(tier=tier, chunks=chunks) for tier, chunks in word.left.items()] if word else []
-        nodes.append(scheduler_pb2.NodeErasure(node=name, answered=word is not None, verified=bool(word and word.verified), left=left))
+        nodes.append(
+            scheduler_pb2.NodeErasure(
+                node=name, answered=word is not None, verified=bool(word and word.verified), left=left
+            )
+        )
     return nodes

@@ -1,7 +1,7 @@
-"""Workflows at the scheduler's edge: calls that declare and show them, and their files, from which a restarted scheduler knows them again.
+"""The calls that declare and show workflows, and the files that keep them across restarts.
 
-Files: DATA/workflows/TENANT/NAME.json, each replaced atomically. What is declared is written before the call is answered; what is learned,
-every few seconds and at the end, so that a crash forgets a few observations and nothing else.
+Files: DATA/workflows/TENANT/NAME.json, each replaced atomically. A declaration is written before its call is answered,
+observations every few seconds and at the end. So a crash loses a few seconds of observations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRITE_EVERY_S = 5.0
 
 
 class Workflows:
-    """See the module. Several schedulers may share a directory: a workflow's requests go to one of them, which writes what it learns."""
+    """See the module. Schedulers may share a directory: one of them gets a workflow's requests and learns."""
 
     def __init__(self, callgraphs: Callgraphs, directory: Path, clock: Clock) -> None:
         self._callgraphs, self._directory, self._clock = callgraphs, directory, clock
@@ -35,7 +35,7 @@ class Workflows:
 
     # ---- files -------------------------------------------------------------------------------------------------
     async def load(self) -> None:
-        """Read every file; one that cannot be read is left where it is, and logged."""
+        """Read every file. One that cannot be read is logged and kept."""
         for path, text in await asyncio.to_thread(_read_all, self._directory):
             try:
                 tenant, name, graph = from_stored(json.loads(text))
@@ -45,13 +45,13 @@ class Workflows:
             self._callgraphs.restore(tenant, name, graph)
 
     async def keep(self) -> None:
-        """Write what has changed every few seconds, for ever."""
+        """Write what has changed every `_WRITE_EVERY_S`, forever."""
         while True:
             await self._clock.sleep(_WRITE_EVERY_S)
             await self.write()
 
     async def write(self) -> None:
-        """Write what has changed. What cannot be written is logged and tried again the next time."""
+        """Write what has changed. Failures are logged and retried by the next call."""
         async with self._writing:
             changed, self._callgraphs.changed = self._callgraphs.changed, set()
             for key in sorted(changed):
@@ -65,30 +65,32 @@ class Workflows:
 
     # ---- calls -------------------------------------------------------------------------------------------------
     async def declare(self, request: scheduler_pb2.DeclareWorkflowRequest) -> scheduler_pb2.Workflow:
-        """A workflow is this. Raises RequestError."""
+        """Declare a workflow, and store it. Raises RequestError for an invalid graph or too many workflows."""
         self._callgraphs.declare(request.name.tenant, request.name.name, graph_from_wire(request.graph))
         await self.write()
         return self.get(request.name)
 
     def get(self, name: scheduler_pb2.WorkflowName) -> scheduler_pb2.Workflow:
-        """One workflow; without a name when there is none."""
+        """One workflow; an empty message if there is none."""
         graph = self._callgraphs.get(name.tenant, name.name)
         return workflow_to_wire(name.tenant, name.name, graph) if graph is not None else scheduler_pb2.Workflow()
 
     def all(self, tenant: str) -> scheduler_pb2.ListWorkflowsReply:
-        """A tenant's."""
+        """A tenant's workflows."""
         found = self._callgraphs.of_tenant(tenant).items()
-        return scheduler_pb2.ListWorkflowsReply(workflows=[workflow_to_wire(tenant, name, graph) for name, graph in found])
+        return scheduler_pb2.ListWorkflowsReply(
+            workflows=[workflow_to_wire(tenant, name, graph) for name, graph in found]
+        )
 
     async def delete(self, name: scheduler_pb2.WorkflowName) -> scheduler_pb2.DeleteWorkflowReply:
-        """Forget one, file and all."""
+        """Forget a workflow and remove its file."""
         known = self._callgraphs.forget(name.tenant, name.name)
         await self.write()
         return scheduler_pb2.DeleteWorkflowReply(known=known)
 
 
 def path_of(directory: Path, key: WorkflowKey) -> Path:
-    """The file of a workflow. Names of tenants and workflows are names of files, but for a dot at the beginning of a tenant's."""
+    """The file of a workflow. A leading dot of a tenant's name is escaped; other names are valid file names."""
     tenant, name = key
     return directory / (f"%2E{tenant[1:]}" if tenant.startswith(".") else tenant) / f"{name}.json"
 
@@ -104,7 +106,10 @@ def _read_all(directory: Path) -> list[tuple[Path, str]]:
 
 
 def _replace(path: Path, data: dict[str, Any] | None) -> None:
-    """Write the file as a whole, or remove it for None. What another scheduler has learned from more requests than this one stays in it."""
+    """Replace the file atomically, or remove it for None.
+
+    If the file's observations are of more requests, as another scheduler's may be, they are kept.
+    """
     if data is None:
         path.unlink(missing_ok=True)
         return
@@ -128,15 +133,19 @@ def _seen(agents: list[dict[str, Any]]) -> int:
 # ---- wire ------------------------------------------------------------------------------------------------------
 def graph_from_wire(m: scheduler_pb2.CallGraph) -> Graph:
     """A declared graph."""
-    return Graph(tuple(m.agents), tuple(Edge(e.source, e.target, e.probability, e.calls, e.delay_s) for e in m.edges), m.learn)
+    return Graph(
+        tuple(m.agents), tuple(Edge(e.source, e.target, e.probability, e.calls, e.delay_s) for e in m.edges), m.learn
+    )
 
 
 def workflow_to_wire(tenant: str, name: str, graph: CallGraph) -> scheduler_pb2.Workflow:
-    """All that is known of a workflow."""
+    """A workflow's declaration, observations and resulting edges."""
     agents = list(dict.fromkeys([*(graph.declared.agents if graph.declared else ()), *graph.agents]))
     message = scheduler_pb2.Workflow(
         name=scheduler_pb2.WorkflowName(tenant=tenant, name=name),
-        observed=[scheduler_pb2.ObservedAgent(name=agent, requests=record.seen) for agent, record in graph.agents.items()],
+        observed=[
+            scheduler_pb2.ObservedAgent(name=agent, requests=record.seen) for agent, record in graph.agents.items()
+        ],
         observed_edges=[_edge_to_wire(edge, followed.came) for edge, followed in graph.observed()],
         edges=[_edge_to_wire(edge) for agent in agents for edge in graph.next(agent)],
     )

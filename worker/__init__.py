@@ -1,1 +1,1 @@
-"""The worker: one device's memory and its only ledger, and the engine that runs a model on it."""
+"""The worker: owns one device's memory and runs models on it."""

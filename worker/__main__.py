@@ -14,7 +14,8 @@ from contracts.kv import tenant_salt
 from contracts.v1 import worker_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.collector import keep_what_is_here
-from runtime.config import Config, cluster_secret
+from runtime.config import Config
+from runtime.config_file import cluster_secret
 from runtime.directory_lock import DirectoryLock
 from runtime.gpus import show_only
 from runtime.registry import as_only, registered
@@ -23,7 +24,7 @@ from storelink.link import StoreLink
 from worker.devices.device import choose_device
 from worker.engine import failpoints
 from worker.engine.device_loop import DeviceLoop
-from worker.measure.profiles import compute_threads, measured_rates
+from worker.measure.initial_pace import compute_threads, measured_rates
 from worker.memory.device_memory import DeviceMemory
 from worker.service.hosted import Hosted
 from worker.service.metrics import WorkerMetrics
@@ -33,7 +34,7 @@ from worker.serving import ModelImage, Serving, serve_all
 from worker.text.tokenising import Tokenising
 
 log = telemetry.logger("worker")
-#: How long a thread may keep the interpreter's lock from others that want it, in seconds.
+#: Interpreter switch interval, in seconds (see `main`).
 _SWITCH_S = 2e-4
 
 
@@ -41,8 +42,13 @@ class WorkerProcess:
     """Everything one worker process holds: a device, and the models that its node serves."""
 
     def __init__(self, config: Config, number: int, tasks: Tasks, device: int = 0) -> None:
-        """number: the node's; device: the device's on it. Raises ConfigError when the node has no such device."""
-        self.config, self.places, self.own, self.tasks = config, config.node(number), config.device(number, device), tasks
+        """number: the node's; device: its device's. Raises ConfigError if the node has no such device."""
+        self.config, self.places, self.own, self.tasks = (
+            config,
+            config.node(number),
+            config.device(number, device),
+            tasks,
+        )
         self._models = as_only(config, number)
         self._loop = asyncio.get_running_loop()
 
@@ -74,7 +80,8 @@ class WorkerProcess:
         self._serve_metrics(device.memory)
         tokenising = Tokenising()
         hosted = [
-            Hosted(s.engine, s.image.codec, s.max_tokens, s.image.model.config.vocab_size, config.worker, tokenising) for s in self.servings
+            Hosted(s.engine, s.image.codec, s.max_tokens, s.image.model.config.vocab_size, config.worker, tokenising)
+            for s in self.servings
         ]
         self.handler = WorkerServer(hosted, tokenising)
         self.server, health = rpc.server(own.worker_listen, ["upbeat.v1.Worker"])
@@ -104,26 +111,40 @@ class WorkerProcess:
         self.tasks.start(self.reporter.run(), "reporter")
         keep_what_is_here()
         for s in self.servings:
-            log.info("serving", model=s.image.name, max_tokens=s.max_tokens, pages=s.pool.total, start_s=round(time.monotonic() - began, 2))
+            log.info(
+                "serving",
+                model=s.image.name,
+                max_tokens=s.max_tokens,
+                pages=s.pool.total,
+                start_s=round(time.monotonic() - began, 2),
+            )
 
     def _reported(self, serving: Serving, hosted: Hosted) -> Reported:
-        said = registered(self.config)[hosted.name]
+        entry = registered(self.config)[hosted.name]
         return Reported(
-            serving.engine, hosted.bound, int(time.time()), serving.image.model.weight_bytes, said.ttft_s, said.tpot_s, said.engine
+            serving.engine,
+            hosted.bound,
+            int(time.time()),
+            serving.image.model.weight_bytes,
+            entry.ttft_s,
+            entry.tpot_s,
+            entry.engine,
         )
 
     async def _lock(self) -> None:
-        """One worker for a device: two would report as one. Raises ConfigError when there is another."""
+        """Lock the device, as two workers of one name would report as one. Raises ConfigError if it is locked."""
         self._directory_lock = DirectoryLock(self.own.lock, "worker", "node or device number (--node, --device)")
         try:
             await asyncio.to_thread(self._directory_lock.take)
         except OSError as e:
             log.warning(
-                "the node's directory cannot be locked: make sure that no other worker has this node's and device's number", error=str(e)
+                "the node's directory cannot be locked: make sure that no other worker has this node's and "
+                "device's number",
+                error=str(e),
             )
 
     def _serve_metrics(self, memory: DeviceMemory) -> None:
-        """Prometheus' text at the device's own port; a worker without metrics still serves."""
+        """Serve Prometheus metrics on the device's port; a failure only logs a warning."""
         telemetry.REGISTRY.register(WorkerMetrics([serving.engine for serving in self.servings], memory.usage))
         host = self.own.worker_listen.rpartition(":")[0]
         try:
@@ -135,7 +156,7 @@ class WorkerProcess:
         self._loop.call_soon_threadsafe(self.tasks.fail, error)
 
     async def drain(self) -> None:
-        """Finish what runs, then what is on its way down; the schedulers hear of it at once."""
+        """Tell the schedulers at once, then finish running requests and their write-back."""
         self.handler.draining = True
         self.reporter.wake()
         await self.handler.drain()
@@ -162,8 +183,8 @@ async def _main() -> int:
 
 def main() -> None:
     """Entry point."""
-    # A step calls native code some times a layer, and after each call the engine's thread asks for the interpreter's lock again. Threads
-    # that read prompts would keep it waiting for 5 ms each time.
+    # A step calls native code several times per layer, and the engine thread reacquires the interpreter lock after each
+    # call. At the default interval, threads that read prompts could delay it by 5 ms each time.
     sys.setswitchinterval(_SWITCH_S)
     run(_main())
 

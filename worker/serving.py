@@ -1,7 +1,8 @@
-"""The models of a worker: what is loaded of each, and what serves it.
+"""The models of a worker: loads their weights and builds what serves them.
 
-A `ModelImage` is there while a model is registered on the node, a `Serving` while it is active. With `sharing: static` both are there as
-long as the worker: what the weights of all models leave of the device is shared out evenly, as a fixed number of slabs a model.
+A `ModelImage` exists while a model is registered on the node, a `Serving` while it is active. With `sharing: static`
+both live as long as the worker, and device memory beyond the weights is split evenly: a fixed number of slabs per
+model.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 
 from contracts.errors import ConfigError
 from contracts.kv import KvShape
-from contracts.profile import Profile
+from contracts.latency_profile import Profile
 from runtime import telemetry
 from runtime.clock import RealClock
-from runtime.config import GIB, Config
-from runtime.profiles import fitting
+from runtime.config import Config
+from runtime.profile_files import fitting
+from runtime.sections import GIB
 from storelink.ends import End
 from worker.core.granules import Owner, Use
 from worker.core.hbm import HbmCache
@@ -28,7 +30,7 @@ from worker.engine.executor import Executor
 from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
-from worker.measure.profiles import profile_of, seed, seed_loads, subject
+from worker.measure.initial_pace import profile_of, seed, seed_loads, subject
 from worker.measure.steps import BRIEF, on_free_pages
 from worker.memory.device_memory import DeviceMemory
 from worker.memory.paged_kv import PagedKv
@@ -37,13 +39,13 @@ from worker.service.server import longest
 from worker.text.codec import TextCodec
 
 log = telemetry.logger("worker.serving")
-#: A model's KV holds so many chunks at least.
-_LEAST_CHUNKS = 4
+#: Minimum number of chunks of KV for a model.
+_MIN_CHUNKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ModelImage:
-    """A model's weights on the device, and how its text is read. config: as `runtime.registry.as_only` makes it for this model."""
+    """A model's weights on the device, and its text codec. config: from `runtime.registry.as_only`, for this model."""
 
     name: str
     config: Config
@@ -52,20 +54,22 @@ class ModelImage:
 
     @classmethod
     def load(cls, name: str, config: Config, device: Device) -> ModelImage:
-        """Takes granules of the device's memory. Raises ConfigError."""
+        """Load the weights into granules of the device's memory. Raises ConfigError."""
         w, digests = config.worker, config.run_dir / "digests"
-        model = load_model(config.model, device.memory, w.dtype, w.device, config.kv.chunk_tokens, digests, device.pack, name)
+        model = load_model(
+            config.model, device.memory, w.dtype, w.device, config.kv.chunk_tokens, digests, device.pack, name
+        )
         return cls(name, config, model, TextCodec.load(config.model))
 
     @property
     def shape(self) -> KvShape:
-        """Of its KV."""
+        """Shape of its KV."""
         return self.model.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What computes a model, and its KV. max_tokens: longest prompt plus output."""
+    """A model's engine and its KV. max_tokens: longest prompt plus output."""
 
     image: ModelImage
     pool: PagePool
@@ -76,30 +80,39 @@ class Serving:
 
     @property
     def loader(self) -> KvLoader:
-        """The threads that copy its KV."""
+        """Threads that copy its KV."""
         return self.executor.loader
 
     @property
     def end(self) -> End:
-        """Where what the store says of it goes."""
+        """Receives the store's messages for this model."""
         return end_of(self.image.shape, self.engine.inbox.put, self.loader.from_store)
 
 
-def serve_all(images: Sequence[ModelImage], device: Device, threads: int, salt_of: Callable[[str], bytes]) -> list[Serving]:
-    """One for each image, in order; nothing of them runs yet. Raises ConfigError where KV has no room."""
+def serve_all(
+    images: Sequence[ModelImage], device: Device, threads: int, salt_of: Callable[[str], bytes]
+) -> list[Serving]:
+    """One per image, in order, not yet running. Raises ConfigError if there is no room for KV."""
     free = device.memory.free
     return [
-        _serve(image, free // len(images), itertools.count(1 + n, len(images)), device, threads, salt_of) for n, image in enumerate(images)
+        _serve(image, free // len(images), itertools.count(1 + n, len(images)), device, threads, salt_of)
+        for n, image in enumerate(images)
     ]
 
 
 def _serve(
-    image: ModelImage, granules: int, ids: itertools.count[int], device: Device, threads: int, salt_of: Callable[[str], bytes]
+    image: ModelImage,
+    granules: int,
+    ids: itertools.count[int],
+    device: Device,
+    threads: int,
+    salt_of: Callable[[str], bytes],
 ) -> Serving:
     config, shape, memory = image.config, image.shape, device.memory
-    if granules * memory.granule_bytes < _LEAST_CHUNKS * shape.chunk_bytes:
+    if granules * memory.granule_bytes < _MIN_CHUNKS * shape.chunk_bytes:
         raise ConfigError(
-            f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {_used_gib(memory, config):.2f} GiB, which leaves no room for KV of "
+            f"kv.hbm_gib = {config.kv.hbm_gib}: weights take {_used_gib(memory, config):.2f} GiB, which leaves no "
+            "room for KV of "
             f"{image.name}; raise it"
         )
     kv = PagedKv(memory.reserve(granules * memory.granule_bytes, Owner(Use.KV, image.name)), shape)
@@ -122,13 +135,15 @@ def _used_gib(memory: DeviceMemory, config: Config) -> float:
 
 
 def _profile(image: ModelImage, kv: PagedKv, runner: Steps, threads: int, computes: str) -> Profile:
-    """The one that was made before, or else the least of one, measured now: the first requests are planned by it already."""
+    """The stored profile that fits, else a minimal one, measured now; the first requests already depend on it."""
     what = subject(image.shape, threads, computes)
     profile, why = fitting(image.config, what)
     if profile is not None:
         log.info("profile", model=image.name, measured_on=profile.measured_on, sources=sorted(profile.loads))
         return profile
     w, steps = image.config.worker, list[str]()
-    computed = on_free_pages(runner, kv, BRIEF.within(w.max_batch, w.step_tokens, image.model.max_tokens), RealClock(), steps.append)
+    computed = on_free_pages(
+        runner, kv, BRIEF.within(w.max_batch, w.step_tokens, image.model.max_tokens), RealClock(), steps.append
+    )
     log.info("no profile", model=image.name, reason=why, measured=steps)
     return profile_of(what, image.name, image.shape, computed)

@@ -1,1 +1,1 @@
-"""What the launcher decides: which processes a stack has, when one is restarted, in which order they stop."""
+"""The launcher's decisions: a stack's processes, their restarts, and the order in which they stop."""

@@ -1,8 +1,7 @@
-"""Which processes a stack consists of, and in which order and by when they stop.
+"""The processes of a stack, and the order and deadlines in which they stop.
 
-Stopping goes down the path of a request: the gateway first, so that nothing new arrives; then the workers, which hand
-their last KV to the stores; then the stores, which finish write-back; the scheduler last. Each may take what the ones
-before it left of the time, up to its own deadline.
+The gateway stops first, so that nothing new arrives; then the workers, which hand their last KV to the stores; then the
+stores, which finish write-back; the scheduler last.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One process: `name` is unique in the stack, `program` is its executable, `node` its node's number if it has one, `device` a worker's
-    on its node, `number` its own among several of its kind."""
+    """One process. name: unique in the stack. program: its executable. node: its node's number, None if it belongs to
+    none. device: a worker's device on its node. number: among schedulers or gateway processes."""
 
     name: str
     program: str
@@ -25,10 +24,15 @@ class Planned:
         """The command line after the program."""
         node = [] if self.node is None else ["--node", str(self.node)]
         others = {"--number": self.number, "--device": self.device}
-        return ["--config", config_file, *node, *(part for flag, value in others.items() if value for part in (flag, str(value)))]
+        return [
+            "--config",
+            config_file,
+            *node,
+            *(part for flag, value in others.items() if value for part in (flag, str(value))),
+        ]
 
 
-#: (program, seconds after the stop began at which what is left of it is killed), in stopping order.
+#: (program, seconds after the stop began at which its remaining processes are killed), in stopping order.
 STOP_ORDER: tuple[tuple[str, float], ...] = (
     ("upbeat-gateway", 10.0),
     ("upbeat-worker", 18.0),
@@ -38,14 +42,17 @@ STOP_ORDER: tuple[tuple[str, float], ...] = (
 
 
 def stack_plan(nodes: int, schedulers: int = 1, gateways: int = 1, devices: int = 1) -> list[Planned]:
-    """The processes of a stack of so many nodes, schedulers, processes of the gateway and devices of a node, in starting order."""
+    """The processes in starting order. devices: a node; gateways: processes of the gateway."""
     plan = [Planned(f"scheduler-{n}" if n else "scheduler", "upbeat-scheduler", number=n) for n in range(schedulers)]
     plan += [Planned(f"kvstore-{n}", "upbeat-kvstore", n) for n in range(nodes)]
     for n in range(nodes):
-        plan += [Planned(f"worker-{n}-{d}" if devices > 1 else f"worker-{n}", "upbeat-worker", n, device=d) for d in range(devices)]
+        plan += [
+            Planned(f"worker-{n}-{d}" if devices > 1 else f"worker-{n}", "upbeat-worker", n, device=d)
+            for d in range(devices)
+        ]
     return plan + [Planned(f"gateway-{n}" if n else "gateway", "upbeat-gateway", number=n) for n in range(gateways)]
 
 
 def compute_threads(configured: int, cores: int, workers: int) -> int:
-    """Threads for one worker's linear algebra: what is configured, else the cores shared evenly, at least one."""
+    """Threads of one worker's linear algebra: as configured, or for 0 an even share of the cores, at least one."""
     return configured or max(1, cores // workers)

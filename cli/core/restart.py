@@ -1,9 +1,9 @@
-"""When a service that died is started again, and when the launcher gives up.
+"""When a service that died is restarted, and when the launcher gives up.
 
-The delay doubles from FIRST_DELAY_S to LONGEST_DELAY_S and starts over once a service has lived for STABLE_S. A service
-that says its command line or configuration is wrong (status 2) is never restarted: that does not heal. One that ends at
-once REPEATS times in a row with the same error has its log shown; if the stack has never served, the launcher gives up,
-otherwise it goes on trying, as what it lost (a peer, a disk) may come back.
+The delay doubles from FIRST_DELAY_S to LONGEST_DELAY_S, and starts over once a service has run for STABLE_S. A service
+that ends at once with status 2 (wrong usage or configuration) is not restarted. After REPEATS ends at once in a row
+with the same error, its log is shown; the launcher then gives up if the stack has never served, and else goes on
+trying, as a lost peer or disk may come back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
 STABLE_S = 30.0
-#: A service that lived less than this "ended at once"; importing its libraries takes a few seconds.
+#: A service that ran for less "ended at once"; importing its libraries takes a few seconds.
 AT_ONCE_S = 15.0
 REPEATS = 5
 WRONG_USAGE_STATUS = 2
@@ -22,7 +22,7 @@ WRONG_USAGE_STATUS = 2
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows an exit. `delay_s` is None when the launcher gives up."""
+    """What follows an exit. delay_s: until the restart; None: give up."""
 
     delay_s: float | None
     show_log: bool = False
@@ -37,10 +37,10 @@ class RestartPolicy:
         self._repeats = 0
 
     def exited(self, *, alive_s: float, status: int, last_line: str, has_served: bool) -> Verdict:
-        """The verdict on an exit that nobody asked for.
+        """The verdict on an unrequested exit.
 
-        status: as `Popen.returncode` has it, negative for a signal. last_line: the end of the service's log; numbers in
-        it are ignored, as times differ. has_served: the stack has been ready before.
+        status: `Popen.returncode`, negative for a signal. last_line: of the service's log; its numbers are ignored, as
+        times differ. has_served: the stack has been ready before.
         """
         if status == WRONG_USAGE_STATUS and alive_s < AT_ONCE_S:
             return Verdict(None, show_log=True)

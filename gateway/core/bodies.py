@@ -1,7 +1,8 @@
-"""How large a body may be, what it will take in memory, how long it may take to arrive, and who makes way when there is no room.
+"""Decides how large a body may be, how much memory it needs, how long it may take to arrive, and which body is dropped
+for room.
 
-Decides by what has come so far; reads nothing itself. Figures of memory are measured with both parsers (CPython 3.12, pydantic-core 2): the
-worst is an array of empty objects, 72 bytes of memory for 3 of JSON.
+Reads nothing itself. The memory figures are measured with both parsers (CPython 3.12, pydantic-core 2); the worst case
+is an array of empty objects, with 72 bytes of memory for 3 of JSON.
 """
 
 from __future__ import annotations
@@ -11,37 +12,40 @@ from dataclasses import dataclass
 
 from contracts.context import ContextBound
 
-#: What a decoded value takes: a place in a list or a number, an object or a list, an object's entry.
+#: Memory of a decoded list item or number, of an object or list, and of an object's entry.
 _COMMA_BYTES, _OPEN_BYTES, _COLON_BYTES = 40, 64, 60
-#: A body is read where it arrives up to a size, or a larger one up to another size when few values are in it: either takes below 20 ms.
+#: A body is decoded on the event loop up to LIGHT_BYTES, or up to LIGHT_TEXT_BYTES with at most LIGHT_VALUES values.
+#: Either takes less than 20 ms.
 LIGHT_BYTES, LIGHT_TEXT_BYTES, LIGHT_VALUES = 32 << 10, 192 << 10, 4096
-#: Of bodies that are no request for text: a batch of 256 hints has 2,048.
+#: Values in a body that is no request for text, at most. A batch of 256 hints has 2,048.
 SMALL_VALUES = 16 << 10
-#: What a body makes of memory, at most, in lengths of the longest body. Text with a comma in every fourth character stays below.
+#: Decoded size of a body at most, as a multiple of the longest body's length. Text with a comma in every fourth
+#: character stays below.
 MOST_DECODED = 12
 
-#: No body may take longer, in seconds; nor rest for so long; and it has so long to begin, and then this many bytes a second to keep up.
+#: Seconds for a whole body, between two pieces, and to begin; and the bytes a second that it must then deliver.
 WHOLE_S, REST_S, BEGIN_S, LEAST_BYTES_PER_S = 60.0, 10.0, 10.0, 64 << 10
-#: One of which nothing has come for so long makes way when there is no room, in seconds.
+#: A body may be dropped for room when nothing of it has come for this long, in seconds.
 _RESTED_S = 1.0
 
-#: JSON may spell a byte with six (`\\u0041`), and a token id with a line of its own; what an assistant thought may come again beside what
-#: it said; and tools, schemas and many small messages need room.
+#: How long JSON may be: six bytes for one (`\\u0041`), a line per token id, twice the text (thoughts beside answers),
+#: and room for tools, schemas and many small messages.
 _SPELLED, _ID_BYTES, _BESIDE, _ROOM_BYTES = 6, 16, 2, 4 << 20
 
 
 class Tally:
-    """What a body holds, counted as it comes. values: at least as many as there are; text counts too where it looks like them."""
+    """Counts a body's bytes and values as they arrive. values: an upper bound, because text that looks like values
+    counts too."""
 
     __slots__ = ("decoded", "length", "values")
 
     def __init__(self) -> None:
         self.length = self.values = 0
-        #: Bytes that its values take once decoded, its text not included.
+        #: Memory of its decoded values in bytes, without the text.
         self.decoded = 0
 
     def add(self, piece: bytes) -> None:
-        """A further piece has come."""
+        """Count another piece."""
         commas, opens = piece.count(b","), piece.count(b"{") + piece.count(b"[")
         self.length += len(piece)
         self.values += commas + opens
@@ -49,13 +53,15 @@ class Tally:
 
     @property
     def light(self) -> bool:
-        """It can be decoded, validated and hashed on an event loop that others share."""
+        """Whether it can be decoded, validated and hashed on the event loop."""
         return self.length <= LIGHT_BYTES or (self.length <= LIGHT_TEXT_BYTES and self.values <= LIGHT_VALUES)
 
 
 def most_useful_bytes(bounds: Collection[ContextBound], prompts: int) -> int | None:
-    """The longest body of so many prompts that some model could read, however it is written; None: not known."""
-    if not bounds or not all(bound.max_tokens and bound.longest_token_bytes and bound.message_token_bytes for bound in bounds):
+    """Length of the longest body with this many prompts that some model could read, in any spelling; None: unknown."""
+    if not bounds or not all(
+        bound.max_tokens and bound.longest_token_bytes and bound.message_token_bytes for bound in bounds
+    ):
         return None
     longest = max(bound.max_tokens * max(bound.longest_token_bytes * _SPELLED, _ID_BYTES) for bound in bounds)
     return longest * _BESIDE * prompts + _ROOM_BYTES
@@ -63,7 +69,7 @@ def most_useful_bytes(bounds: Collection[ContextBound], prompts: int) -> int | N
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """A body that is arriving. held: bytes that it holds of its owner's share; given_up: somebody else has got them."""
+    """A body that is arriving. held: bytes of its owner's share that it holds. given_up: it was dropped for room."""
 
     owner: str
     began_s: float
@@ -72,11 +78,11 @@ class Arrival:
     given_up: bool = False
 
     def due_s(self) -> float:
-        """When it is too late, if nothing more comes until then."""
+        """The deadline, if nothing more arrives before."""
         return min(self.began_s + WHOLE_S, self.last_s + REST_S, self.began_s + BEGIN_S + self.held / LEAST_BYTES_PER_S)
 
     def bytes_per_s(self, now_s: float) -> float:
-        """Its pace so far."""
+        """Its rate so far."""
         return self.held / max(now_s - self.began_s, 1e-3)
 
 
@@ -96,10 +102,10 @@ class Arrivals:
         return arrival
 
     def end(self, arrival: Arrival) -> None:
-        """It is there, or will never be. Safe to call twice."""
+        """The body is complete or has failed. Safe to call twice."""
         self._all.discard(arrival)
 
     def slowest(self, owner: str, now_s: float) -> Arrival | None:
-        """Of the owner's bodies that hold something and have rested for a while, the one with the least pace."""
+        """The slowest of the owner's stalled bodies that hold bytes, or None."""
         slow = [a for a in self._all if a.owner == owner and a.held and now_s - a.last_s >= _RESTED_S]
         return min(slow, key=lambda a: (a.bytes_per_s(now_s), a.began_s), default=None)

@@ -1,7 +1,7 @@
-"""How many hints one browser token may send: a token bucket each, beside its tenant's.
+"""How many hints a browser token may send: one token bucket per token, beside its tenant's.
 
-A page sends one in four seconds and one when it closes. The bucket leaves room for several tabs with one token, and lets a copy of a token
-take nothing worth mentioning of what its tenant may send.
+A page sends one hint every four seconds and one when it closes. The bucket allows several tabs with one token, and
+keeps a copied token from using up its tenant's hints.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-#: Hints a second in the long run, and at once.
+#: Refill rate, and hints at once.
 HINTS_PER_S, HINT_BURST = 2.0, 20.0
-#: Tokens that are remembered at a time. One that is forgotten begins anew.
+#: Number of buckets kept. A forgotten token starts with a full bucket.
 REMEMBERED = 50_000
 
 
 class BrowserLimits:
-    """The buckets of the tokens that were used last. Invariants: 0 <= level <= the burst; at most `remembered` of them."""
+    """The buckets of the most recently used tokens. Invariants: 0 <= level <= burst; at most `remembered` buckets."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
-        #: By token: how much is left, and seconds on the caller's clock when that was right. The least recently used one first.
+        #: By token: the level, and when it was computed, in seconds on the caller's clock. Least recently used first.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, token: str, hints: int, now_s: float) -> float:
-        """Take `hints` of the token's, or nothing. Returns 0, or the seconds after which asking again can succeed; infinity: never, so
-        many at once are too many."""
+        """Take `hints` from the token's bucket, or nothing. Returns 0, or the seconds after which a retry can succeed;
+        infinity: more hints than the burst."""
         level, at_s = self._buckets.pop(token, (HINT_BURST, now_s))
         level = min(HINT_BURST, level + max(0.0, now_s - at_s) * HINTS_PER_S)
         granted = hints <= level

@@ -1,12 +1,14 @@
-"""Browser tokens: what a page may hold, where an API key may not be seen.
+"""Browser tokens: credentials for pages, which must not hold an API key.
 
-A token says, signed: for this tenant, this session (or every session whose id begins so), until then, hints may be sent and withdrawn;
-nothing else. No gateway stores any: the signature's key is derived from a secret that all gateways of a deployment share.
+A signed token permits sending and withdrawing hints for one session, or for sessions with a common id prefix, of one
+tenant until it expires. Gateways store no tokens: the signing key is derived from a secret that all gateways of a
+deployment share.
 
-A token is presented again and again, by every heartbeat, so seeing it twice means nothing. What keeps a copy of it worthless is decided
-here and in docs/design/0017-browser-tokens.md: it ends soon, it names its session, it can be bound to the origin of the page.
+Pages send a token repeatedly, so replay is normal. A copy is worthless because a token expires soon, names its session,
+and can be bound to the page's origin (docs/design/0017-browser-tokens.md).
 
-Form: `ek_` and, in base64url without padding, the claims as text and then 16 bytes of keyed BLAKE3 over them. One token has one spelling.
+Format: `ek_`, then base64url without padding of the claims as text and 16 bytes of keyed BLAKE3 over them. Each token
+has one spelling.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from blake3 import blake3
 
 from contracts.errors import Forbidden, Unauthorized
 
-#: OpenAI's ephemeral keys begin so too. No API key may.
+#: The prefix of OpenAI's ephemeral keys, too. API keys must not begin with it.
 PREFIX = "ek_"
 MIN_LIFE_S, MAX_LIFE_S, DEFAULT_LIFE_S = 10, 3600, 600
-#: No grant makes a longer one.
+#: No valid token is longer.
 MAX_TOKEN_CHARS = 1024
 _CONTEXT = "upbeat gateway: browser tokens, version 1"
 _SIGNATURE_BYTES = 16
@@ -34,8 +36,9 @@ _EXACT, _PREFIXED = "=", "^"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a token permits. `session`: the one session id or, when `prefix`, how its sessions' ids begin; `max_priority`: the most urgent
-    priority of its hints; `origin`: of the only page that may send it, or empty; `ends_s`: seconds since the epoch."""
+    """What a token permits. session: the session id or, with `prefix`, the prefix of the ids. max_priority: the most
+    urgent priority of its hints. origin: the only page origin that may send it, or empty. ends_s: expiry in seconds
+    since the epoch."""
 
     tenant: str
     session: str
@@ -45,26 +48,29 @@ class Grant:
     ends_s: int
 
     def check_session(self, session_id: str, param: str) -> None:
-        """Raises Forbidden, naming `param`, for a session that is not this grant's."""
+        """Raises Forbidden, naming `param`, for a session that the grant does not cover."""
         if session_id != self.session and not (self.prefix and session_id.startswith(self.session)):
             raise Forbidden("this browser token is for another session", param=param, code="client_secret_session")
 
     def check_origin(self, origin: str | None) -> None:
-        """Raises Forbidden when the token is bound to the pages of one origin and the request does not come from there."""
+        """Raises Forbidden when the token is bound to an origin other than `origin`."""
         if self.origin and origin != self.origin:
-            raise Forbidden("this browser token is bound to another origin", param="Origin", code="client_secret_origin")
+            raise Forbidden(
+                "this browser token is bound to another origin", param="Origin", code="client_secret_origin"
+            )
 
 
 class BrowserTokens:
     """Signs and reads tokens. Immutable."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        """secrets: the same on every gateway of the deployment, in any order; known to nobody else."""
+        """secrets: the same on every gateway of the deployment, in any order."""
         joined = b"\0".join(sorted(s.encode("utf-8", "surrogatepass") for s in secrets))
         self._key = blake3(joined, derive_key_context=_CONTEXT).digest()
 
     def sign(self, grant: Grant) -> str:
-        """The token that says `grant`. Its texts hold no `|`: ids and tenants cannot, and origins are checked where they come in."""
+        """The token for `grant`, whose texts must not contain `|`: ids and tenants cannot, and the route checks
+        origins."""
         kind = _PREFIXED if grant.prefix else _EXACT
         parts = (str(grant.ends_s), grant.tenant, kind + grant.session, str(grant.max_priority), grant.origin)
         assert not any(_SEPARATOR in part for part in parts)
@@ -72,15 +78,18 @@ class BrowserTokens:
         return PREFIX + _encode(claims + self._signature(claims))
 
     def read(self, token: str, now_s: float) -> Grant:
-        """What `token` grants at `now_s`, seconds since the epoch. Raises Unauthorized: it is none of ours, or it has ended."""
+        """The grant of `token` at `now_s` (seconds since the epoch). Raises Unauthorized for an invalid or expired
+        token."""
         if len(token) > MAX_TOKEN_CHARS:
             raise _wrong()
         try:
-            signed = base64.b64decode(token[len(PREFIX) :] + "=" * (-(len(token) - len(PREFIX)) % 4), altchars=b"-_", validate=True)
+            signed = base64.b64decode(
+                token[len(PREFIX) :] + "=" * (-(len(token) - len(PREFIX)) % 4), altchars=b"-_", validate=True
+            )
         except (binascii.Error, ValueError):
             raise _wrong() from None
         claims, signature = signed[:-_SIGNATURE_BYTES], signed[-_SIGNATURE_BYTES:]
-        # Spare bits of the last character would give one token several spellings.
+        # Refuse spare bits in the last character: they would give one token several spellings.
         if not hmac.compare_digest(self._signature(claims), signature) or PREFIX + _encode(signed) != token:
             raise _wrong()
         ends, tenant, session, max_priority, origin = claims.decode().split(_SEPARATOR)
@@ -93,7 +102,7 @@ class BrowserTokens:
 
 
 def is_browser_token(credential: str | None) -> bool:
-    """Whether a credential claims to be one."""
+    """Whether a credential has a browser token's prefix."""
     return credential is not None and credential.startswith(PREFIX)
 
 

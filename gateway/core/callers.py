@@ -1,8 +1,7 @@
-"""Whom a hint comes from, as the scheduler may know it: a digest of the client's address, so that trust goes by address and no address
-leaves the gateway.
+"""Digests of client addresses: schedulers trust hints per digest, so no address leaves the gateway.
 
-The key comes from the configured API keys, which all gateways of a deployment share and nobody else has. The address is the peer's: behind
-a proxy all its clients are one caller, as nothing tells a header that the proxy wrote from one that a client made up.
+The digest's key is derived from the configured API keys, which all gateways of a deployment share. The address is the
+peer's: all clients of a proxy count as one caller, because its headers cannot be told from forged ones.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _REMEMBERED = 4096
 
 
 def network_of(address: str | None) -> str:
-    """Whom an address belongs to, in one spelling: itself, or its IPv6 network of 64 bits, whose clients take addresses from it as they
-    like. Empty when it is not known."""
+    """The owner of an address in canonical form: an IPv4 address, or the /64 network of an IPv6 address, whose client
+    can choose any address in it. Empty when unknown."""
     if not address:
         return ""
     try:
@@ -37,16 +36,16 @@ def network_of(address: str | None) -> str:
 
 
 class Callers:
-    """Immutable."""
+    """Computes the digests. Immutable."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         """secrets: the API keys as configured, in full or hashed, in any order."""
         joined = b"\0".join(sorted(configured_digest(s) for s in secrets))
         self._key = blake3(joined, derive_key_context=_CONTEXT).digest()
-        #: The digest of an address, remembered for the latest ones: a page hints again and again.
+        #: The digest of an address, cached because pages send hints repeatedly.
         self.digest = lru_cache(_REMEMBERED)(self._digest)
 
     def _digest(self, address: str | None) -> str:
-        """16 hexadecimal digits for a peer's network; empty when it is not known."""
+        """16 hexadecimal digits for a peer's network; empty when unknown."""
         network = network_of(address)
         return blake3(bytes.fromhex(network), key=self._key).hexdigest(length=_DIGEST_BYTES) if network else ""

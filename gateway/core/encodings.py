@@ -1,4 +1,4 @@
-"""Which of a file's encodings an answer has, by what the client accepts (RFC 9110, 12.5.3), and whether it has that one already."""
+"""Chooses a file's encoding by Accept-Encoding (RFC 9110, 12.5.3), and compares entity tags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ IDENTITY = "identity"
 def choose(accepted: str, available: Collection[str]) -> str:
     """One of `available`, the best first, or `identity`. accepted: the header's value; empty: only identity.
 
-    Where several are equally welcome the first of `available` is taken. A client that refuses all of them, identity too, gets identity.
+    Equal weights: the first of `available`. A client that refuses everything gets identity.
     """
     weights = _weights(accepted)
     others = weights.get("*", 0.0)
@@ -23,12 +23,12 @@ def choose(accepted: str, available: Collection[str]) -> str:
 
 
 def is_known(if_none_match: str, tag: str) -> bool:
-    """The client names this entity tag among those that it has, or `*`. Weak ones are compared as if they were strong."""
+    """Whether If-None-Match names this entity tag, or `*`. Weak tags are compared as strong ones."""
     return any(named.strip().removeprefix("W/") in (tag, "*") for named in if_none_match.split(","))
 
 
 def _weights(accepted: str) -> dict[str, float]:
-    """By encoding; what cannot be read is not there."""
+    """Weights by encoding; unreadable ones are 0."""
     found = {}
     for part in accepted.lower().split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))

@@ -1,6 +1,7 @@
-"""What a request says of itself in an agent workflow, by its headers, and which requests of a run have ended since its last one.
+"""A request's place in an agent workflow, from its headers, and which requests of a run have ended since the last one.
 
-The scheduler learns from ends which request followed which. Workers report them too, but an agent may ask again sooner.
+From the ends the scheduler learns which request followed which. Workers report them too, but perhaps after the agent's
+next request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contracts.workflow import Hop, default_run
 
 WORKFLOW, AGENT, RUN = HEADERS = ("X-Upbeat-Workflow", "X-Upbeat-Agent", "X-Upbeat-Run")
 MAX_RUNS = 10_000
-#: Of one run, between two of its requests.
+#: Ended requests that are remembered per run.
 MAX_ENDED = 64
 
 
@@ -25,13 +26,15 @@ def hop_of(headers: Mapping[str, str], session_id: str) -> Hop | None:
     for name in (WORKFLOW, AGENT):
         if name not in said:
             raise InvalidRequest(
-                f"{name} is missing; {next(iter(said))} means nothing without it", param=name, code="missing_required_parameter"
+                f"{name} is missing; {next(iter(said))} means nothing without it",
+                param=name,
+                code="missing_required_parameter",
             )
     return Hop(said[WORKFLOW], said[AGENT], said.get(RUN) or default_run(session_id))
 
 
 class Ended:
-    """Requests that have ended, by run, until the next request of the run takes them. The oldest runs are forgotten first."""
+    """Ended requests by run, until the run's next request takes them. The oldest runs are forgotten first."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str, str], list[str]] = {}
@@ -45,5 +48,5 @@ class Ended:
             del self._runs[next(iter(self._runs))]
 
     def take(self, tenant: str, hop: Hop) -> tuple[str, ...]:
-        """Those that have ended since this was last asked, oldest first."""
+        """The run's requests that have ended since the last call, oldest first."""
         return tuple(self._runs.pop((tenant, hop.workflow, hop.run), ()))

@@ -1,21 +1,21 @@
-"""Which session an unmodified client's request continues, when it names none.
+"""Decides which session a request continues when it names none.
 
 The conversation so far is a chain of parts (messages of a chat; blocks of a prompt). Each part's hash covers everything
-before it, so one hash names a whole history. After a turn, the hash of the history including the answer is remembered
-with its session id; the next request resends that history, and the longest remembered one names the session.
+before it, so one hash names a whole history. After a turn, the hash of the history with the answer is stored with the
+session id; the next request resends that history, and the longest stored one names the session.
 
-What was weighed:
+Alternatives:
 
-- *Only a deterministic id* (tenant, model, opening messages) needs no memory and survives a restart, but merges all users
-  who begin alike ("Hi"). The merge is safe, because the cache is keyed by content, yet it makes one session's manifest and
-  hints jump between unrelated conversations.
-- *Only memory* keeps them apart, but forgets every conversation when the gateway restarts.
+- *Only a deterministic id* (tenant, model, opening messages) needs no memory and survives a restart, but merges all
+  conversations with the same opening ("Hi"). That is safe, because the cache is keyed by content, but one session's
+  manifest and hints then alternate between unrelated conversations.
+- *Only memory* separates them, but forgets every conversation when the gateway restarts.
 
-So: the first conversation with an opening gets the deterministic id; a further one, while the first is remembered, gets
-that id with a random suffix (drawn by the caller). A history that nobody remembers falls back on the deterministic id of
-its opening: after a restart a chat finds its first id again, and at worst two that began alike share one, which costs
-them some prefetching and never a wrong token. Prompts of `/v1/completions` have no visible turns: there only memory
-recognises a continuation, at the last full block of prompt and answer.
+Chosen: the first conversation with an opening gets the deterministic id; others, while the first is stored, get that id
+with a random suffix. An unknown history gets the deterministic id of its opening, so after a restart a chat finds its
+first id again. At worst two conversations share an id, which costs some prefetching but never correctness. Prompts of
+`/v1/completions` have no visible turns, so a continuation is recognised only by memory, at the last full block of
+prompt and answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-#: Bytes of a prompt's text (or of its token ids, 4 each) that make one part. A shorter history is not recognised.
+#: Bytes of a prompt's text (or token ids, 4 bytes each) per part. A shorter history is not recognised.
 BLOCK_BYTES = 64
-#: Of a history's places where an earlier turn may have ended, the last so many are looked up: a prompt of 16 MiB has 262,144.
+#: Only a history's last possible turn ends are looked up: a prompt of 16 MiB has 262,144.
 LATEST_ENDS = 4096
 REMEMBERED = 200_000
 
@@ -39,11 +39,9 @@ REMEMBERED = 200_000
 class History:
     """A request's conversation as hashes.
 
-    opening: hash of what names a conversation that nobody remembers.
-    ends: hashes of the histories that an earlier turn may have ended with, shortest first; the latest `LATEST_ENDS` of them.
-    first: nothing shows that there was an earlier turn.
-    last: hash of everything complete in the request, to which the answer is added.
-    tail: bytes that have not filled a part yet (prompts only).
+    opening: hash that names an unknown conversation. ends: hashes of the histories with which an earlier turn may have
+    ended, shortest first, the last `LATEST_ENDS` of them. first: no sign of an earlier turn. last: hash of all complete
+    parts, to which the answer is added. tail: bytes after the last complete part (prompts only).
     """
 
     opening: bytes
@@ -54,7 +52,7 @@ class History:
 
 
 def of_messages(tenant: str, model: str, messages: Sequence[dict[str, str]]) -> History:
-    """The history of a chat: a turn may have ended with any assistant message."""
+    """The history of a chat. A turn may have ended with any assistant message."""
     link = _root("chat", tenant, model)
     opening: bytes | None = None
     ends: list[bytes] = []
@@ -68,39 +66,39 @@ def of_messages(tenant: str, model: str, messages: Sequence[dict[str, str]]) -> 
 
 
 def after_answer(history: History, answer: str) -> bytes:
-    """The hash of the chat that ends with this answer: what the client will resend."""
+    """The hash of the chat with this answer, which the client will resend."""
     return _message(history.last, "assistant", answer)
 
 
 def of_prompt(tenant: str, model: str, prompt: str | Sequence[int]) -> History:
-    """The history of a completion: a turn may have ended at any full block of the prompt."""
+    """The history of a completion. A turn may have ended at any full block of the prompt."""
     ends, link, tail = _blocks(_root("prompt", tenant, model), _prompt_bytes(prompt))
     return History(blake3(link + tail).digest(), tuple(ends[-LATEST_ENDS:]), True, link, tail)
 
 
 def after_completion(history: History, answer: str | Sequence[int]) -> bytes | None:
-    """The hash of the last full block of prompt and answer, or None when not even one is full."""
+    """The hash up to the last full block of prompt and answer, or None without a full block."""
     ends, link, _ = _blocks(history.last, history.tail + _prompt_bytes(answer))
     return link if ends or history.ends else None
 
 
 def with_calls(text: str, called: list[list[str]]) -> str:
-    """What an assistant said, of which calls (name, arguments) are a part."""
+    """An assistant's text followed by its calls (name, arguments)."""
     return text.strip() + json.dumps(called) if called else text
 
 
 class ImplicitSessions:
-    """Remembered histories. Invariant: at most `capacity` of each kind; the least recently used go first."""
+    """Stored histories. Invariant: at most `capacity` of each kind; the least recently used are dropped first."""
 
     def __init__(self, capacity: int = REMEMBERED) -> None:
         self.capacity = capacity
         #: History hash -> session id.
         self._ended: OrderedDict[bytes, str] = OrderedDict()
-        #: Ids given to first turns, so that a second conversation with the same opening is told apart.
+        #: Ids given to first turns, so that a second conversation with the same opening gets another.
         self._begun: OrderedDict[str, None] = OrderedDict()
 
     def resolve(self, history: History, suffix: str) -> str:
-        """The session id of a request. `suffix`: random text, used when a new conversation begins like a known one."""
+        """The session id of a request. suffix: random text, used when a new conversation begins like a known one."""
         for end in reversed(history.ends):
             known = self._ended.get(end)
             if known is not None:
@@ -139,7 +137,7 @@ def _root(kind: str, tenant: str, model: str) -> bytes:
 
 
 def _message(link: bytes, role: str, text: str) -> bytes:
-    # Clients trim the answers that they keep.
+    # Strip, because clients trim the answers that they keep.
     return blake3(link + json.dumps([role, text.strip()]).encode()).digest()
 
 

@@ -1,7 +1,7 @@
-"""How many hints there may be, by time: a token bucket.
+"""Limits rates with token buckets.
 
-Hints are limited by a bucket a tenant. A batch counts as its length. One that is larger than the bucket passes when the bucket is full
-and leaves a debt behind, so that a batch of any legal size is possible at any rate.
+Hints are limited by one bucket per tenant; a batch counts as its length. A batch larger than the bucket passes when the
+bucket is full and leaves a debt, so that a batch of any legal size is possible at any rate.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Bucket:
     def __init__(self, per_s: float, burst: float, now_s: float) -> None:
         self.per_s, self.burst = per_s, burst
         self.level = burst
-        #: Seconds on the caller's clock when `level` was right.
+        #: When `level` was computed, in seconds on the caller's clock.
         self.at_s = now_s
 
     def refill(self, now_s: float) -> None:
-        """Bring `level` up to `now_s`; a clock that went back changes nothing."""
+        """Update `level` to `now_s`; a clock that went back changes nothing."""
         if now_s > self.at_s:
             self.level = min(self.burst, self.level + (now_s - self.at_s) * self.per_s)
             self.at_s = now_s
@@ -33,11 +33,11 @@ class Bucket:
         return max(0.0, missing / self.per_s)
 
     def take(self, amount: float) -> None:
-        """Take it, into debt if need be; a negative amount gives back."""
+        """Take `amount`, into debt if needed; a negative amount gives back."""
         self.level = min(self.burst, self.level - amount)
 
     def full_in_s(self, now_s: float) -> float:
-        """Seconds until it is full, if nothing more is taken."""
+        """Seconds until the bucket is full, if nothing more is taken."""
         self.refill(now_s)
         return (self.burst - self.level) / self.per_s
 
@@ -47,7 +47,7 @@ class Bucket:
 
 
 class HintLimits:
-    """One bucket a tenant."""
+    """One bucket per tenant."""
 
     def __init__(self, per_s: float, burst: float | None = None) -> None:
         self.per_s = per_s
@@ -57,7 +57,7 @@ class HintLimits:
     def take(self, tenant: str, hints: int, now_s: float) -> float:
         """Take `hints` from the tenant's bucket, or nothing at all.
 
-        Returns 0 when they were granted, else the seconds after which asking again can succeed.
+        Returns 0 when granted, else the seconds after which a retry can succeed.
         """
         bucket = self._buckets.get(tenant)
         if bucket is None:

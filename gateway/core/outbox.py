@@ -1,8 +1,9 @@
-"""What goes to a worker next: small commands in their order, many to a message, and between them the parts of large submits in turns.
+"""Decides what is sent to a worker next: small commands in order, many to a message, and between them parts of large
+submits in turns.
 
-A message has at most `PART_BYTES` of small commands and one part of a large submit. So nothing waits behind a large prompt for longer than
-one part takes. Large submits are on their way together as long as the worker keeps them whole (`MAX_SUBMIT_BYTES`); the others wait as
-requests, not as bytes.
+A message has at most `PART_BYTES` of small commands and one part of a large submit, so nothing waits behind a large
+prompt for longer than one part. Large submits are sent concurrently up to the worker's limit for incomplete ones
+(`MAX_SUBMIT_BYTES`); others wait unencoded.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from contracts.request import GenerateRequest
 
 @dataclass(slots=True)
 class Message:
-    """commands: of one message; empty: there is nothing to send. sent: ids of the requests that are whole with it. refused: those that
-    cannot be sent at all, and why."""
+    """commands: of one message; empty: nothing to send. sent: ids of the requests that are complete with it. refused:
+    ids of requests that cannot be encoded, with the error."""
 
     commands: list[bytes] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
@@ -26,14 +27,14 @@ class Message:
 
 
 class Outbox:
-    """See the module. Invariant: parts of at most `window_bytes` of submits are on their way, or of one."""
+    """Commands for one worker. Invariant: the incomplete submits have at most `window_bytes`, or there is only one."""
 
     def __init__(self, window_bytes: int = frames.MAX_SUBMIT_BYTES) -> None:
         self._window = window_bytes
         self._small: deque[GenerateRequest | str] = deque()
-        #: Large submits of which parts were sent, the one whose turn it is first: the body, and how much of it is gone.
+        #: Incomplete large submits, the next one first: the body, and the bytes of it already sent.
         self._parted: dict[str, tuple[bytes, int]] = {}
-        #: Large submits that wait, with the size of their bodies.
+        #: Waiting large submits, with the size of their bodies.
         self._large: deque[tuple[GenerateRequest, int]] = deque()
 
     def __bool__(self) -> bool:
@@ -44,11 +45,11 @@ class Outbox:
         self._small.append(request)
 
     def cancel(self, request_id: str) -> None:
-        """End one; what was not sent of it is not."""
+        """Cancel a request; parts not yet sent are dropped."""
         self._small.append(request_id)
 
     def next(self) -> Message:
-        """The next message; what is in it is no longer here."""
+        """Remove and return the next message."""
         message, size = Message(), 0
         while self._small and size < frames.PART_BYTES and len(message.commands) < frames.MOST_COMMANDS - 1:
             entry = self._small.popleft()

@@ -1,18 +1,18 @@
-"""Which request is to blame when an engine dies, which ones go on at once, and what is refused for a while.
+"""Decides which request an engine died of, which requests continue, and what is refused for a while.
 
-A worker says whose trial it is before its engine computes for that request alone (`worker.core.trials`). So when a stream is lost:
+A worker announces a trial before its engine computes that request alone (`worker.core.trials`). When a stream is lost:
 
-- during a trial, the request on trial is to blame. It is refused, and so is the same request of that tenant for `REFUSED_S`. All others
-  on the worker are innocent and go on elsewhere, uncounted.
-- else whatever the worker had been sent may be to blame, whether it was accepted or not: tokenising can kill too. Each goes on
-  elsewhere, on trial; at the third time (`core.retry`) it is refused all the same.
-- after an orderly end (the worker has said that it leaves), nobody is to blame.
+- during a trial, the request on trial is guilty. It is refused, and so is the same request of that tenant for
+  `REFUSED_S`. All others on the worker are innocent and continue elsewhere; the attempt does not count.
+- otherwise every request that the worker had received is suspect, accepted or not, because tokenizing can kill too.
+  Each continues elsewhere on trial; at the third loss (`core.retry`) it is refused.
+- after an orderly end (the worker has said that it leaves), all are innocent.
 
-An engine that stands still during a trial is as good as dead. A worker of which nothing is heard may have been stopped, or be starved
-by others: its requests go elsewhere on trial, and none is refused for that.
+An engine that hangs during a trial counts as dead. A silent worker may have been stopped or starved: its requests
+continue elsewhere on trial, and none is refused for that.
 
-What is remembered is a digest of tenant, model, prompt and sampling. A tenant has a bounded memory of its own, so that nobody can make it
-forget another's, or be refused by another's.
+The quarantine stores digests of tenant, model, prompt and sampling, in bounded memory per tenant, so that tenants
+cannot affect each other.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from contracts import frames
 from contracts.errors import InvalidRequest
 from contracts.request import GenerateRequest
 
-#: For how long a poisonous request is refused, in seconds.
+#: How long a poisonous request is refused, in seconds.
 REFUSED_S = 300.0
-#: Digests of a tenant, and tenants of which any are kept; the oldest go first.
+#: Digests per tenant, and tenants; the oldest are dropped first.
 MOST_OF_A_TENANT, MOST_TENANTS = 256, 1024
 
 
 class Verdict(Enum):
-    """What becomes of a request whose worker was lost."""
+    """The verdict on a request whose worker was lost."""
 
     INNOCENT = "innocent"
     SUSPECT = "suspect"
@@ -41,9 +41,9 @@ class Verdict(Enum):
 
 
 def judge(sent: dict[str, bool], trial: str, *, leaving: bool = False, silent: bool = False) -> dict[str, Verdict]:
-    """The verdict on each request of a worker that was lost, by id. sent: whether the worker had all of it. trial: whose it was as the
-    worker last said, of whichever gateway; empty: nobody's. leaving: it had said that it ends. silent: it may live, and nothing is heard
-    of it, which need not be its engine's fault."""
+    """The verdict on each request of a lost worker, by id. sent: whether the worker had the whole request. trial: id of
+    the request on trial as last announced, perhaps another gateway's; empty: none. leaving: the worker had said that it
+    ends. silent: nothing is heard of the worker, which need not be its engine's fault."""
     if leaving:
         return dict.fromkeys(sent, Verdict.INNOCENT)
     if trial and not silent:
@@ -52,10 +52,17 @@ def judge(sent: dict[str, bool], trial: str, *, leaving: bool = False, silent: b
 
 
 def digest(request: GenerateRequest) -> bytes:
-    """What the same request has too when it is sent again: its seed, its session and how it is placed do not matter. Raises InvalidRequest
-    for a request that cannot be encoded."""
+    """A digest that repeats of the request share: without seed, session and placement. Raises InvalidRequest for a
+    request that cannot be encoded."""
     same = GenerateRequest(
-        "", request.tenant, "", request.model, replace(request.sampling, seed=None), request.messages, request.prompt, request.prompt_tokens
+        "",
+        request.tenant,
+        "",
+        request.model,
+        replace(request.sampling, seed=None),
+        request.messages,
+        request.prompt,
+        request.prompt_tokens,
     )
     same.json_schema, same.tool_use, same.packed = request.json_schema, request.tool_use, request.packed
     same.template_kwargs, same.regex = request.template_kwargs, request.regex
@@ -63,7 +70,8 @@ def digest(request: GenerateRequest) -> bytes:
 
 
 class Quarantine:
-    """What is refused. Invariant: at most `MOST_TENANTS` tenants with 1 to `MOST_OF_A_TENANT` digests each, oldest first."""
+    """The refused requests. Invariant: at most `MOST_TENANTS` tenants with 1 to `MOST_OF_A_TENANT` digests each, oldest
+    first."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, dict[bytes, float]] = {}
@@ -72,7 +80,7 @@ class Quarantine:
         return sum(map(len, self._until_s.values()))
 
     def condemn(self, request: GenerateRequest, now: float) -> InvalidRequest:
-        """Remember a request that is to blame. Returns what its caller is told."""
+        """Refuse this request from now on. Returns the error for its caller."""
         known = self._until_s.pop(request.tenant, {})
         self._until_s[request.tenant] = known
         key = digest(request)
@@ -85,11 +93,11 @@ class Quarantine:
         return _refusal()
 
     def remembers(self, tenant: str) -> bool:
-        """Something of this tenant is refused, or was a while ago."""
+        """Whether the tenant has digests, perhaps expired ones."""
         return tenant in self._until_s
 
     def check(self, request: GenerateRequest, now: float) -> None:
-        """Raises InvalidRequest for a request that is refused. Costs next to nothing for tenants of whom nothing is remembered."""
+        """Raises InvalidRequest for a refused request. Almost free for tenants without digests."""
         known = self._until_s.get(request.tenant)
         if known is None:
             return
@@ -108,5 +116,8 @@ class Quarantine:
 
 
 def _refusal() -> InvalidRequest:
-    message = "this request was on an engine more than once when that died; it is refused for some minutes. Change it, or report it"
+    message = (
+        "this request was on an engine more than once when that died; it is refused for some minutes. Change "
+        "it, or report it"
+    )
     return InvalidRequest(message, code="poisonous_request")

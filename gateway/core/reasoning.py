@@ -1,7 +1,7 @@
-"""Which part of a chat's answer is what the model thought, and which is what it said.
+"""Splits a chat's answer into what the model thought and what it said.
 
-Models think between `<think>` and `</think>`, before they say anything; some templates write the first of both themselves, at the end of
-the prompt. Space around a thought belongs to neither part. A model that never ends its thought has said nothing.
+A thought stands between `<think>` and `</think>` at the beginning of the answer; some templates write `<think>` at the
+end of the prompt. Space around a thought belongs to neither part. A model that never ends its thought has said nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import Literal
 
 BEGIN, END = "<think>", "</think>"
-#: More space than this is somebody's answer, and is not held back.
+#: More space than this counts as text and is not held back.
 MOST_SPACE = 4096
 State = Literal["undecided", "thinking", "thought", "saying"]
 
 
 class ReasoningReader:
-    """Takes an answer apart as it comes. `state`: undecided: it may still begin with a thought; thought: nothing was said since it ended.
+    """Splits an answer piece by piece. state: undecided: the answer may still begin with a thought; thought: the
+    thought has ended and nothing was said since.
 
-    Invariant: what is held back is at most `MOST_SPACE` characters of space, and what may be the beginning of a tag.
+    Invariant: it holds back at most `MOST_SPACE` characters of space and the possible beginning of a tag.
     """
 
     def __init__(self, thinking: bool) -> None:
@@ -27,7 +28,7 @@ class ReasoningReader:
         self._begun = False
 
     def push(self, text: str, last: bool = False) -> tuple[str, str]:
-        """What was thought, and what was said, of the next piece; last: no further one comes, and nothing is held back."""
+        """The thought and the said text of the next piece. last: the final piece, after which nothing is held back."""
         if self.state == "saying":
             return "", text
         text, self._held = self._held + text, ""

@@ -1,4 +1,4 @@
-"""What a refusal of the scheduler means: an error for the caller, or "no node at the moment", or "no scheduler"."""
+"""Interprets a scheduler's refusal: an error for the caller, no node at the moment, or no scheduler."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contracts.errors import RequestError, Unavailable, from_wire
 
 
 def refusal(details: str) -> RequestError | None:
-    """The error that the scheduler put into an RPC's details (JSON of `contracts.errors.to_wire`); None: it said nothing,
-    so the failure is the transport's."""
+    """The error in an RPC's details (JSON of `contracts.errors.to_wire`); None: the transport failed."""
     try:
         status, message, param, code = json.loads(details)
     except (ValueError, TypeError):
@@ -20,10 +19,10 @@ def refusal(details: str) -> RequestError | None:
 
 
 def is_final(error: RequestError, *, model_known: bool, pin_known: bool) -> bool:
-    """Whether waiting cannot help.
+    """Whether a retry cannot succeed.
 
-    A scheduler that has just started knows no node yet, and therefore neither the model nor a pinned node: when the
-    gateway knows them, a 4xx about them is only a matter of time.
+    A scheduler that has just started knows no nodes and so neither models nor pinned nodes. If the gateway knows them,
+    a 4xx about them is temporary.
     """
     if isinstance(error, Unavailable) or error.status >= 500:
         return False

@@ -1,4 +1,4 @@
-"""The models as callers see them: those that the configuration registers and those that some node has, each with its state."""
+"""The models as callers see them: registered ones and others that some node has, with their state."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from contracts.models import ModelState
-from gateway.core.routing import FleetView, Model, ModelThere, Node
+from gateway.core.routing import FleetView, Model, ModelThere, NodeView
 
-#: What a model's state is said to be where its nodes differ: the first of these that some node has it in.
+#: A model's state when its nodes differ: the first of these that occurs.
 _BEST = (ModelState.ACTIVE, ModelState.LOADING, ModelState.DRAINING)
 
 
 class Registered(NamedTuple):
-    """What the configuration promises of a model, in seconds (0: nothing), and what computes it."""
+    """A configured model: its service level objectives in seconds (0: none), and its engine."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
@@ -21,14 +21,16 @@ class Registered(NamedTuple):
 
 
 def names(registered: Iterable[str], seen: Iterable[str]) -> list[str]:
-    """The registered ones in the configuration's order, then what else nodes have had."""
+    """Registered models in configuration order, then other models that nodes have had."""
     first = list(registered)
     return first + sorted(set(seen) - set(first))
 
 
-def described(name: str, registered: Mapping[str, Registered], seen: Mapping[str, Model], fleet: FleetView | None) -> dict[str, Any]:
-    """One model, as `GET /v1/models` shows it. Sizes are in bytes, of one node in `weight_bytes`; times in seconds, 0 where nothing is
-    promised. `max_model_len` and `created` are 0 until a node has had it."""
+def described(
+    name: str, registered: Mapping[str, Registered], seen: Mapping[str, Model], fleet: FleetView | None
+) -> dict[str, Any]:
+    """One model, as `GET /v1/models` shows it. Sizes are in bytes (`weight_bytes`: on one node), times in seconds (0:
+    no objective). `max_model_len` and `created` are 0 until a node has had the model."""
     model, said = seen.get(name, Model(name)), registered.get(name)
     nodes = [(node, there) for node in (fleet.nodes if fleet else ()) for there in node.there if there.model == name]
     states = {there.state for node, there in nodes if node.serving}
@@ -47,7 +49,7 @@ def described(name: str, registered: Mapping[str, Registered], seen: Mapping[str
     }
 
 
-def _on(node: Node, there: ModelThere) -> dict[str, Any]:
+def _on(node: NodeView, there: ModelThere) -> dict[str, Any]:
     return {
         "node": node.name,
         "state": there.state.word if node.serving else node.state or "absent",

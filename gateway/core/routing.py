@@ -1,8 +1,8 @@
-"""What the fleet looks like from a gateway, whether it is ready, and where a request goes when no scheduler answers.
+"""The fleet as a gateway sees it, its readiness, and the route of a request when no scheduler answers.
 
-Without a scheduler there is no knowledge of hints and little of caches, so the choice is the plainest safe one: the node that last
-served the session, unless it is clearly busier than the serving node with the least outstanding work. The cache follows the session
-anyway; only its head start is lost.
+Without a scheduler the gateway knows no hints and little of caches. It chooses the node that last served the session,
+unless that node is clearly busier than the least loaded one. The cache follows the session; only its early start is
+lost.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from contracts.devices import is_of, node_of
 from contracts.ids import SessionKey
 from contracts.models import ModelState
+from contracts.placement import LEAVES_CACHE_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as the fleet reports it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch. weight_bytes: on a
-    device. ttft_slo_s, tpot_slo_s: 0 where nothing is promised."""
+    """A model as the fleet reports it. `max_tokens`: longest prompt plus output; `created_s`: seconds since the epoch.
+    weight_bytes: on one device. ttft_slo_s, tpot_slo_s: 0: no objective."""
 
     name: str
     max_tokens: int = 0
@@ -38,16 +39,16 @@ class ModelThere:
     state: ModelState = ModelState.ACTIVE
     running: int = 0
     waiting: int = 0
-    #: Of requests; and of nobody's, which may leave.
+    #: Used by running requests; cached and evictable.
     kv_bytes_used: int = 0
     kv_bytes_cached: int = 0
     kv_bytes_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One device of the last known fleet, by its name (contracts.devices): a node with one device, or one of several. `serving`: its worker
-    and its node's store are there and the worker takes work. models: that are active."""
+class NodeView:
+    """One device of the last known fleet, by its name (contracts.devices): a node with one device, or one of several.
+    serving: its worker and its node's store are present and the worker takes work. models: the active ones."""
 
     name: str
     worker_address: str
@@ -57,63 +58,61 @@ class Node:
     waiting: int = 0
     #: serving, suspect, draining, dead, starting or absent.
     state: str = ""
-    #: silent, as nothing is heard of its worker; engine, as that stands still; else empty.
+    #: silent: its worker is not heard; engine: its engine is hung; empty: neither.
     stalled: str = ""
-    #: Every model that it has, active or not.
+    #: Every model on it, active or not.
     there: tuple[ModelThere, ...] = ()
-    #: What else the scheduler says of it, for `GET /v1/fleet`.
+    #: The scheduler's other figures, for `GET /v1/fleet`.
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def able(self, model: str) -> bool:
-        """It serves the model, or may, as nothing is known of its models."""
+        """Whether it serves the model, or may because its models are unknown."""
         return self.serving and (model in self.models or not (self.models or self.there))
 
     def has(self, model: str) -> bool:
-        """It serves the model now, or has it and can wake it."""
+        """Whether it serves the model or can wake it."""
         return self.able(model) or (self.serving and any(there.model == model for there in self.there))
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The last known fleet. `expected`: how many devices the configuration names."""
+    """The last known fleet. expected: number of devices in the configuration."""
 
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
     expected: int = 0
 
-    def node(self, name: str) -> Node | None:
+    def node(self, name: str) -> NodeView | None:
         """The device of this name, or None."""
         return next((n for n in self.nodes if n.name == name), None)
 
     def lacks(self, name: str, model: str) -> bool:
-        """All devices of this name serve, and none has the model."""
+        """Whether all devices of this name serve and none has the model."""
         nodes = [n for n in self.nodes if is_of(name, n.name)]
         return bool(nodes) and all(n.serving and not n.has(model) for n in nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one attempt of a request goes. kept_tokens: of its session, cached somewhere. `why` is what `X-Upbeat-Why` says. decided_by:
-    the address of the scheduler that chose the node for this attempt, or empty."""
+    """The route of one attempt. kept_tokens: tokens of its session that are cached somewhere. why: for `X-Upbeat-Why`.
+    decided_by: address of the scheduler that chose the node, or empty."""
 
     node: str
     worker_address: str
     source_nodes: tuple[str, ...] = ()
     why: str = ""
-    #: It was promised to the session's hint: the scheduler does not know yet that the turn is here.
-    promised: bool = False
+    #: From a route hint, so the scheduler must still be told of the turn.
+    from_hint: bool = False
     kept_tokens: int = 0
     decided_by: str = ""
 
 
-#: How many more requests than the least busy node a session's own may have and still be preferred.
-BUSIER = 4
-#: Of how many sessions a gateway remembers the node.
+#: Sessions whose last node is stored.
 _REMEMBERED = 50_000
 _DRAINING, _NO_SCHEDULER = "the gateway is draining", "the scheduler does not answer"
 
 
 class LastNodes:
-    """Which node last served a session; of the most recent sessions only."""
+    """The node that last served each of the most recent sessions."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._nodes: dict[SessionKey, str] = {}
@@ -127,12 +126,13 @@ class LastNodes:
             del self._nodes[next(iter(self._nodes))]
 
     def get(self, session: SessionKey) -> str:
-        """The node's name, or empty."""
+        """The name of the session's last node, or empty."""
         return self._nodes.get(session, "")
 
 
 def following(last: FleetView | None, new: FleetView, gathering: bool) -> FleetView:
-    """The fleet from what was known and what a scheduler says now; while that one gathers, nodes that it has not found yet are kept."""
+    """The fleet as `new` has it; while its scheduler is still gathering, with the nodes of `last` that it has not found
+    yet."""
     if not gathering or last is None:
         return new
     found = {n.name: n for n in new.nodes}
@@ -142,8 +142,8 @@ def following(last: FleetView | None, new: FleetView, gathering: bool) -> FleetV
     return FleetView(tuple(found[name] for name in sorted(found)), max(last.expected, new.expected))
 
 
-def load(node: Node, in_flight: Mapping[str, int]) -> int:
-    """Requests outstanding there: this gateway's own count in full, what others run as last reported."""
+def load(node: NodeView, in_flight: Mapping[str, int]) -> int:
+    """Requests outstanding on a node: this gateway's count, or what the node last reported if that is more."""
     return max(in_flight.get(node.name, 0), node.running + node.waiting)
 
 
@@ -157,34 +157,39 @@ def direct_route(
     avoid: Collection[str] = (),
     last: str = "",
 ) -> Route | None:
-    """The node that can serve `model` with the least work, or `last`, which served the session before, unless it has clearly more. None:
-    there is none.
+    """The least loaded node that can serve `model`, or `last`, which served the session before, unless it is clearly
+    busier. None: no node can.
 
-    in_flight: this gateway's own requests per node; they count in full, what others run there as last reported.
-    connected: nodes to which a stream stands; one without goes last, whatever its load, as one does that is stalled.
+    in_flight: this gateway's requests per node. connected: nodes with a stream; nodes without one, and stalled nodes,
+    come last whatever their load.
     """
     able = [n for n in fleet.nodes if n.able(model) and (is_of(pin, n.name) if pin else n.name not in avoid)]
-    able = [n for n in able if n.name not in avoid] or able  # of a node that is pinned, another device
+    able = [n for n in able if n.name not in avoid] or able  # for a pinned node, prefer its other devices
     if not able:
         return None
 
-    def rank(n: Node) -> tuple[bool, int, int, str]:
+    def rank(n: NodeView) -> tuple[bool, int, int, str]:
         return (n.name not in connected or bool(n.stalled), load(n, in_flight), in_flight.get(n.name, 0), n.name)
 
     best = min(able, key=rank)
     why = f"least outstanding ({rank(best)[1]}) of {len(able)}"
     before = next((n for n in able if n.name == last), None)
-    if before is not None and rank(before)[0] == rank(best)[0] and rank(before)[1] <= rank(best)[1] + BUSIER:
+    if (
+        before is not None
+        and rank(before)[0] == rank(best)[0]
+        and rank(before)[1] <= rank(best)[1] + LEAVES_CACHE_REQUESTS
+    ):
         best, why = before, f"it served the session last ({rank(before)[1]} outstanding, least is {rank(best)[1]})"
     sources = (node_of(last),) if last and node_of(last) != node_of(best.name) and fleet.node(last) is not None else ()
     return Route(best.name, best.worker_address, sources, f"no scheduler answered: {why}")
 
 
 def unserved(fleet: FleetView | None, models: Collection[str], connected: Collection[str], draining: bool) -> list[str]:
-    """Why this gateway cannot answer requests for some of `models`, one reason each; empty when each has a node that serves or can wake it.
+    """Reasons why this gateway cannot answer requests for some of `models`; empty when each has a node that serves or
+    can wake it.
 
-    A silent scheduler is no reason once the fleet is known: requests then go to its last known nodes (`direct_route`), and a node that has
-    gone since has no stream.
+    A silent scheduler is no reason once the fleet is known: `direct_route` then uses the last known nodes, and a node
+    that has left since has no stream.
     """
     reasons = [_DRAINING] if draining else []
     if fleet is None:
@@ -200,7 +205,7 @@ def unserved(fleet: FleetView | None, models: Collection[str], connected: Collec
 
 
 def missing(fleet: FleetView | None, live: bool, connected: Collection[str], draining: bool) -> list[str]:
-    """Why not every device serves, one reason each; empty when all do. `live`: the fleet is known as of now."""
+    """Reasons why not every device serves; empty when all do. live: the fleet is current."""
     reasons = [_DRAINING] if draining else []
     if fleet is None or not live:
         return [*reasons, _NO_SCHEDULER]
@@ -214,11 +219,11 @@ def missing(fleet: FleetView | None, live: bool, connected: Collection[str], dra
 
 
 def counted(fleet: FleetView) -> str:
-    """What `fleet.nodes` are called where they are counted: devices where some node has several."""
+    """The unit of `fleet.nodes`: devices if some node has several, else nodes."""
     return "devices" if any(n.name != node_of(n.name) for n in fleet.nodes) else "nodes"
 
 
-def _why_not(node: Node) -> str:
+def _why_not(node: NodeView) -> str:
     if node.state == "starting":
         return f"{node.name} is starting"
     return f"{node.name} does not serve{f' ({node.state})' if node.state else ''}"

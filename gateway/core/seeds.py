@@ -1,14 +1,14 @@
 """The seed of each choice of a request.
 
-Choice 0 has the request's own seed, so that `n` does not change it; the others are derived from it. Every worker request
-carries a seed, the gateway's if the caller gave none: a request that moves to another worker then continues exactly.
+Choice 0 has the request's seed, so that `n` does not change it; the others are derived. Every worker request carries a
+seed (random if the caller gave none), so that it continues exactly on another worker.
 """
 
 from __future__ import annotations
 
 from blake3 import blake3
 
-#: Seeds on the wire are 63 bits: what every consumer's integer holds.
+#: Seeds on the wire have 63 bits, which fit every consumer's integers.
 SEED_MASK = (1 << 63) - 1
 
 

@@ -1,12 +1,12 @@
-"""Which request is answered next when as many are being answered as may be.
+"""Decides which waiting request gets the next free slot.
 
-Every tenant gets at most its share of the slots. What finds none waits, and each slot that becomes free goes to the waiting tenant that
-holds the fewest for its weight (weighted max-min fairness): tenants who all have more to do than slots hold them in proportion to their
-weights, however long their requests take and however many of them wait. Equal ones take turns in proportion to their weights
-(virtual time, as in start-time fair queueing), so that this holds for few slots too and no tenant waits for ever. Of a tenant's own
-requests the most urgent goes first, then the oldest.
+Every tenant gets at most its share of the slots. A free slot goes to the waiting tenant that holds the fewest for its
+weight (weighted max-min fairness), so busy tenants hold slots in proportion to their weights, however long their
+requests take and however many wait. Equal tenants take turns in proportion to their weights (virtual time, as in
+start-time fair queueing), so this holds for few slots too and no tenant starves. Within a tenant the most urgent
+request goes first, then the oldest.
 
-How long a request waits is bounded by whoever waits for it (`gateway.slots`).
+`gateway.slots` bounds how long a request waits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gateway.core.shares import Shares
 
 @dataclass(slots=True, order=True)
 class Place:
-    """One request's. waiting → held → gone, or waiting → gone."""
+    """One request's place: waiting → held → gone, or waiting → gone."""
 
-    #: What places of one tenant are ordered by.
+    #: Places of one tenant are ordered by priority, then number.
     priority: int
     number: int
     tenant: str = field(compare=False)
@@ -32,20 +32,22 @@ class Place:
 
 
 class Slots:
-    """Invariants: no waiting request could be let in; a tenant is in `_waiting` while some request of it waits, its places in order."""
+    """Slots and queue. Invariants: no waiting request could get a slot; `_waiting` has exactly the tenants with waiting
+    requests, their places in order."""
 
     def __init__(self, limit: int, queue: int, share: float, weight_of: Callable[[str], float]) -> None:
-        """limit: slots. queue: how many may wait. share: of both, for one tenant. weight_of: a tenant's, above 0."""
+        """limit: number of slots. queue: requests that may wait. share: one tenant's part of both. weight_of: a
+        tenant's weight, above 0."""
         self.held, self.queued = Shares(limit, share), Shares(queue, share)
         self._weight_of = weight_of
         self._waiting: dict[str, list[Place]] = {}
-        #: Virtual time, and when a tenant's next turn is: each turn takes it 1 / weight.
+        #: Virtual time, and when each tenant's next turn is due: a turn takes 1 / weight.
         self._now = 0.0
         self._due: dict[str, float] = {}
         self._places = 0
 
     def ask(self, tenant: str, priority: int) -> Place | None:
-        """A place that is held at once, or waits; None when as many wait as may."""
+        """A place that is held or waiting; None when the queue is full."""
         self._places += 1
         if self.held.take(tenant):
             self._turn(tenant)
@@ -57,7 +59,8 @@ class Slots:
         return place
 
     def leave(self, place: Place) -> list[Place]:
-        """It has ended, or waits no longer. Returns the places that are held now instead. Raises IllegalTransition when it has left."""
+        """The request has ended, or stops waiting. Returns the places that now hold slots instead. Raises
+        IllegalTransition for a place that has already left."""
         if place.state == "gone":
             raise IllegalTransition(f"a request of {place.tenant} left its place twice")
         if place.state == "waiting":
@@ -83,7 +86,11 @@ class Slots:
         return min(able, key=self._rank, default=None)
 
     def _rank(self, tenant: str) -> tuple[float, float, int]:
-        return self.held.of(tenant) / self._weight_of(tenant), self._due.get(tenant, 0.0), self._waiting[tenant][0].number
+        return (
+            self.held.of(tenant) / self._weight_of(tenant),
+            self._due.get(tenant, 0.0),
+            self._waiting[tenant][0].number,
+        )
 
     def _turn(self, tenant: str) -> None:
         # A tenant that asked for nothing for a while has not saved turns.
@@ -101,7 +108,7 @@ class Slots:
         """Raises AssertionError when an invariant is broken."""
         self.held.validate()
         self.queued.validate()
-        assert self._next() is None, "somebody waits for nothing"
+        assert self._next() is None, "a request waits although a slot is free"
         assert sum(map(len, self._waiting.values())) == self.queued.held
         assert all(self._waiting.values())
         for tenant, places in self._waiting.items():

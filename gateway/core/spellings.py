@@ -1,11 +1,11 @@
-"""Hints as other systems spell them: which headers name a session, which body fields say something, and what Upbeat does about each.
+"""Reads other systems' hints: headers that name a session, and body fields.
 
-Decides: the session id that a foreign spelling states, and what a request asks for besides its answer (`Spelled`), in the words of
-`contracts.advisory`. Does not decide: which of several spellings wins (`gateway.sessions`: the order of `HEADERS` and of `SESSION_FIELDS`),
-nor what a hint is worth. The table for people is docs/hints.md; a test compares it with the tables here.
+Decides which session id and hints a request states (`Spelled`). Not here: the precedence of sources of session ids
+(`gateway.sessions`), the value of a hint. The table for users is docs/hints.md; a test compares it with the tables
+here.
 
-A known field with an impossible value is refused by name. A field that is not known inside such an extension is another system's business
-and is ignored, as is an action of an unknown type.
+A known field with an invalid value is refused. Unknown fields within these extensions, and actions of unknown types,
+are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from contracts.advisory import MAX_TTL_S
 from contracts.errors import InvalidRequest
 from contracts.ids import check_session_id
-from gateway.core.kv_hints import Wish, Wishes, read_envelope
+from gateway.core.kv_hints import HintAction, HintEnvelope, read_envelope
 
 #: Request headers that name a session, in order of precedence: ours, chat UIs', agents', proxies'.
 HEADERS = (
@@ -44,7 +44,7 @@ THREADS = {"X-Claude-Code-Session-Id": "X-Claude-Code-Agent-Id"}
 #: Headers that say more than a session.
 FINAL, PRIORITY = "X-Dynamo-Session-Final", "X-Dynamo-Request-Priority"
 
-#: Seconds, where the other system's default is not ours.
+#: Default times to live in seconds that differ from ours.
 SESSION_CONTROL_S = 300.0
 AGENT_HINT_S = 300.0
 _DURATION = re.compile(r"([0-9]{1,7})(ms|s|m|h)?")
@@ -99,7 +99,7 @@ def _one_of(*values: str) -> Callable[[Any, str], str]:
 
 
 def _edits(value: Any, path: str) -> list[str]:
-    """The types of vLLM's context edits; their block ranges are checked and mean nothing here."""
+    """The types of vLLM's context edits. Their block ranges are checked and have no effect."""
     if not isinstance(value, list) or len(value) > _MAX_EDITS:
         raise InvalidRequest(f"{path} must be a list of at most {_MAX_EDITS} edits", param=path)
     types = []
@@ -114,7 +114,7 @@ def _edits(value: Any, path: str) -> list[str]:
     return types
 
 
-#: Body fields by path, with the check of their value. Null says nothing.
+#: Body fields by path, with the check of their value. Null counts as absent.
 FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "nvext.agent_hints.priority": _integer(-(1 << 31), (1 << 31) - 1),
     "nvext.agent_hints.strict_priority": _integer(0, (1 << 32) - 1),
@@ -137,62 +137,67 @@ FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "litellm_metadata.session_id": check_session_id,
     "kv_hints": read_envelope,
 }
-#: Those that name the request's session, in order of precedence.
-SESSION_FIELDS = ("nvext.session_control.session_id", "agent_hint.session_id", "litellm_session_id", "litellm_metadata.session_id")
-#: Those that are checked and change nothing; docs/hints.md says why.
+#: Fields that name the request's session, in order of precedence.
+SESSION_FIELDS = (
+    "nvext.session_control.session_id",
+    "agent_hint.session_id",
+    "litellm_session_id",
+    "litellm_metadata.session_id",
+)
+#: Fields that are checked and have no effect; docs/hints.md says why.
 WITHOUT_EFFECT = (
     "nvext.agent_hints.strict_priority",
     "agent_hint.parent_session_id",
     "agent_hint.cache_control.block_offset",
     "agent_hint.context_management.manage_request",
 )
-#: The objects that those paths lead through.
+#: The objects on the paths of `FIELDS`.
 _PARENTS = frozenset(path[:i] for path in FIELDS for i, c in enumerate(path) if c == ".")
-#: The body fields that all of this is in.
+#: The top-level body fields of `FIELDS`.
 ROOTS = frozenset(path.partition(".")[0] for path in FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """What a request says in other systems' words. session_id: of the first field of `SESSION_FIELDS` that is there.
+    """Hints of a request in other systems' words. session_id: of the first field of `SESSION_FIELDS` that is present.
 
-    priority: as ours, lower is more urgent, not yet clamped to the caller's. expected_tokens: how long the answer is expected to be.
-    wishes: what is to be told to the scheduler. envelope: the `kv_hints`, whose answer is due with the request's.
+    priority: in our order (lower is more urgent), not yet limited to the caller's. expected_tokens: expected length of
+    the answer. actions: for the scheduler. envelope: the `kv_hints`, whose results belong into the answer.
     """
 
     session_id: str | None = None
     priority: int | None = None
     expected_tokens: int | None = None
-    wishes: tuple[Wish, ...] = ()
-    envelope: Wishes | None = None
+    actions: tuple[HintAction, ...] = ()
+    envelope: HintEnvelope | None = None
 
 
 NOTHING = Spelled()
 
 
 def read(body: Mapping[str, Any], headers: Mapping[str, str]) -> Spelled:
-    """What this request says. Raises InvalidRequest naming the field or header that is wrong."""
+    """The hints of a request. Raises InvalidRequest naming the field or header that is wrong."""
     said = _values(body) if not ROOTS.isdisjoint(body) else {}
     final, urgency = headers.get(FINAL), headers.get(PRIORITY)
     if not said and final is None and urgency is None:
         return NOTHING
-    wishes = [*_dynamo(said), *_vllm(said)]
+    actions = [*_dynamo(said), *_vllm(said)]
     if final is not None and _flag(final, FINAL):
-        wishes.append(Wish("withdraw", after=True))
-    envelope: Wishes | None = said.get("kv_hints")
+        actions.append(HintAction("withdraw", after=True))
+    envelope: HintEnvelope | None = said.get("kv_hints")
     if envelope is not None:
-        wishes += envelope.wishes
+        actions += envelope.actions
     return Spelled(
         session_id=next((said[path] for path in SESSION_FIELDS if path in said), None),
         priority=_priority(said, urgency),
         expected_tokens=said.get("nvext.agent_hints.osl") or None,
-        wishes=tuple(wishes),
+        actions=tuple(actions),
         envelope=envelope,
     )
 
 
 def _values(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The known fields that are there, checked, by path."""
+    """The known fields that are present, checked, by path."""
     found: dict[str, Any] = {}
 
     def walk(value: Any, path: str) -> None:
@@ -212,38 +217,41 @@ def _values(body: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _dynamo(said: dict[str, Any]) -> list[Wish]:
-    wishes = []
+def _dynamo(said: dict[str, Any]) -> list[HintAction]:
+    actions = []
     if said.get("nvext.agent_hints.speculative_prefill"):
-        wishes.append(Wish("advise", after=True))
+        actions.append(HintAction("advise", after=True))
     if (ttl_s := said.get("nvext.cache_control.ttl")) is not None:
-        wishes.append(Wish("advise", after=True, ttl_s=ttl_s))
+        actions.append(HintAction("advise", after=True, ttl_s=ttl_s))
     session_id = said.get("nvext.session_control.session_id")
     if session_id is None:
         if any(path.startswith("nvext.session_control.") for path in said):
             path = "nvext.session_control.session_id"
             raise InvalidRequest(f"{path} is required", param=path, code="missing_required_parameter")
     elif said.get("nvext.session_control.action") == "close":
-        wishes.append(Wish("withdraw", after=True, session_id=session_id))
+        actions.append(HintAction("withdraw", after=True, session_id=session_id))
     else:
         ttl_s = said.get("nvext.session_control.timeout", SESSION_CONTROL_S)
-        wishes.append(Wish("advise", after=True, session_id=session_id, ttl_s=ttl_s))
-    return wishes
+        actions.append(HintAction("advise", after=True, session_id=session_id, ttl_s=ttl_s))
+    return actions
 
 
-def _vllm(said: dict[str, Any]) -> list[Wish]:
-    wishes = []
+def _vllm(said: dict[str, Any]) -> list[HintAction]:
+    actions = []
     session_id = said.get("agent_hint.session_id")
     if any(path.startswith("agent_hint.cache_control.") for path in said):
         ttl_s = said.get("agent_hint.cache_control.ttl", AGENT_HINT_S)
-        wishes.append(Wish("advise", after=True, session_id=session_id, ttl_s=ttl_s))
+        actions.append(HintAction("advise", after=True, session_id=session_id, ttl_s=ttl_s))
     for kind in said.get("agent_hint.context_management.edits", ()):
-        wishes.append(Wish("advise" if kind == "prefetch" else "withdraw", after=kind != "prefetch", session_id=session_id))
-    return wishes
+        actions.append(
+            HintAction("advise" if kind == "prefetch" else "withdraw", after=kind != "prefetch", session_id=session_id)
+        )
+    return actions
 
 
 def _priority(said: dict[str, Any], header: str | None) -> int | None:
-    """Dynamo's priority is higher for what is more urgent; its header goes before its field, and that before the deprecated one."""
+    """Dynamo's priority, in our order: Dynamo's higher values are more urgent. The header overrides the field, which
+    overrides the deprecated field."""
     if header is not None:
         try:
             return _ours(int(header))
@@ -267,8 +275,8 @@ def _flag(text: str, name: str) -> bool:
 
 
 def session_of(headers: Mapping[str, str]) -> str | None:
-    """The session that a header names, or None. A foreign header without a value says nothing: chat UIs send it so for a new chat.
-    Raises InvalidRequest naming the header."""
+    """The session that a header names, or None. Other systems' headers without a value are ignored, because chat UIs
+    send them for a new chat. Raises InvalidRequest naming the header."""
     for name in HEADERS:
         value = headers.get(name)
         if value is None or (not value and name not in HEADERS[:2]):

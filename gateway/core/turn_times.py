@@ -1,9 +1,9 @@
-"""Where one turn's time went: what the gateway measures and what workers tell, put together (`contracts.turn_times`).
+"""Combines the gateway's and the workers' times of one turn (`contracts.turn_times`).
 
-The gateway is in one phase at a time. What it cannot see, from the submit to the first token, the worker tells with that token; what the
-worker does not account for is PREPARE: the way there and back, and what came before its queue. So the phases until the first token add up
-to the time to it, whatever a worker says. An attempt that is lost before its first token has told nothing: it is PREPARE too.
-One that is lost later decoded until then, and the phases of the next one are counted after the first token.
+The gateway is in one phase at a time. The worker reports its phases from submit to first token with that token; the
+rest of this span is PREPARE (the way there and back, and work before the worker's queue). So the phases until the first
+token add up to the time to it, whatever the worker reports. An attempt lost before its first token is PREPARE; one lost
+later is DECODE until then, and the phases of the next attempt count as after the first token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _TOTAL = "total"
 
 
 class TurnTimes:
-    """One turn's record, in seconds by phase. Invariant: `until_first_s`, `after_s` and the span under way cover the time since it arrived,
-    except where an old worker tells nothing (`spoke`)."""
+    """One turn's seconds by phase. Invariant: `until_first_s`, `after_s` and the current span cover the time since its
+    arrival, unless an old worker reports nothing (`spoke`)."""
 
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s
@@ -29,26 +29,26 @@ class TurnTimes:
 
     @property
     def spoken(self) -> bool:
-        """The first token has come."""
+        """Whether the first token has arrived."""
         return self._spoken
 
     @property
     def waiting(self) -> bool:
-        """The first token of an attempt is awaited."""
+        """Whether an attempt waits for its first token."""
         return self._phase is Phase.PREPARE
 
     def enter(self, phase: Phase, now: float) -> None:
-        """From now on."""
+        """The current phase ends, and `phase` begins."""
         self._spend(self._phase, now - self._since_s)
         self._phase, self._since_s, self._accepted_s = phase, now, None
 
     def accepted(self, now: float) -> None:
-        """A worker has all of the request."""
+        """A worker has accepted the request."""
         self._accepted_s = now
 
     def spoke(self, told: object, now: float) -> None:
-        """The first token of an attempt has come. told: the worker's seconds by phase, unchecked; None: it is too old to tell, and only
-        what passed until it accepted has a phase."""
+        """The first token of an attempt has arrived. told: the worker's seconds by phase, unchecked; None: the worker
+        is too old to report, so only the time until it accepted is counted."""
         if told is None:
             until_s = now if self._accepted_s is None else self._accepted_s
             self._spend(Phase.PREPARE, until_s - self._since_s)
@@ -59,30 +59,30 @@ class TurnTimes:
         self._phase, self._accepted_s = Phase.DECODE, None
 
     def ended(self, told: object, now: float) -> None:
-        """The last token has come, after the first. told: the worker's seconds by phase since then, unchecked, or None."""
+        """The last token has arrived. told: the worker's seconds by phase since the first, unchecked, or None."""
         self._share(told, Phase.DECODE, now)
 
     @property
     def first_token_s(self) -> float:
-        """From its arrival to its first token, as far as it has phases."""
+        """Seconds from arrival to first token, as far as they are counted."""
         return sum(self.until_first_s.values())
 
     def so_far(self, now: float) -> dict[Phase, float]:
-        """What has passed before the first token; of the span under way what passed until the worker accepted."""
+        """Phases before the first token; of the current span only the time until the worker accepted."""
         until_s = now if self._accepted_s is None else self._accepted_s
         return _ordered(self.until_first_s, {self._phase: until_s - self._since_s})
 
     def whole(self) -> dict[Phase, float]:
-        """Until its first token and after, in the order of the phases."""
+        """All phases, in order."""
         return _ordered(self.until_first_s, self.after_s)
 
     def validate(self) -> None:
-        """Raise AssertionError when a phase has less than no time, or time came after a first token that did not come."""
+        """Raise AssertionError for a negative phase, or for time after the first token without a first token."""
         assert all(s >= 0.0 for s in (*self.until_first_s.values(), *self.after_s.values()))
         assert self._spoken or not self.after_s
 
     def _share(self, told: object, rest: Phase, now: float) -> None:
-        """The span under way is the worker's phases and the rest. One that claims more than there was gets no more than that."""
+        """Divide the current span into the worker's phases and `rest`. Phases that exceed the span are scaled down."""
         span_s = max(now - self._since_s, 0.0)
         said = checked(told, OF_WORKER)
         claimed_s = sum(said.values())
@@ -107,6 +107,8 @@ def _ordered(*parts: Mapping[Phase, float]) -> dict[Phase, float]:
 
 
 def server_timing(times: Mapping[Phase, float], total_s: float | None = None) -> str:
-    """As the header `Server-Timing` has it, in milliseconds. Numbers and our own words only: nothing in it is a client's."""
+    """The value of the header `Server-Timing`, in milliseconds. It contains no client input."""
     total = [] if total_s is None else [f"{_TOTAL};dur={total_s * 1e3:.1f}"]
-    return ", ".join([*total, *(f'{phase};dur={seconds * 1e3:.1f};desc="{WORDS[phase]}"' for phase, seconds in times.items())])
+    return ", ".join(
+        [*total, *(f'{phase};dur={seconds * 1e3:.1f};desc="{WORDS[phase]}"' for phase, seconds in times.items())]
+    )

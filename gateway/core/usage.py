@@ -1,11 +1,11 @@
-"""What a tenant may use of text: requests and tokens a minute, requests at a time, tokens a day and a month.
+"""Limits tenants' requests for text: requests and tokens a minute, concurrent requests, tokens a day and a month.
 
-A request is admitted by `begin`, against all limits at once or not at all, with an estimate of its prompt's tokens; `finish` settles the
-estimate with what was really used, prompt and answer. What an answer takes is not known before: it may leave a debt, which later requests
-wait for, so the rate holds in the long run and never by more than what runs at a time. Requests that fail count as requests, not as tokens.
+`begin` admits a request against all limits or none, with an estimate of its prompt's tokens; `finish` replaces the
+estimate with the tokens used by prompt and answer. An answer may leave a debt that later requests wait for, so the rate
+is exceeded at most by concurrent requests. Failed requests count as requests, not as tokens.
 
-The state is this process's memory. A minute's limits forget within a minute anyway; days and months begin again with the process, which is
-the price of a gateway that needs no database: who bills by tokens reads the counters of `/metrics` or the logs.
+The state is in this process's memory, so days and months start again with the process
+(docs/design/0018-limits-at-the-gateway.md). For billing use the counters of `/metrics` or the logs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contracts.errors import IllegalTransition
 from gateway.core.limits import Bucket
 
 MINUTE_S = 60.0
-#: Bytes of text that make a token, roughly, in the languages and tokenizers that are in use.
+#: Bytes of text per token, roughly, in common languages and tokenizers.
 BYTES_A_TOKEN = 4
 What = Literal["requests", "tokens", "concurrent", "day", "month"]
 
@@ -34,7 +34,8 @@ class Allowance:
     tokens_per_month: int = 0
 
     def share(self, processes: int) -> Allowance:
-        """What each of so many processes may admit, so that all of them keep to the limit; at least one request at a time."""
+        """The limits of each of `processes` processes, so that all together keep to these; at least one request at a
+        time."""
         return Allowance(
             self.requests_per_min / processes,
             self.tokens_per_min / processes,
@@ -46,7 +47,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """An admitted request. `tokens`: the estimate that was taken for it."""
+    """An admitted request. tokens: its estimate."""
 
     number: int
     tenant: str
@@ -55,7 +56,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No. what: which limit; limit: its value; after_s: when asking again can succeed."""
+    """A refusal. what: which limit; limit: its value; after_s: when a retry can succeed."""
 
     what: What
     limit: float
@@ -64,7 +65,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is left of a minute's limit: `limit` and `remaining` in requests or tokens, `full_s` seconds until all of it is there again."""
+    """State of a limit per minute: `limit` and `remaining` in requests or tokens, `full_s` seconds until the limit is
+    full again."""
 
     limit: int
     remaining: int
@@ -72,7 +74,7 @@ class Standing:
 
 
 class _Window:
-    """Tokens used since a day or a month began. `ends_s` is in seconds since the epoch."""
+    """Tokens used in the current day or month. ends_s: in seconds since the epoch."""
 
     __slots__ = ("ends_s", "kind", "used")
 
@@ -80,7 +82,7 @@ class _Window:
         self.kind, self.used, self.ends_s = kind, 0, 0.0
 
     def at(self, wall_s: float) -> None:
-        """Begin anew when the last window has ended. A clock that went back stays in its window."""
+        """Start a new window when the last one has ended. A clock that went back stays in its window."""
         if wall_s >= self.ends_s:
             self.used, self.ends_s = 0, _end(self.kind, wall_s)
 
@@ -93,14 +95,17 @@ def _end(kind: Literal["day", "month"], wall_s: float) -> float:
 
 
 class _Tenant:
-    """Invariants: `running` is the number of its tickets, `estimated` the sum of their tokens."""
+    """One tenant's use. Invariants: `running` is the number of its tickets, `estimated` the sum of their tokens."""
 
     def __init__(self, allowed: Allowance, now_s: float) -> None:
         self.allowed = allowed
         self.requests = _bucket(allowed.requests_per_min, now_s)
         self.tokens = _bucket(allowed.tokens_per_min, now_s)
-        limits: list[tuple[Literal["day", "month"], int]] = [("day", allowed.tokens_per_day), ("month", allowed.tokens_per_month)]
-        #: Of those only that have a limit.
+        limits: list[tuple[Literal["day", "month"], int]] = [
+            ("day", allowed.tokens_per_day),
+            ("month", allowed.tokens_per_month),
+        ]
+        #: Only windows with a limit.
         self.windows = [(_Window(kind), limit) for kind, limit in limits if limit]
         self.running = 0
         self.estimated = 0
@@ -120,12 +125,12 @@ class _Tenant:
 
 
 def _bucket(per_min: float, now_s: float) -> Bucket | None:
-    # A limit of less than one a minute still lets one pass when it has saved up for it.
+    # With a limit below one a minute, the bucket still fills up to one.
     return Bucket(per_min / MINUTE_S, max(1.0, per_min), now_s) if per_min else None
 
 
 class Usage:
-    """All tenants' use. `begin` and `finish` come in pairs: a ticket that is not finished holds its place for ever."""
+    """All tenants' use. Every `begin` needs one `finish` or `withdraw`; otherwise its ticket stays open for ever."""
 
     def __init__(self, default: Allowance, tenants: dict[str, Allowance]) -> None:
         self._default, self._named = default, dict(tenants)
@@ -134,7 +139,7 @@ class Usage:
         self._count = 0
 
     def begin(self, tenant: str, tokens: int, now_s: float, wall_s: float) -> Ticket | Refused:
-        """Admit a request whose prompt has about so many tokens, or say which limit is in the way; takes nothing then."""
+        """Admit a request whose prompt has about `tokens`, or return the limit that refuses it, taking nothing."""
         state = self._of(tenant, now_s)
         refused = state.refusal(tokens, now_s, wall_s)
         if refused is not None:
@@ -150,8 +155,8 @@ class Usage:
         return ticket
 
     def finish(self, ticket: Ticket, used_tokens: int, now_s: float, wall_s: float) -> None:
-        """It has ended and took so many tokens, prompt and answers; 0 when it came to nothing. Raises IllegalTransition for one that has
-        ended already."""
+        """The request has ended and used `used_tokens`, prompt and answers; 0 when it failed. Raises IllegalTransition
+        for a finished ticket."""
         if self._open.pop(ticket.number, None) is None:
             raise IllegalTransition(f"request {ticket.number} of {ticket.tenant} was finished twice")
         state = self._tenants[ticket.tenant]
@@ -165,14 +170,14 @@ class Usage:
             window.used += used_tokens
 
     def withdraw(self, ticket: Ticket, now_s: float, wall_s: float) -> None:
-        """It never began: as if it had not been asked for. Raises IllegalTransition as `finish` does."""
+        """The request never began: undo `begin`. Raises IllegalTransition for a finished ticket."""
         self.finish(ticket, 0, now_s, wall_s)
         requests = self._tenants[ticket.tenant].requests
         if requests is not None:
             requests.take(-1)
 
     def standing(self, tenant: str, now_s: float) -> dict[str, Standing]:
-        """What is left of the tenant's limits a minute, by `requests` and `tokens`; of those only that it has."""
+        """The tenant's limits per minute, by `requests` and `tokens`, as far as it has them."""
         state = self._of(tenant, now_s)
         found = {}
         for what, bucket in (("requests", state.requests), ("tokens", state.tokens)):
@@ -200,12 +205,12 @@ class Usage:
 
 
 def estimated_tokens(text_bytes: int, token_ids: int = 0) -> int:
-    """About how many tokens a prompt of so many bytes of text, or of so many token ids, has; at least one."""
+    """Estimated tokens of a prompt with these bytes of text and token ids; at least 1."""
     return max(1, -(-text_bytes // BYTES_A_TOKEN) + token_ids)
 
 
 def duration(seconds: float) -> str:
-    """As `x-ratelimit-reset-*` say it: `17ms`, `1.5s`, `6m0s`, `2h3m0s`."""
+    """The format of `x-ratelimit-reset-*`: `17ms`, `1.5s`, `6m0s`, `2h3m0s`."""
     if seconds < 1:
         return f"{max(0, round(seconds * 1000))}ms"
     if seconds < MINUTE_S:

@@ -1,4 +1,4 @@
-"""What each route answers, as schemas for the API's description. Tests hold the answers of a real gateway against them."""
+"""Schemas of each route's answers, for the API's description. Tests check a real gateway's answers against them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ def _listing(items: Schema) -> Schema:
     return _object(object=_one("list"), data=_list(items))
 
 
-_USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT, prompt_tokens_details=_object(cached_tokens=_COUNT))
+_USAGE = _object(
+    prompt_tokens=_COUNT,
+    completion_tokens=_COUNT,
+    total_tokens=_COUNT,
+    prompt_tokens_details=_object(cached_tokens=_COUNT),
+)
 _ENDS: Schema = {"enum": ["stop", "length", "tool_calls", "function_call", "content_filter", None]}
 _CALL = _object(id=_TEXT, type=_one("function"), function=_object(name=_TEXT, arguments=_TEXT))
 _MESSAGE = _object(role=_one("assistant"), content=_OPTIONAL_TEXT)
@@ -59,7 +64,13 @@ _TOKENS = _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT))
 _TOKENS["properties"]["token_strs"] = {"type": ["array", "null"], "items": _TEXT}
 _ACCEPTED = _object(advisory_id=_TEXT, session_id=_TEXT, status=_one("accepted"))
 _SESSION = _object(
-    id=_TEXT, object=_one("session"), model=_TEXT, tokens=_COUNT, last_use_s=_NUMBER, node=_OPTIONAL_TEXT, held_by=_list(_TEXT)
+    id=_TEXT,
+    object=_one("session"),
+    model=_TEXT,
+    tokens=_COUNT,
+    last_use_s=_NUMBER,
+    node=_OPTIONAL_TEXT,
+    held_by=_list(_TEXT),
 )
 _TIER = _object(tier=_TEXT, tokens=_COUNT, layers=_COUNT, layer_chunks=_list(_COUNT), bytes=_COUNT)
 _RESIDENCY = _object(**_SESSION["properties"], nodes=_list(_object(node=_TEXT, tiers=_list(_TIER))))
@@ -75,7 +86,11 @@ _ERASED = _object(
 )
 _EDGE = _object(**{"from": _TEXT, "to": _TEXT, "probability": _NUMBER, "calls": _NUMBER, "delay_s": _NUMBER})
 _WORKFLOW = _object(
-    id=_TEXT, object=_one("workflow"), declared=_ANYTHING, learned=_object(agents=_list(_FREE), edges=_list(_EDGE)), edges=_list(_EDGE)
+    id=_TEXT,
+    object=_one("workflow"),
+    declared=_ANYTHING,
+    learned=_object(agents=_list(_FREE), edges=_list(_EDGE)),
+    edges=_list(_EDGE),
 )
 _FORGOTTEN = _object(id=_TEXT, object=_one("workflow.deleted"), deleted=_TRUTH)
 _SECRET = _object(
@@ -90,14 +105,20 @@ _FLEET = _object(
     ready=_TRUTH,
     missing=_list(_TEXT),
     scheduler_live=_TRUTH,
-    schedulers=_list(_object(address=_TEXT, state={"enum": ["serving", "gathering", "silent"]}, nodes=_COUNT, advised=_COUNT)),
+    schedulers=_list(
+        _object(address=_TEXT, state={"enum": ["serving", "gathering", "silent"]}, nodes=_COUNT, advised=_COUNT)
+    ),
     expected_nodes=_COUNT,
     active_requests=_COUNT,
-    nodes=_list(_object(node=_TEXT, on_node=_TEXT, device=_COUNT, serving=_TRUTH, state=_TEXT, running=_COUNT, waiting=_COUNT)),
+    nodes=_list(
+        _object(node=_TEXT, on_node=_TEXT, device=_COUNT, serving=_TRUTH, state=_TEXT, running=_COUNT, waiting=_COUNT)
+    ),
 )
-_READY = _object(status={"enum": ["ready", "not ready"]}, missing=_list(_TEXT), nodes_serving=_COUNT, nodes_expected=_COUNT)
+_READY = _object(
+    status={"enum": ["ready", "not ready"]}, missing=_list(_TEXT), nodes_serving=_COUNT, nodes_expected=_COUNT
+)
 
-#: By method and path: the schema of the answer when all goes well. Routes that stream, or whose answer is text, are in `TEXTS` too.
+#: Schema of the successful answer, by method and path. Routes that stream or answer text are in `TEXTS` too.
 ANSWERS: dict[tuple[str, str], Schema] = {
     ("post", "/v1/chat/completions"): _CHAT,
     ("post", "/v1/completions"): _COMPLETION,
@@ -121,7 +142,7 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("get", "/ready"): _READY,
     ("get", "/version"): _object(version=_TEXT),
 }
-#: What else may come: a stream of events, or text that is no JSON.
+#: Other answers: a stream of events, or text that is not JSON.
 TEXTS: dict[tuple[str, str], str] = {
     ("post", "/v1/chat/completions"): "text/event-stream",
     ("post", "/v1/completions"): "text/event-stream",
@@ -130,7 +151,7 @@ TEXTS: dict[tuple[str, str], str] = {
 }
 _HEADER_ID: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9._:-]{0,127}$"}
 _TIMING: Schema = {"type": "string", "description": "1: the end of a stream says where its time went, in a comment"}
-#: What requests for text may have.
+#: Headers of requests for text.
 _OF_TEXT: list[tuple[str, str, Schema]] = [
     ("header", "X-Session-Id", _HEADER_ID),
     ("header", "X-Upbeat-Node", _TEXT),
@@ -144,5 +165,7 @@ PARAMETERS: dict[tuple[str, str], list[tuple[str, str, Schema]]] = {
     ("post", "/detokenize"): [("header", "X-Upbeat-Node", _TEXT)],
     ("get", "/v1/sessions"): [("query", "limit", {"type": "integer", "minimum": 1, "maximum": 10_000})],
     ("get", "/v1/fleet"): [("query", "metrics", {"enum": ["true", "false"]})],
-    ("get", "/ready"): [("query", "all", {"enum": ["1", "true", "0", "false"], "description": "1: whether every node serves"})],
+    ("get", "/ready"): [
+        ("query", "all", {"enum": ["1", "true", "0", "false"], "description": "1: whether every node serves"})
+    ],
 }

@@ -1,7 +1,7 @@
-"""What a request for text asks for: from the bytes of its body, in one pass, to what the routes work with.
+"""Turns the body of a request for text, or for a tokenizer, into what the routes work with.
 
-Pure, and so done on the event loop for small bodies and in another process for large ones (`gateway.decoding`). What cannot fit the model's
-context is refused before anything is validated.
+Pure, so small bodies are decoded on the event loop and large ones in another process (`gateway.decoding`). Prompts that
+cannot fit the model's context are refused before validation.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gateway.openai.token_requests import TOKEN_KINDS, TokenKind, TokensAsked, a
 
 TextKind = Literal["chat", "completion"]
 Kind = TextKind | TokenKind
-#: Choices of all prompts of a completion.
+#: Choices of all prompts of a completion, at most.
 MAX_ALL_CHOICES = 64
-#: Of all messages of a chat.
+#: Tool calls in all messages of a chat, at most.
 MAX_ALL_CALLS = 8192
 
 
 @dataclass(slots=True)
 class Told:
-    """What is known besides the body. named: a header names the session. headers: those that say hints in other systems' words.
-    bounds: of the models that are known. served: the model that is meant where none has to be named."""
+    """The context of a body. named: a header names the session. headers: those with other systems' hints. bounds:
+    context bounds of the known models. served: the default model of routes where naming one is optional."""
 
     tenant: str
     named: bool
@@ -45,8 +45,8 @@ class Told:
 
 @dataclass(slots=True)
 class Prompt:
-    """One prompt: exactly one of the first three is set, or in `packed` as msgpack. history: set when nothing names the session.
-    estimate: about how many tokens."""
+    """One prompt: exactly one of messages, prompt and prompt_tokens is set, or in `packed` as msgpack. history: set
+    when nothing names the session. estimate: estimated tokens."""
 
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
@@ -57,19 +57,19 @@ class Prompt:
 
     @property
     def is_text(self) -> bool:
-        """It is a plain text."""
+        """Whether the prompt is plain text."""
         return self.prompt is not None or "prompt" in self.packed
 
     @property
     def packed_bytes(self) -> int:
-        """What it holds, where it is packed."""
+        """Bytes of the packed prompt."""
         return sum(map(len, self.packed.values()))
 
 
 @dataclass(slots=True)
 class Asked:
-    """A valid request for text. n: choices of each prompt. sampling: of all of them; its seed is the caller's. said: in other systems'
-    words."""
+    """A valid request for text. n: choices per prompt. sampling: of all choices, with the caller's seed. said: other
+    systems' hints."""
 
     model: str
     sampling: Sampling
@@ -93,7 +93,7 @@ def ask(kind: TextKind, body: bytes, told: Told) -> Asked: ...
 @overload
 def ask(kind: TokenKind, body: bytes, told: Told) -> TokensAsked: ...
 def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked:
-    """What `body` asks for. Raises InvalidRequest naming the first field that is wrong."""
+    """The request in `body`. Raises InvalidRequest naming the first field that is wrong."""
     data = parse_json(body)
     _check_context(kind, data, len(body), told)
     if kind == "tokenize" or kind == "detokenize":
@@ -102,12 +102,12 @@ def ask(kind: Kind, body: bytes, told: Told) -> Asked | TokensAsked:
 
 
 def _check_context(kind: Kind, data: Any, length: int, told: Told) -> None:
-    """Before anything is validated: what is too long is not looked at again."""
+    """Raises InvalidRequest for prompts that are too long, before validation."""
     model = data.get("model") if isinstance(data, dict) else None
     if model is None and kind in TOKEN_KINDS:
         model = told.served
     bound = told.bounds.get(model) if isinstance(model, str) else None
-    if bound is None or length < bound.max_tokens:  # a token takes at least a byte
+    if bound is None or length < bound.max_tokens:  # a token has at least one byte
         return
     if kind == "tokenize" or kind == "detokenize":
         check_context(kind, data, bound)
@@ -124,13 +124,19 @@ def _check_context(kind: Kind, data: Any, length: int, told: Told) -> None:
 def _chat(data: Any, told: Told) -> Asked:
     wanted = validate(ChatRequest, data)
     asked = _asked(wanted, data, told)
-    asked.logprobs, asked.tool_use, asked.template_kwargs = bool(wanted.logprobs), wanted.tool_use, wanted.template_kwargs
-    if asked.form is None:  # else the form leaves no room for a thought
+    asked.logprobs, asked.tool_use, asked.template_kwargs = (
+        bool(wanted.logprobs),
+        wanted.tool_use,
+        wanted.template_kwargs,
+    )
+    if asked.form is None:  # a form leaves no room for a thought
         asked.reasoning = wanted.reasoning_goes
     messages = [message.plain() for message in wanted.messages]
     calls = [call["function"] for message in messages if "tool_calls" in message for call in message["tool_calls"]]
     if len(calls) > MAX_ALL_CALLS:
-        raise InvalidRequest(f"messages hold more than {MAX_ALL_CALLS} tool calls; leave the oldest ones out", param="messages")
+        raise InvalidRequest(
+            f"messages hold more than {MAX_ALL_CALLS} tool calls; leave the oldest ones out", param="messages"
+        )
     texts = [message["content"] for message in messages]
     if calls or asked.tool_use is not None:
         texts += [call["arguments"] for call in calls]
@@ -159,7 +165,7 @@ def _completion(data: Any, told: Told) -> Asked:
 
 
 def _asked(wanted: Generation, data: Mapping[str, Any], told: Told) -> Asked:
-    """What both routes share."""
+    """The fields of both routes."""
     return Asked(
         model=wanted.model,
         sampling=wanted.sampling(),
@@ -175,8 +181,10 @@ def _asked(wanted: Generation, data: Mapping[str, Any], told: Told) -> Asked:
 
 
 def _names_session(asked: Asked, told: Told) -> bool:
-    """As `gateway.sessions.stated` finds one."""
-    return told.named or asked.session_id is not None or asked.said.session_id is not None or bool(asked.prompt_cache_key)
+    """Whether `gateway.sessions.stated` will find a session."""
+    return (
+        told.named or asked.session_id is not None or asked.said.session_id is not None or bool(asked.prompt_cache_key)
+    )
 
 
 def _bytes(texts: Sequence[str]) -> int:
@@ -184,6 +192,6 @@ def _bytes(texts: Sequence[str]) -> int:
 
 
 def _said(message: dict[str, Any]) -> dict[str, str]:
-    """The message as the history sees it: calls are part of what an assistant said."""
+    """The message as the history hashes it: an assistant's text includes its calls."""
     called = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
     return {"role": message["role"], "content": with_calls(message["content"], called)}

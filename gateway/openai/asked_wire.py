@@ -1,7 +1,7 @@
-"""`Asked` as bytes, between the process that reads a large body and the gateway that asked it to.
+"""Encodes `Asked` for the way from the helper process that decodes a large body to the gateway.
 
-A header of msgpack, in which each dataclass is an extension that holds its fields in order, and after it, untouched, what is large: prompts
-as msgpack, ready for the worker's frame.
+Format: a msgpack header, in which each dataclass is an extension with its fields in order, followed by the large parts:
+prompts as msgpack, ready for the worker's frame.
 """
 
 from __future__ import annotations
@@ -16,19 +16,31 @@ from contracts.context import ContextBound
 from contracts.errors import RequestError, from_wire, to_wire
 from contracts.request import Sampling, ToolUse
 from gateway.core.implicit import History
-from gateway.core.kv_hints import Wish, Wishes
+from gateway.core.kv_hints import HintAction, HintEnvelope
 from gateway.core.spellings import Spelled
 from gateway.openai.asked import Asked, Kind, Prompt, Told
 from gateway.openai.forms import Form
 from gateway.openai.token_requests import TokensAsked
 
-#: Their place is the extension's code; no other type is made of what comes.
-_KINDS: tuple[type[Any], ...] = (Asked, Prompt, Sampling, ToolUse, Form, Spelled, Wish, Wishes, History, ContextBound, TokensAsked)
+#: The types that decoding may create; the index is the extension's code.
+_KINDS: tuple[type[Any], ...] = (
+    Asked,
+    Prompt,
+    Sampling,
+    ToolUse,
+    Form,
+    Spelled,
+    HintAction,
+    HintEnvelope,
+    History,
+    ContextBound,
+    TokensAsked,
+)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _NAMES = [[f.name for f in fields(kind)] for kind in _KINDS]
-#: Fields that are tuples, which msgpack gives back as lists.
+#: Fields that are tuples, which msgpack decodes as lists.
 _TUPLES = [[i for i, f in enumerate(fields(kind)) if str(f.type).startswith("tuple")] for kind in _KINDS]
-#: The code of what is large: where its bytes lie after the header.
+#: The extension code of a large part: its offset and length after the header.
 _LARGE, _PLACE = 100, struct.Struct("<QQ")
 _LENGTH = struct.Struct("<Q")
 
@@ -39,7 +51,7 @@ class _Large:
 
 
 def encode_question(kind: Kind, body: bytes, told: Told) -> bytes:
-    """What the other process is asked."""
+    """The request to the helper."""
     return _encoded([kind, told.tenant, told.named, dict(told.headers), dict(told.bounds), told.served], [], body)
 
 
@@ -50,7 +62,7 @@ def decode_question(payload: bytes) -> tuple[Kind, bytes, Told]:
 
 
 def encode_answer(answer: Asked | TokensAsked | RequestError) -> bytes:
-    """What the other process found. Mutates an `Asked`: its prompts are packed."""
+    """The helper's answer. Mutates an `Asked`: packs its prompts."""
     if isinstance(answer, RequestError):
         return _encoded(to_wire(answer), [], b"")
     large: list[bytes] = []
@@ -65,7 +77,7 @@ def encode_answer(answer: Asked | TokensAsked | RequestError) -> bytes:
 
 
 def decode_answer(payload: bytes) -> Any:
-    """The inverse of `encode_answer`: an Asked or a TokensAsked. Raises the RequestError that was found."""
+    """The inverse of `encode_answer`: an Asked or a TokensAsked. Raises an encoded RequestError."""
     answer, _ = _decoded(payload)
     if isinstance(answer, Asked | TokensAsked):
         return answer
@@ -87,7 +99,7 @@ def _encoded(value: Any, large: list[bytes], rest: bytes) -> bytes:
         return msgpack.ExtType(code, pack([getattr(value, name) for name in _NAMES[code]]))
 
     def pack(value: Any) -> bytes:
-        # Half of a surrogate pair may stand where any text may.
+        # Any text may contain half of a surrogate pair.
         packed: bytes = msgpack.packb(value, use_bin_type=True, default=extension, unicode_errors="surrogatepass")
         return packed
 
@@ -96,7 +108,7 @@ def _encoded(value: Any, large: list[bytes], rest: bytes) -> bytes:
 
 
 def _decoded(payload: bytes) -> tuple[Any, memoryview]:
-    """The value, and what follows its header."""
+    """The value, and the bytes after its header."""
     view = memoryview(payload)
     begin = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     rest = view[begin:]

@@ -1,4 +1,4 @@
-"""The schemas of bodies that are no request for text: hints, browser tokens, workflows. For the API's description."""
+"""Schemas of bodies other than requests for text (hints, browser tokens, workflows), for the API's description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ ADVISORY: Schema = {
     "properties": {
         "session_id": ID,
         "model_id": {"type": ["string", "null"], "minLength": 1, "maxLength": 256},
-        "expected_arrival": {"type": ["number", "null"], "minimum": 0, "maximum": 86_400, "description": "seconds from now"},
+        "expected_arrival": {
+            "type": ["number", "null"],
+            "minimum": 0,
+            "maximum": 86_400,
+            "description": "seconds from now",
+        },
         "ordered": {"type": "boolean", "description": "this caller's hints come true in list order"},
         "priority": {"type": "integer", "minimum": -1000, "maximum": 1000, "description": "lower is more urgent"},
         "ttl_s": {"type": ["number", "null"], "minimum": 0, "maximum": 86_400},
@@ -45,7 +50,7 @@ CLIENT_SECRET: Schema = {
     "additionalProperties": False,
     "properties": {
         "session_id": ID,
-        "session_prefix": ID | {"description": "good for every session whose id begins so"},
+        "session_prefix": ID | {"description": "valid for every session whose id has this prefix"},
         "expires_after": {
             "type": "object",
             "additionalProperties": False,
@@ -54,7 +59,10 @@ CLIENT_SECRET: Schema = {
                 "seconds": {"type": "integer", "minimum": MIN_LIFE_S, "maximum": MAX_LIFE_S, "default": DEFAULT_LIFE_S},
             },
         },
-        "origin": {"type": ["string", "null"], "description": "only pages of this origin may use it: https://chat.example.org"},
+        "origin": {
+            "type": ["string", "null"],
+            "description": "only pages of this origin may use it: https://chat.example.org",
+        },
     },
     "oneOf": [{"required": ["session_id"]}, {"required": ["session_prefix"]}],
 }
@@ -74,8 +82,18 @@ WORKFLOW: Schema = {
                 "properties": {
                     "from": ID,
                     "to": ID,
-                    "probability": {"type": "number", "minimum": 0, "maximum": 1, "description": "that it is called at all; default 1"},
-                    "calls": {"type": "number", "minimum": 1, "maximum": MAX_CALLS, "description": "how often then; default 1"},
+                    "probability": {
+                        "type": "number",
+                        "minimum": 0,
+                        "maximum": 1,
+                        "description": "that the call happens at all; default 1",
+                    },
+                    "calls": {
+                        "type": "number",
+                        "minimum": 1,
+                        "maximum": MAX_CALLS,
+                        "description": "number of calls if it happens; default 1",
+                    },
                     "delay_s": {
                         "type": "number",
                         "minimum": 0,
@@ -85,6 +103,6 @@ WORKFLOW: Schema = {
                 },
             },
         },
-        "learn": {"type": "boolean", "description": "what is observed moves it; default true"},
+        "learn": {"type": "boolean", "description": "adjust the graph to observed calls; default true"},
     },
 }

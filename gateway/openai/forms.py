@@ -1,6 +1,7 @@
-"""The form that an answer must have, as OpenAI (`response_format`), vLLM (`guided_*`, `structured_outputs`) and Ollama (`format`) say it.
+"""The constraint on an answer's form, in the fields of OpenAI (`response_format`), vLLM (`guided_*`,
+`structured_outputs`) and Ollama (`format`).
 
-A form is a JSON schema or a regular expression. Which of them can be enforced is for the worker to say.
+A form is a JSON schema or a regular expression. The worker decides whether it can be enforced.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the answer must be: one of json_schema (JSON text) and regex is set. field: the request's field that says so."""
+    """An answer's form: either json_schema (JSON text) or regex is set. field: the request field that states it."""
 
     field: str
     json_schema: str | None = None
@@ -87,7 +88,9 @@ def _off(value: Any) -> None:
 
 def _no_grammar(value: Any) -> None:
     if value not in (None, ""):
-        raise PydanticCustomError("unsupported_parameter", "is not supported by this server; use json, regex or choice instead")
+        raise PydanticCustomError(
+            "unsupported_parameter", "is not supported by this server; use json, regex or choice instead"
+        )
 
 
 _SCHEMA_FORM = {"anyOf": [{"type": "object"}, {"type": "string", "maxLength": MAX_SCHEMA_BYTES}, {"type": "null"}]}
@@ -109,7 +112,7 @@ _NoGrammar = Annotated[None, BeforeValidator(_no_grammar)]
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's `structured_outputs`: one of the first four."""
+    """vLLM's `structured_outputs`: at most one of the first four fields."""
 
     model_config = STRICT
     json_schema: SchemaField = Field(default=None, alias="json")
@@ -124,13 +127,13 @@ class StructuredOutputs(BaseModel):
     whitespace_pattern: _Off = None
 
     def forms(self) -> list[Form]:
-        """What is asked for: one or none, in a request that is right."""
+        """The forms that are set: at most one in a valid request."""
         found = forms_of("structured_outputs.", self.json_schema, self.regex, self.choice)
         return [*found, Form("structured_outputs.json_object", _ANY_OBJECT)] if self.json_object else found
 
 
 def forms_of(prefix: str, schema: dict[str, Any] | None, regex: str | None, choice: list[str] | None) -> list[Form]:
-    """The forms of vLLM's three fields; prefix: what stands before their names."""
+    """The forms of vLLM's three fields. prefix: of the fields' names."""
     found = [] if schema is None else [Form(f"{prefix}json", json_text(schema))]
     if regex is not None:
         found.append(Form(f"{prefix}regex", regex=regex))
@@ -140,7 +143,7 @@ def forms_of(prefix: str, schema: dict[str, Any] | None, regex: str | None, choi
 
 
 def form_of_format(wanted: ResponseFormat | None) -> list[Form]:
-    """The form that `response_format` asks for, if any."""
+    """The form in `response_format`, if any."""
     text = wanted.schema_text() if wanted is not None else None
     return [] if text is None else [Form("response_format", text)]
 

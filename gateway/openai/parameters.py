@@ -1,10 +1,8 @@
-"""Which request fields work, which are harmless, and which are refused by name.
+"""Decides which request fields work, which are ignored, and which are refused.
 
-Four kinds, so that nothing is ignored silently: fields of the schema work; hints in other systems' words are read by
-`gateway.core.spellings`; fields of `HARMLESS` are accepted because leaving them out changes no text (labels, and what other stacks are
-told about their routing); fields of `REFUSED` are
-known to clients of OpenAI, vLLM and others but not done here (or not on this route), and only their do-nothing values pass. Everything
-else is unknown and refused too, unless it is null: that says nothing in any stack.
+Fields of the schema work. `gateway.core.spellings` reads other systems' hints. Fields of `HARMLESS` are ignored because
+they do not change the text (labels, other stacks' routing). Fields of `REFUSED` exist in other APIs but not here (or
+not on this route); only values without effect pass. Unknown fields are refused unless they are null.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ HARMLESS = frozenset(
     }
 )
 
-#: Field -> the values that ask for nothing (besides null).
+#: Field -> the values without effect (besides null).
 REFUSED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "functions": ([],),
@@ -85,9 +83,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "add_special_tokens": (False,),
 }
-#: A plain prompt's special tokens are put around it; a chat's template writes its own.
+#: A plain prompt gets special tokens around it; a chat's template writes them.
 REFUSED_OF_COMPLETIONS = {**REFUSED, "add_special_tokens": (True,)}
-#: What to do instead of leaving a refused field out.
+#: The remedy for a refused field, where it is not to leave it out.
 INSTEAD = {
     "guided_grammar": "use guided_json, guided_regex or guided_choice instead",
     "models": "name the one that is to answer in model; this server falls back to no other",
@@ -106,8 +104,8 @@ def validate(
     refused: Mapping[str, tuple[Any, ...]] = REFUSED,
     ignored: Collection[str] = HARMLESS | ROOTS,
 ) -> Schema:
-    """`data` as a `schema`. refused: further fields, of which only these values pass. ignored: those that may say anything. Raises
-    InvalidRequest naming the first wrong field."""
+    """`data` validated as `schema`. refused: other fields and the only values that pass. ignored: fields with any
+    value. Raises InvalidRequest naming the first wrong field."""
     if not isinstance(data, dict):
         raise InvalidRequest("the body must be a JSON object")
     known = {}
@@ -118,7 +116,9 @@ def validate(
             _refuse_unless_idle(name, value, refused[name])
         elif name not in ignored and value is not None:
             shown = _shown(name)
-            raise InvalidRequest(f"unrecognized request argument supplied: {shown}", param=shown, code="unknown_parameter")
+            raise InvalidRequest(
+                f"unrecognized request argument supplied: {shown}", param=shown, code="unknown_parameter"
+            )
     try:
         return schema.model_validate(known)
     except ValidationError as e:
@@ -130,7 +130,9 @@ def _refuse_unless_idle(name: str, value: Any, idle: tuple[Any, ...]) -> None:
         return
     wanted = f" other than {', '.join(repr(v) for v in idle)}" if idle else ""
     instead = INSTEAD.get(name, "leave it out")
-    raise InvalidRequest(f"{name}{wanted} is not supported by this server; {instead}", param=name, code="unsupported_parameter")
+    raise InvalidRequest(
+        f"{name}{wanted} is not supported by this server; {instead}", param=name, code="unsupported_parameter"
+    )
 
 
 def _named(error: ValidationError) -> InvalidRequest:
@@ -146,7 +148,9 @@ def _named(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"{where}: {first['msg']}", param=where, code=kind)
     given = "" if context.get("at") else f"; got {_shown(reprlib.repr(first['input']))}"
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    return InvalidRequest(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{given}", param=where or None, code=code)
+    return InvalidRequest(
+        f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{given}", param=where or None, code=code
+    )
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

@@ -1,14 +1,22 @@
-"""The schemas of `/v1/chat/completions` and `/v1/completions`, strict: no value is coerced.
+"""The schemas of `/v1/chat/completions` and `/v1/completions`. Strict: no value is coerced.
 
-A field that is declared here works. What else may come is in `gateway.openai.parameters`.
+Every field declared here works. `gateway.openai.parameters` handles other fields; `gateway.openai.inputs` has messages
+and prompts.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from contracts import ranges
@@ -25,12 +33,27 @@ from gateway.openai.forms import (
     forms_of,
     the_one,
 )
-from gateway.openai.thinking import Effort, Reasoning, ReasoningField, ReasoningGoes, ThinkField, ThinkingField, template_kwargs
-from gateway.openai.tools import MAX_CALLS, MAX_TOOLS, STRICT, Call, ResponseFormat, Tool, ToolChoice, json_text, tool_use
+from gateway.openai.inputs import MAX_MESSAGES, Ignored, Message, Prompts, utf8
+from gateway.openai.thinking import (
+    Effort,
+    Reasoning,
+    ReasoningField,
+    ReasoningGoes,
+    ThinkField,
+    ThinkingField,
+    template_kwargs,
+)
+from gateway.openai.tools import (
+    MAX_TOOLS,
+    STRICT,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+    json_text,
+    tool_use,
+)
 
-MAX_MESSAGES = 16_384
 MAX_CHOICES = 8
-MAX_PROMPTS = 32
 #: OpenAI's default for completions.
 COMPLETION_MAX_TOKENS = 16
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
@@ -48,16 +71,23 @@ TokenCount = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 def _stops(value: Any) -> list[str]:
     many = [value] if isinstance(value, str) else value
-    if not isinstance(many, list) or len(many) > MAX_STOPS or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in many):
+    if (
+        not isinstance(many, list)
+        or len(many) > MAX_STOPS
+        or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in many)
+    ):
         raise PydanticCustomError(
-            "stop_type", f"expected a string, or a list of at most {MAX_STOPS} strings, of 1 to {MAX_STOP_CHARS} characters"
+            "stop_type",
+            f"expected a string, or a list of at most {MAX_STOPS} strings, of 1 to {MAX_STOP_CHARS} characters",
         )
-    return [_utf8(s) for s in many]
+    return [utf8(s) for s in many]
 
 
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, dict) or len(value) > MAX_BIASES:
-        raise PydanticCustomError("logit_bias_type", f"expected an object of at most {MAX_BIASES} token ids with their biases")
+        raise PydanticCustomError(
+            "logit_bias_type", f"expected an object of at most {MAX_BIASES} token ids with their biases"
+        )
     biases = {}
     for token, bias in value.items():
         if not _TOKEN_ID.fullmatch(token):
@@ -68,108 +98,8 @@ def _biases(value: Any) -> dict[int, float]:
     return biases
 
 
-def _utf8(text: str, at: str = "") -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("lone_surrogate", "holds half of a surrogate pair, which is no character", {"at": at}) from None
-    return text
-
-
-def _text(content: Any, info: ValidationInfo) -> str:
-    """A message's content: a string, a list of text parts, joined, or null from an assistant that said nothing."""
-    if content is None and info.data.get("role") == "assistant":
-        return ""
-    if isinstance(content, str):
-        return _utf8(content)
-    if not isinstance(content, list):
-        raise PydanticCustomError("content_type", "expected a string or a list of text parts")
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text"):
-            if isinstance(kind, str):
-                raise PydanticCustomError("unsupported_parameter", "only text parts are supported", {"at": f"[{i}].type"})
-            raise PydanticCustomError("part_type", "expected an object with a type", {"at": f"[{i}]"})
-        if not isinstance(part.get("text"), str):
-            raise PydanticCustomError("text_type", "expected a string", {"at": f"[{i}].text"})
-        for name in part:
-            if name not in ("type", "text", "cache_control", "annotations"):
-                raise PydanticCustomError("extra_part", "unknown field of a text part", {"at": f"[{i}].{name[:40]}"})
-        texts.append(_utf8(part["text"], f"[{i}].text"))
-    return "".join(texts)
-
-
-def _idle(value: Any) -> None:
-    if value not in (None, [], ""):
-        raise PydanticCustomError("unsupported_parameter", "is not supported by this server; leave it out")
-
-
-def _ignored(value: Any) -> None:
-    """Accepts anything: it is a label or a trace of another answer, and no model input."""
-
-
-_TEXT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                "required": ["type", "text"],
-            },
-        },
-    ]
-}
-#: Text of valid Unicode.
-Text = Annotated[str, AfterValidator(_utf8)]
-Idle = Annotated[None, BeforeValidator(_idle)]
-Ignored = Annotated[None, BeforeValidator(_ignored)]
-
-
-class Message(BaseModel):
-    """One message of a chat."""
-
-    model_config = STRICT
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT_SCHEMA)]
-    name: Ignored = None
-    annotations: Ignored = None
-    reasoning_content: Ignored = None
-    reasoning: Ignored = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    refusal: Idle = None
-    audio: Idle = None
-    function_call: Idle = None
-    tool_calls: Annotated[list[Call], Field(max_length=MAX_CALLS)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _silent_assistant(cls, data: Any) -> Any:
-        # OpenAI allows an assistant message without content when it has tool calls.
-        if isinstance(data, dict) and data.get("role") == "assistant" and data.get("tool_calls") and "content" not in data:
-            return {**data, "content": None}
-        return data
-
-    @model_validator(mode="after")
-    def _own_fields(self) -> Message:
-        if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("tool_calls", "only an assistant calls tools", {"at": ".tool_calls"})
-        return self
-
-    def plain(self) -> dict[str, Any]:
-        """What the chat template is given."""
-        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-        if self.tool_calls:
-            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
-        if self.role == "tool" and self.tool_call_id is not None:
-            plain["tool_call_id"] = self.tool_call_id
-        return plain
-
-
 class StreamOptions(BaseModel):
-    """What a stream tells besides its text."""
+    """Options of a stream."""
 
     model_config = STRICT
     include_usage: bool | None = None
@@ -199,10 +129,12 @@ class Generation(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    #: Ollama's name for it.
+    #: Ollama's name for repetition_penalty.
     repeat_penalty: RepetitionPenalty | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_STOP_TOKENS)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
@@ -221,7 +153,7 @@ class Generation(BaseModel):
     stream_options: StreamOptions | None = None
     usage: UsageOptions | None = None
     priority: Annotated[int, _within(ranges.PRIORITY)] | None = None
-    # The session's own checks are in gateway.sessions, which names the field or header that it came from.
+    # `gateway.sessions` checks the session id further.
     session_id: Annotated[str, Field(max_length=4096)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=4096)] | None = None
 
@@ -230,7 +162,9 @@ class Generation(BaseModel):
         if self.min_tokens and (self.max_tokens or self.min_tokens) < self.min_tokens:
             raise PydanticCustomError("min_tokens", "must not be more than max_tokens", {"at": "min_tokens"})
         if len({self.repeat_penalty, self.repetition_penalty} - {None}) > 1:
-            raise PydanticCustomError("repeat_penalty", "contradicts repetition_penalty; leave one of both out", {"at": "repeat_penalty"})
+            raise PydanticCustomError(
+                "repeat_penalty", "contradicts repetition_penalty; leave one of both out", {"at": "repeat_penalty"}
+            )
         if (form := self.form) is not None and self.min_tokens:
             what = f"does not go with {form.field}, which says where to end"
             raise PydanticCustomError("min_tokens", "{what}", {"at": "min_tokens", "what": what})
@@ -238,23 +172,25 @@ class Generation(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        """A stream ends with a chunk of usage."""
-        return bool(self.stream_options and self.stream_options.include_usage) or bool(self.usage and self.usage.include)
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage) or bool(
+            self.usage and self.usage.include
+        )
 
     @property
     def form(self) -> Form | None:
-        """What the answer must be. Raises PydanticCustomError when several fields say it."""
+        """The answer's form. Raises PydanticCustomError when several fields give one."""
         outputs = self.structured_outputs.forms() if self.structured_outputs is not None else []
         guided = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice)
         ollama = [] if self.format is None else [Form("format", json_text(self.format))]
         return the_one([*form_of_format(self.response_format), *outputs, *guided, *ollama])
 
     def sampling(self) -> Sampling:
-        """The worker's parameters, without seed and token limit defaults. OpenAI's defaults where nothing was said."""
+        """The worker's parameters, with OpenAI's defaults except for seed and token limit."""
         repetition = self.repetition_penalty if self.repeat_penalty is None else self.repeat_penalty
         return Sampling(
             temperature=1.0 if self.temperature is None else float(self.temperature),
-            # Nothing is left at 0; OpenAI takes it as "the likeliest token".
+            # At 0 no token would remain; OpenAI treats it as "the likeliest token".
             top_p=1.0 if self.top_p is None else max(float(self.top_p), 1e-6),
             top_k=max(0, self.top_k or 0),
             min_p=float(self.min_p or 0.0),
@@ -295,32 +231,38 @@ class ChatRequest(Generation):
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise PydanticCustomError("top_logprobs_alone", "top_logprobs needs logprobs to be true", {"at": "top_logprobs"})
-        _ = self.template_kwargs  # raises for what cannot go into a template
+            raise PydanticCustomError(
+                "top_logprobs_alone", "top_logprobs needs logprobs to be true", {"at": "top_logprobs"}
+            )
+        _ = self.template_kwargs  # raises for invalid variables
         use = self.tool_use
         if self.min_tokens and use is not None:
-            raise PydanticCustomError("min_tokens", "does not go with tools, which say where to end", {"at": "min_tokens"})
+            raise PydanticCustomError(
+                "min_tokens", "does not go with tools, which say where to end", {"at": "min_tokens"}
+            )
         if use is not None and (form := self.form) is not None and form.regex is not None:
-            raise PydanticCustomError("form", "does not go with tools; use a JSON schema, or leave one of both out", {"at": form.field})
+            raise PydanticCustomError(
+                "form", "does not go with tools; use a JSON schema, or leave one of both out", {"at": form.field}
+            )
         if use is not None and self.skip_special_tokens is False:
             raise PydanticCustomError("skip_special_tokens", "does not go with tools", {"at": "skip_special_tokens"})
         return self
 
     @property
     def tool_use(self) -> ToolUse | None:
-        """What the worker is told of tools."""
+        """Tools and choice for the worker."""
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def reasoning_goes(self) -> ReasoningGoes:
-        """What becomes of what the model thinks."""
+        """What happens to the model's thoughts."""
         if self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude):
             return "away"
         return "text" if self.separate_reasoning is False else "field"
 
     @property
     def template_kwargs(self) -> str | None:
-        """JSON text of the variables that the chat template is given."""
+        """JSON text of the chat template's variables."""
         reasoning, think = self.reasoning or Reasoning(), self.think
         efforts: dict[str, Effort | None] = {
             "reasoning_effort": self.reasoning_effort,
@@ -336,48 +278,17 @@ class ChatRequest(Generation):
         return template_kwargs(self.chat_template_kwargs, efforts, switches)
 
     def sampling(self) -> Sampling:
-        """See `Generation.sampling`; `max_completion_tokens` is the newer name and goes first."""
+        """See `Generation.sampling`; `max_completion_tokens`, the newer name, takes precedence."""
         sampling = super().sampling()
         sampling.max_tokens = self.max_completion_tokens or self.max_tokens
         sampling.logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return sampling
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
-    """One prompt (text or token ids) or a list of them, as a list."""
-    if isinstance(value, list) and value and not isinstance(value[0], int):
-        if len(value) > MAX_PROMPTS:
-            raise PydanticCustomError("too_many_prompts", f"expected at most {MAX_PROMPTS} prompts")
-        return [_prompt(item, f"[{i}]") for i, item in enumerate(value)]
-    return [_prompt(value, "")]
-
-
-def _prompt(value: Any, at: str) -> str | list[int]:
-    if not isinstance(value, str | list):
-        raise PydanticCustomError("prompt_type", "expected a string or a list of token ids", {"at": at})
-    if not value:
-        raise PydanticCustomError("empty_prompt", "must not be empty", {"at": at})
-    if isinstance(value, str):
-        return _utf8(value, at)
-    for i, token in enumerate(value):
-        if type(token) is not int or not 0 <= token < 1 << 31:
-            raise PydanticCustomError("token_type", "expected a token id", {"at": f"{at}[{i}]"})
-    return value
-
-
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string", "minLength": 1}},
-    ]
-}
-
-
 class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[list[Any], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def sampling(self) -> Sampling:

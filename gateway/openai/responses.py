@@ -1,4 +1,4 @@
-"""Response bodies: a chat's and a completion's, whole or as stream chunks. Both shapes have one interface (`Shape`)."""
+"""Response bodies of chats and completions, whole or as stream chunks, behind one interface (`Shape`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Body = dict[str, Any]
 
 @dataclass(slots=True)
 class Choice:
-    """What one choice has come to. `completion_tokens` counts what the worker generated, `logprobs` one a token when asked for;
-    `calls`: functions that it calls, each with all of its arguments so far. `reasoning`: what it thought, and in how many tokens."""
+    """One choice so far. completion_tokens: tokens that the worker generated. logprobs: one per token if requested.
+    calls: its function calls with their arguments so far. reasoning: the text of its thought."""
 
     index: int
     text: list[str] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Choice:
     reasoning_tokens: int = 0
 
     def called(self, deltas: Sequence[ToolCallDelta]) -> None:
-        """Add what its calls gained."""
+        """Add new parts of its calls."""
         for delta in deltas:
             if delta.index == len(self.calls):
                 self.calls.append(ToolCallDelta(delta.index))
@@ -43,7 +43,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. `cached_tokens`: prompt tokens whose KV was not computed. `reasoning_tokens`: of the completion's."""
+    """Tokens of a request. cached_tokens: prompt tokens whose KV was not computed. reasoning_tokens: completion tokens
+    of thoughts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -62,18 +63,20 @@ class Usage:
 
 
 class Shape(Protocol):
-    """One route's bodies. A delta's logprobs are None when none were asked for."""
+    """One route's bodies. A delta's logprobs are None when not requested."""
 
     def opening(self, index: int) -> Body | None:
         """The chunk before any text, if this route has one."""
         ...
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
+    def delta(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()
+    ) -> Body:
         """A chunk of new text, or of new parts of calls."""
         ...
 
     def thought(self, index: int, text: str) -> Body:
-        """A chunk of what was thought."""
+        """A chunk of a thought."""
         ...
 
     def closing(self, index: int, finish_reason: str) -> Body:
@@ -91,7 +94,7 @@ class Shape(Protocol):
 
 @dataclass(slots=True)
 class _Head:
-    """What every body begins with. `created_s`: seconds since the epoch."""
+    """The common fields of all bodies. created_s: seconds since the epoch."""
 
     id: str
     model: str
@@ -104,7 +107,7 @@ class _Head:
         return body | {"system_fingerprint": None, "choices": choices} | more
 
     def _chunk(self, kind: str, choices: list[Body]) -> Body:
-        # With include_usage, OpenAI's chunks all have the field, null but in the last.
+        # With include_usage, all of OpenAI's chunks have the field; it is null except in the last.
         return self._body(kind, choices, **({"usage": None} if self.include_usage else {}))
 
 
@@ -114,7 +117,9 @@ class ChatShape(_Head):
     def opening(self, index: int) -> Body | None:
         return self._delta(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
+    def delta(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()
+    ) -> Body:
         delta: Body = {"content": text} if text or not calls else {}
         if calls:
             delta["tool_calls"] = [_call_delta(call) for call in calls]
@@ -130,7 +135,9 @@ class ChatShape(_Head):
         return self._body("chat.completion.chunk", [], usage=usage.body())
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Body:
-        return self._body("chat.completion", [self._choice(c) for c in choices], usage=usage.body(), service_tier="default")
+        return self._body(
+            "chat.completion", [self._choice(c) for c in choices], usage=usage.body(), service_tier="default"
+        )
 
     def _choice(self, choice: Choice) -> Body:
         text = "".join(choice.text)
@@ -140,7 +147,8 @@ class ChatShape(_Head):
         if choice.calls:
             message["content"] = text or None
             message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in choice.calls
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in choice.calls
             ]
         return {
             "index": choice.index,
@@ -149,7 +157,9 @@ class ChatShape(_Head):
             "finish_reason": choice.ended_by,
         }
 
-    def _delta(self, index: int, delta: Body, logprobs: Sequence[TokenLogprob] | None = None, finish_reason: str | None = None) -> Body:
+    def _delta(
+        self, index: int, delta: Body, logprobs: Sequence[TokenLogprob] | None = None, finish_reason: str | None = None
+    ) -> Body:
         choice = {
             "index": index,
             "delta": delta,
@@ -160,7 +170,7 @@ class ChatShape(_Head):
 
 
 class CompletionShape(_Head):
-    """`/v1/completions`. Streamed text offsets go on from chunk to chunk, so one shape serves one request."""
+    """`/v1/completions`. Text offsets continue from chunk to chunk, so one shape serves one request."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -169,7 +179,9 @@ class CompletionShape(_Head):
     def opening(self, index: int) -> Body | None:
         return None
 
-    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()) -> Body:
+    def delta(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, calls: Sequence[ToolCallDelta] = ()
+    ) -> Body:
         return self._chunk("text_completion", [self._choice(index, text, logprobs, None)])
 
     def thought(self, index: int, text: str) -> Body:
@@ -182,10 +194,15 @@ class CompletionShape(_Head):
         return self._body("text_completion", [], usage=usage.body())
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Body:
-        made = [self._choice(c.index, "".join(c.text), c.logprobs if self.with_logprobs else None, c.finish_reason) for c in choices]
+        made = [
+            self._choice(c.index, "".join(c.text), c.logprobs if self.with_logprobs else None, c.finish_reason)
+            for c in choices
+        ]
         return self._body("text_completion", made, usage=usage.body())
 
-    def _choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish_reason: str | None) -> Body:
+    def _choice(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish_reason: str | None
+    ) -> Body:
         return {
             "text": text,
             "index": index,
@@ -198,21 +215,23 @@ class CompletionShape(_Head):
         return {
             "tokens": [_legacy_token(t.token) for t in logprobs],
             "token_logprobs": [_finite(t.logprob) for t in logprobs],
-            # The chosen token is always among them: so there may be one more than asked for.
-            "top_logprobs": [{_legacy_token(token): _finite(p) for token, p in (*t.top, (t.token, t.logprob))} for t in logprobs],
+            # The chosen token is always included, so there may be one more than requested.
+            "top_logprobs": [
+                {_legacy_token(token): _finite(p) for token, p in (*t.top, (t.token, t.logprob))} for t in logprobs
+            ],
             "text_offset": [offsets.next(t.token) for t in logprobs],
         }
 
 
 class _Offsets:
-    """Where tokens begin in a text, in characters; a token that goes on with a character begins where that character does."""
+    """Offsets of tokens in a text, in characters. A token that continues a character has that character's offset."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at = 0
 
     def next(self, token: bytes) -> int:
-        """The offset of `token`, the next one."""
+        """The offset of the next token."""
         at = self._at
         self._at += len(self._decoder.decode(token))
         return at
@@ -220,13 +239,20 @@ class _Offsets:
 
 def _call_delta(call: ToolCallDelta) -> Body:
     if call.id:
-        return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        return {
+            "index": call.index,
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
     return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Body:
     return {
-        "content": [{**_token(t.token, t.logprob), "top_logprobs": [_token(token, p) for token, p in t.top]} for t in logprobs],
+        "content": [
+            {**_token(t.token, t.logprob), "top_logprobs": [_token(token, p) for token, p in t.top]} for t in logprobs
+        ],
         "refusal": None,
     }
 
@@ -236,7 +262,7 @@ def _token(token: bytes, logprob: float) -> Body:
 
 
 def _legacy_token(token: bytes) -> str:
-    """A token's text; one that is a part of a character is spelled as OpenAI does, so that no two are the same."""
+    """A token's text. A part of a character is spelled as OpenAI does, so that spellings are unique."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -244,5 +270,5 @@ def _legacy_token(token: bytes) -> str:
 
 
 def _finite(logprob: float) -> float:
-    # JSON has no infinities; OpenAI says -9999 for "practically impossible".
+    # JSON has no infinity; OpenAI uses -9999 for "practically impossible".
     return max(logprob, -9999.0)

@@ -1,4 +1,4 @@
-"""Every route of the API in words: what it does, for whom, what it is sent, and which errors belong to it. For the API's description."""
+"""Describes every route of the API: summary, tag, body, examples and errors. For the API's description."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from gateway.openai.requests import ChatRequest, CompletionRequest
 from gateway.openai.token_requests import Detokenize, TokenizeMessages, TokenizePrompt
 
 GENERATE, TOKENS, HINTS, SESSIONS, WORKFLOWS, SERVER = "Generate", "Tokens", "Hints", "Sessions", "Workflows", "Server"
-#: In the order in which a newcomer meets them.
+#: In the order of the documentation.
 TAGS: Final = {
     GENERATE: "Chats and completions in OpenAI's format.",
     TOKENS: "The model's tokenizer and chat template, as vLLM's servers offer them.",
-    HINTS: "Say that a session is about to speak, so that its cache is there before its message. A hint is an *advisory* in names.",
+    HINTS: "Say that a session is about to send a request, so that its cache is loaded before. A hint is called an "
+    "*advisory* in names.",
     SESSIONS: "Where conversations are cached, and how to erase them. For server keys.",
-    WORKFLOWS: "Call graphs of agents, from which hints follow by themselves. For server keys.",
+    WORKFLOWS: "Call graphs of agents, from which Upbeat derives hints. For server keys.",
     SERVER: "Health, load and version.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """examples: bodies that work, by what they show. errors: statuses beside those that every route has. open: it needs no key."""
+    """One route. examples: valid bodies by title. errors: statuses beside those of every route. open: needs no key."""
 
     method: str
     path: str
@@ -52,7 +53,11 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-_TOOL_EXAMPLE = {"messages": [{"role": "user", "content": "Is it raining in Rome?"}], "tools": [_TOOL], "tool_choice": "required"}
+_TOOL_EXAMPLE = {
+    "messages": [{"role": "user", "content": "Is it raining in Rome?"}],
+    "tools": [_TOOL],
+    "tool_choice": "required",
+}
 _SESSION = {"session_id": "conversation-1"}
 _ANSWER_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 _JSON_EXAMPLE = {"response_format": {"type": "json_schema", "json_schema": {"name": "cat", "schema": _ANSWER_SCHEMA}}}
@@ -62,16 +67,16 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
-#: What becomes of fields that no schema of a request for text names.
+#: Other fields of requests for text.
 _OTHER_FIELDS = (
-    f"Accepted besides, and without effect: {_list(HARMLESS)}. Hints in other systems' words: {_list(ROOTS)}. "
+    f"Accepted and ignored: {_list(HARMLESS)}. Hints of other systems: {_list(ROOTS)}. "
     f"Refused by name unless idle: {_list(set(REFUSED) - set(ChatRequest.model_fields))}; "
     f"and by completions {_list(set(REFUSED) & set(ChatRequest.model_fields))}."
 )
 
 
 def routes(model: str) -> list[Route]:
-    """All of them. model: what examples ask for."""
+    """All routes. model: the model in the examples."""
     named: dict[str, Any] = {"model": model}
     chat = named | {"messages": [_USER], "max_tokens": 32}
     return [
@@ -88,65 +93,87 @@ def routes(model: str) -> list[Route]:
         ),
         Route(
             "post", "/v1/completions", GENERATE, "Complete a prompt, streamed or not. OpenAI's format.",
-            CompletionRequest.model_json_schema(), (("A prompt", named | {"prompt": "Once upon a time", "max_tokens": 16}),), _TEXT_ERRORS,
+            CompletionRequest.model_json_schema(),
+            (("A prompt", named | {"prompt": "Once upon a time", "max_tokens": 16}),), _TEXT_ERRORS,
             more=_OTHER_FIELDS,
         ),
-        Route("get", "/v1/models", GENERATE, "List the models that are served."),
+        Route("get", "/v1/models", GENERATE, "List the registered models."),
         Route("get", "/v1/models/{model}", GENERATE, "One model.", errors=(404,)),
         Route("post", "/v1/embeddings", GENERATE, "Refused: models here generate text.", errors=(400,)),
         Route(
-            "post", "/tokenize", TOKENS, "The token ids of a prompt, or of a chat as the model's template renders it. vLLM's format.",
+            "post", "/tokenize", TOKENS,
+            "The token ids of a prompt, or of a chat as the model's template renders it. vLLM's format.",
             TypeAdapter(TokenizePrompt | TokenizeMessages).json_schema(),
             (
                 ("A prompt", named | {"prompt": "Once upon a time", "return_token_strs": True}),
                 ("A chat", named | {"messages": [_USER]}),
             ),
             _TEXT_ERRORS,
-            more="`model` may be left out: the served one is meant then. A prompt that cannot fit the model's context, however it is "
-            "tokenised, is a 400; one that turns out to be too long is counted.",
+            more="`model` may be left out. A prompt that cannot fit the model's context, however it is tokenized, is a "
+            "400; one that is found too long only by tokenizing is counted.",
         ),
         Route(
             "post", "/detokenize", TOKENS, "The text of token ids, special tokens spelled. vLLM's format.",
             Detokenize.model_json_schema(), (("Ids", named | {"tokens": [1, 2, 3]}),), _TEXT_ERRORS,
         ),
         Route(
-            "post", "/v1/advisory", HINTS, "Sessions are about to speak: bring their caches up. No text.", {"oneOf": [ADVISORY, BATCH]},
+            "post", "/v1/advisory", HINTS, "Hint: sessions are about to send a request.",
+            {"oneOf": [ADVISORY, BATCH]},
             (("One", _SESSION | {"expected_arrival": 2.0}), ("Several", {"advisories": [_SESSION]})),
             (400, 413, 429),
-            more="Answered in the same way whether or not the session exists.",
+            more="The answer is the same whether or not the session exists.",
         ),
         Route(
-            "post", "/v1/invalidate", HINTS, "A session will not speak after all.", INVALIDATION,
+            "post", "/v1/invalidate", HINTS, "Withdraw a hint.", INVALIDATION,
             (("A session", _SESSION),), (400, 413, 429),
         ),
         Route(
-            "post", "/v1/client_secrets", HINTS, "A browser token: for minutes, for a session or a prefix, for hints only.", CLIENT_SECRET,
-            (("A session", _SESSION | {"expires_after": {"anchor": "created_at", "seconds": 600}}),), (*_BODY_ERRORS, 403),
+            "post", "/v1/client_secrets", HINTS,
+            "Create a short-lived browser token for one session or a prefix, for hints only.", CLIENT_SECRET,
+            (("A session", _SESSION | {"expires_after": {"anchor": "created_at", "seconds": 600}}),),
+            (*_BODY_ERRORS, 403),
             more="For server keys.",
         ),
         Route("get", "/v1/sessions", SESSIONS, "List this tenant's sessions.", errors=(400, 403)),
-        Route("get", "/v1/sessions/{session_id}", SESSIONS, "Where a session's cache is, by node and tier.", errors=(400, 403, 404, 503)),
         Route(
-            "get", "/v1/sessions/{session_id}/placement", SESSIONS, "Why its last turns and hints went where they went.",
+            "get", "/v1/sessions/{session_id}", SESSIONS, "Where a session's cache is, by node and tier.",
             errors=(400, 403, 404, 503),
         ),
         Route(
-            "get", "/v1/sessions/{session_id}/events", SESSIONS,
-            "Where its cache is, told again at each change (server-sent events).", errors=(400, 403, 429),
+            "get", "/v1/sessions/{session_id}/placement", SESSIONS,
+            "Why a session's last turns and hints were placed where they were.", errors=(400, 403, 404, 503),
         ),
-        Route("delete", "/v1/sessions/{session_id}", SESSIONS, "Erase a session from every tier.", errors=(400, 403, 404, 503)),
+        Route(
+            "get", "/v1/sessions/{session_id}/events", SESSIONS,
+            "Where a session's cache is, at each change (server-sent events).", errors=(400, 403, 429),
+        ),
+        Route(
+            "delete", "/v1/sessions/{session_id}", SESSIONS, "Erase a session from every tier.",
+            errors=(400, 403, 404, 503),
+        ),
         Route("get", "/v1/workflows", WORKFLOWS, "List this tenant's agent workflows.", errors=(403, 503)),
-        Route("get", "/v1/workflows/{name}", WORKFLOWS, "A workflow's call graph, as declared and as learned.", errors=(400, 403, 404)),
+        Route(
+            "get", "/v1/workflows/{name}", WORKFLOWS, "A workflow's call graph, as declared and as learned.",
+            errors=(400, 403, 404),
+        ),
         Route(
             "put", "/v1/workflows/{name}", WORKFLOWS, "Declare a workflow's call graph.", WORKFLOW,
-            (("Two agents", {"agents": ["plan", "write"], "edges": [{"from": "plan", "to": "write", "probability": 0.9}]}),),
+            (("Two agents",
+              {"agents": ["plan", "write"], "edges": [{"from": "plan", "to": "write", "probability": 0.9}]}),),
             (*_BODY_ERRORS, 403),
         ),
-        Route("delete", "/v1/workflows/{name}", WORKFLOWS, "Forget a workflow and what was learned of it.", errors=(400, 403, 404)),
-        Route("get", "/v1/fleet", SERVER, "The nodes and their load; with `?metrics=true` also their samples.", errors=(400, 403)),
+        Route(
+            "delete", "/v1/workflows/{name}", WORKFLOWS, "Delete a workflow and what was learned of it.",
+            errors=(400, 403, 404),
+        ),
+        Route(
+            "get", "/v1/fleet", SERVER, "The nodes and their load; with `?metrics=true` also their samples.",
+            errors=(400, 403),
+        ),
         Route("get", "/health", SERVER, "The process lives.", open=True),
         Route(
-            "get", "/ready", SERVER, "Each registered model has a node that serves it or can wake it; with `?all=1`, every node serves.",
+            "get", "/ready", SERVER,
+            "Each registered model has a node that serves it or can wake it; with `?all=1`, every node serves.",
             errors=(400,), open=True,
         ),
         Route("get", "/version", SERVER, "Which release this is.", open=True),

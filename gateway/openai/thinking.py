@@ -1,7 +1,7 @@
-"""Whether and how much a model is to think, in the words of other stacks, as variables of its chat template.
+"""Turns other APIs' fields for thinking into variables of the model's chat template.
 
-The template decides what a variable does; one that it does not know does nothing. What a caller puts into `chat_template_kwargs` goes
-before what follows from other fields.
+The template decides what a variable does; unknown variables have no effect. `chat_template_kwargs` overrides variables
+derived from other fields.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contracts.template_kwargs import encode_template_kwargs
 from gateway.openai.tools import STRICT
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-#: How templates call the switch: Qwen and GLM; DeepSeek and Granite.
+#: Names of the switch in templates: of Qwen and GLM; of DeepSeek and Granite.
 SWITCHES = ("enable_thinking", "thinking")
-#: What becomes of a thought at the beginning of an answer: it stays in the text, goes into a field of its own, or away.
+#: What happens to a thought: it stays in the text, moves into its own field, or is dropped.
 ReasoningGoes = Literal["text", "field", "away"]
 _Budget = Annotated[int, Field(ge=0, le=1 << 31)]
 
@@ -32,12 +32,12 @@ class Thinking(BaseModel):
 
     @property
     def switch(self) -> bool | None:
-        """Whether the model is to think; None: as it likes."""
+        """Whether the model is to think; None: the template's default."""
         return {"enabled": True, "disabled": False}.get(self.type)
 
 
 class Reasoning(BaseModel):
-    """OpenRouter's form, and that of OpenAI's responses. `enabled`, `effort` and `exclude` do something."""
+    """OpenRouter's form, and that of OpenAI's responses. Only `enabled`, `effort` and `exclude` have an effect."""
 
     model_config = STRICT
     enabled: bool | None = None
@@ -72,11 +72,13 @@ ThinkField = Annotated[Literal[True, False, "low", "medium", "high"] | None, Bef
 def template_kwargs(
     given: Mapping[str, Any] | None, efforts: Mapping[str, Effort | None], switches: Mapping[str, bool | None]
 ) -> str | None:
-    """JSON text of the template's variables; None: none. efforts, switches: what each field says; None: nothing. Raises PydanticCustomError
-    for fields that contradict each other, and what `encode_template_kwargs` raises."""
+    """JSON text of the template's variables; None: no variables. efforts, switches: values by field; None: not set.
+    Raises PydanticCustomError for contradicting fields, and what `encode_template_kwargs` raises."""
     asked = [(name, effort) for name, effort in efforts.items() if effort]
     _agree(asked)
-    said = [(name, effort != "none") for name, effort in asked] + [(name, on) for name, on in switches.items() if on is not None]
+    said = [(name, effort != "none") for name, effort in asked] + [
+        (name, on) for name, on in switches.items() if on is not None
+    ]
     _agree(said)
     derived: dict[str, Any] = dict.fromkeys(SWITCHES, said[0][1]) if said else {}
     if asked and said[0][1]:
@@ -87,4 +89,6 @@ def template_kwargs(
 def _agree(said: Sequence[tuple[str, Any]]) -> None:
     for name, value in said:
         if value != said[0][1]:
-            raise PydanticCustomError("thinking", "contradicts {other}; leave one of both out", {"at": name, "other": said[0][0]})
+            raise PydanticCustomError(
+                "thinking", "contradicts {other}; leave one of both out", {"at": name, "other": said[0][0]}
+            )

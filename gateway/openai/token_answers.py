@@ -1,5 +1,5 @@
-"""What `POST /tokenize` and `POST /detokenize` answer, as JSON in pieces: a million ids take a tenth of a second to write, and an event
-loop that others share must not stand still for that."""
+"""The answers of `POST /tokenize` and `POST /detokenize`, as pieces of JSON: encoding a million ids takes a tenth of a
+second, which must not block the event loop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from gateway.sse import encoded
 
-#: Of one piece: ids or texts, and characters.
+#: Ids or texts per piece, and characters per piece.
 SLICE, SLICE_CHARS = 4096, 64 << 10
 
 
 def tokenized(tokens: Sequence[int], token_strs: Sequence[str] | None, max_model_len: int) -> Iterator[bytes]:
-    """vLLM's answer to `/tokenize`. token_strs: None: not asked for."""
+    """vLLM's answer to `/tokenize`. token_strs: None: not requested."""
     yield b'{"count":%d,"max_model_len":%d,"tokens":' % (len(tokens), max_model_len)
     yield from _list(tokens)
     yield b',"token_strs":'

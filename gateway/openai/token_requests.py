@@ -1,4 +1,4 @@
-"""The schemas of `POST /tokenize` and `POST /detokenize`, as vLLM has them, and what they ask for. Strict, as `gateway.openai.requests`."""
+"""The schemas of `POST /tokenize` and `POST /detokenize`, in vLLM's format: strict, no value is coerced."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from contracts import token_lists
 from contracts.context import ContextBound
 from contracts.errors import InvalidRequest
 from contracts.template_kwargs import encode_template_kwargs
+from gateway.openai.inputs import MAX_MESSAGES, Message, Text
 from gateway.openai.parameters import validate
-from gateway.openai.requests import MAX_MESSAGES, Message, Text
 from gateway.openai.tools import MAX_TOOLS, STRICT, Tool, tool_use
 
 TokenKind = Literal["tokenize", "detokenize"]
 TOKEN_KINDS: tuple[TokenKind, ...] = ("tokenize", "detokenize")
-#: Fields of vLLM's clients that do nothing here -> the values, besides null, that ask for nothing.
+#: Fields of vLLM's clients that are not supported -> the values without effect (besides null).
 REFUSED: dict[str, tuple[Any, ...]] = {"chat_template": (), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
 
 
@@ -34,7 +34,7 @@ def _ids(value: Any) -> list[int]:
 
 
 class _Named(BaseModel):
-    """What all have: the model, or the one that is served."""
+    """The common field: the model; None: the served one."""
 
     model_config = STRICT
     model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
@@ -53,8 +53,12 @@ class TokenizeMessages(_Named):
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
     add_generation_prompt: bool = Field(True, description="end with the beginning of an answer")
-    continue_final_message: bool = Field(False, description="end where the last message does; needs add_generation_prompt to be false")
-    add_special_tokens: bool = Field(False, description="also those that the tokenizer puts around a prompt; templates write their own")
+    continue_final_message: bool = Field(
+        False, description="end where the last message does; needs add_generation_prompt to be false"
+    )
+    add_special_tokens: bool = Field(
+        False, description="also those that the tokenizer puts around a prompt; templates write their own"
+    )
     return_token_strs: bool | None = Field(None, description="also say how the vocabulary spells each token")
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
@@ -76,8 +80,8 @@ class Detokenize(_Named):
 
 @dataclass(slots=True)
 class TokensAsked:
-    """What one of both asks of a tokenizer. model: empty: the one that is served. prompt, messages, tokens: exactly one is set, as msgpack.
-    tools, template_kwargs: JSON text, or empty. The rest is as in vLLM."""
+    """A request for a tokenizer. model: empty: the served one. prompt, messages, tokens: exactly one is set, as
+    msgpack. tools, template_kwargs: JSON text, or empty. The other fields are vLLM's."""
 
     model: str
     prompt: bytes = b""
@@ -92,12 +96,12 @@ class TokensAsked:
 
     @property
     def packed_bytes(self) -> int:
-        """About what it holds."""
+        """About how many bytes it holds."""
         return sum(len(value) for f in fields(self) if isinstance(value := getattr(self, f.name), bytes | str))
 
 
 def check_context(kind: TokenKind, data: Mapping[str, Any], bound: ContextBound) -> None:
-    """Before anything is validated. Raises InvalidRequest for what can fit no context."""
+    """Raises InvalidRequest for a prompt that fits no context. Called before validation."""
     if kind == "tokenize":
         bound.check_prompt(data["prompt"] if isinstance(data.get("prompt"), str) else None)
         bound.check_messages(data.get("messages"))
@@ -106,7 +110,7 @@ def check_context(kind: TokenKind, data: Mapping[str, Any], bound: ContextBound)
 
 
 def ask_tokens(kind: TokenKind, data: Any) -> TokensAsked:
-    """What a decoded body asks for. Raises InvalidRequest naming the first field that is wrong."""
+    """The request in a decoded body. Raises InvalidRequest naming the first field that is wrong."""
     if kind == "detokenize":
         wanted = validate(Detokenize, data, REFUSED, ())
         return TokensAsked(wanted.model or "", tokens=msgpack.packb(wanted.tokens))
@@ -126,7 +130,8 @@ def ask_tokens(kind: TokenKind, data: Any) -> TokensAsked:
 def _messages(wanted: TokenizeMessages) -> TokensAsked:
     if wanted.add_generation_prompt and wanted.continue_final_message:
         raise InvalidRequest(
-            "continue_final_message needs add_generation_prompt to be false, which is true by default", param="continue_final_message"
+            "continue_final_message needs add_generation_prompt to be false, which is true by default",
+            param="continue_final_message",
         )
     try:
         use = tool_use(wanted.tools, None, None)

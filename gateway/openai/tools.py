@@ -1,6 +1,8 @@
-"""The schemas of tools, calls and formats in a request, and what of them a worker is told. Strict, as `gateway.openai.requests`.
+"""The schemas of tools, calls and response formats in a request, and their form for the worker. Strict: no value is
+coerced.
 
-Whether a JSON schema can be enforced is for the worker to say, which has the library; here only its size and its kind are checked.
+Only the size and type of JSON schemas are checked here. The worker, which has the library, decides whether they can be
+enforced.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contracts.request import ToolUse
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
-#: Of a schema's JSON text, and of its nesting.
+#: Limits of a schema's JSON text, and of its nesting.
 MAX_SCHEMA_BYTES = 256 << 10
 MAX_SCHEMA_DEPTH = 64
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
@@ -24,7 +26,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def json_text(value: Any) -> str:
-    """`value` as JSON text. Raises PydanticCustomError for one that is too large, too deep, or no text."""
+    """`value` as JSON text. Raises PydanticCustomError for a value that is too large, too deep, or not encodable."""
     if _depth(value) > MAX_SCHEMA_DEPTH:
         raise PydanticCustomError("schema_depth", f"is nested more than {MAX_SCHEMA_DEPTH} deep")
     try:
@@ -43,12 +45,17 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level and depth <= MAX_SCHEMA_DEPTH:
         depth += 1
-        level = [inner for item in level if isinstance(item, dict | list) for inner in (item.values() if isinstance(item, dict) else item)]
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
     return depth
 
 
 def schema_object(value: Any) -> Any:
-    """`value`, if it may be a JSON schema by its kind and size. Raises PydanticCustomError."""
+    """`value`, checked to be a JSON schema by type and size. Raises PydanticCustomError."""
     if not isinstance(value, dict):
         raise PydanticCustomError("schema_type", "expected a JSON schema, which is an object")
     json_text(value)
@@ -80,7 +87,7 @@ class NamedSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the answer must be: any text, any JSON object, or JSON that satisfies a schema."""
+    """The form of the answer: any text, any JSON object, or JSON that satisfies a schema."""
 
     model_config = STRICT
     type: Literal["text", "json_object", "json_schema"]
@@ -89,7 +96,9 @@ class ResponseFormat(BaseModel):
     @model_validator(mode="after")
     def _both_or_none(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise PydanticCustomError("json_schema", "json_schema and the type of that name come together", {"at": ".json_schema"})
+            raise PydanticCustomError(
+                "json_schema", "json_schema and the type of that name come together", {"at": ".json_schema"}
+            )
         return self
 
     def schema_text(self) -> str | None:
@@ -110,7 +119,7 @@ Kind = Annotated[Literal["function"], BeforeValidator(_function_only)]
 
 
 class Function(BaseModel):
-    """A function that may be called. Its schema is enforced, `strict` or not."""
+    """A function that the model may call. Its schema is enforced, `strict` or not."""
 
     model_config = STRICT
     name: Name
@@ -125,18 +134,18 @@ class Tool(BaseModel):
     model_config = STRICT
     type: Kind
     function: Function
-    #: Another system's marks for its own cache.
+    #: Anthropic's cache marks, ignored.
     cache_control: Any = None
 
     def plain(self) -> dict[str, Any]:
-        """What the chat template is given."""
+        """The value for the chat template."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
         return {"type": "function", "function": {"name": function["name"], **function}}
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """This function must be called."""
+    """A `tool_choice` that names the function to call."""
 
     name: str
 
@@ -147,7 +156,9 @@ def _choice(value: Any) -> str | Named | None:
     if not isinstance(value, dict):
         raise PydanticCustomError("tool_choice", "expected none, auto, required, or an object that names a function")
     if value.get("type") != "function":
-        raise PydanticCustomError("unsupported_parameter", "only functions are supported by this server", {"at": ".type"})
+        raise PydanticCustomError(
+            "unsupported_parameter", "only functions are supported by this server", {"at": ".type"}
+        )
     function = value.get("function")
     if set(value) != {"type", "function"} or not isinstance(function, dict) or set(function) != {"name"}:
         raise PydanticCustomError("tool_choice", "expected function with a name and nothing else", {"at": ".function"})
@@ -173,7 +184,7 @@ ToolChoice = Annotated[Any, BeforeValidator(_choice), WithJsonSchema(_CHOICE_SCH
 
 
 def tool_use(tools: list[Tool] | None, choice: str | Named | None, parallel: bool | None) -> ToolUse | None:
-    """What the worker is told. Raises PydanticCustomError for a choice that `tools` does not allow."""
+    """Tools and choice for the worker. Raises PydanticCustomError for a choice that `tools` does not allow."""
     if not tools:
         if choice is not None and choice != "none":
             raise PydanticCustomError("tool_choice", "needs tools", {"at": "tool_choice"})
@@ -187,13 +198,15 @@ def tool_use(tools: list[Tool] | None, choice: str | Named | None, parallel: boo
     several = parallel is not False
     if isinstance(choice, Named):
         return ToolUse(text, "required", choice.name, several)
-    wanted: Literal["none", "auto", "required"] = "none" if choice == "none" else "required" if choice == "required" else "auto"
+    wanted: Literal["none", "auto", "required"] = (
+        "none" if choice == "none" else "required" if choice == "required" else "auto"
+    )
     return ToolUse(text, wanted, None, several)
 
 
 # ---- calls in the history --------------------------------------------------------------------------------------------
 class CalledFunction(BaseModel):
-    """What an assistant called; `arguments` is JSON text, as the model wrote it."""
+    """A function that an assistant called. arguments: JSON text, as the model wrote it."""
 
     model_config = STRICT
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -201,7 +214,7 @@ class CalledFunction(BaseModel):
 
 
 class Call(BaseModel):
-    """One call of an assistant's message. `index` is a leftover of streams."""
+    """One call of an assistant's message. index: from streams, ignored."""
 
     model_config = STRICT
     id: Annotated[str, Field(min_length=1, max_length=256)]
@@ -210,5 +223,9 @@ class Call(BaseModel):
     index: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """What the chat template is given."""
-        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": self.function.arguments}}
+        """The value for the chat template."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.function.name, "arguments": self.function.arguments},
+        }

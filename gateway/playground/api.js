@@ -1,4 +1,4 @@
-// Calls to this server. The key, where one is needed, lives in sessionStorage: it ends with the tab and goes nowhere else.
+// Calls to this server. The key, if one is needed, is kept in sessionStorage until the tab closes.
 
 const STORED = "upbeat-key";
 
@@ -15,7 +15,7 @@ export const key = {
   forget: () => sessionStorage.removeItem(STORED),
 };
 
-/** A response that is fine. Throws Refused with the server's own words, or TypeError when nobody answers. */
+/** A successful response. Throws Refused with the server's message, or TypeError when there is no answer. */
 export async function call(path, { method = "GET", body, headers = {}, signal } = {}) {
   const sent = { ...headers };
   if (key.get()) sent.Authorization = `Bearer ${key.get()}`;
@@ -34,7 +34,7 @@ export async function call(path, { method = "GET", body, headers = {}, signal } 
 
 export const json = async (path, options) => (await call(path, options)).json();
 
-/** The data of a stream of server-sent events, each decoded; ends at [DONE] or with the stream. commented(text) hears of comments. */
+/** The data of a stream of server-sent events, each decoded; ends at [DONE] or with the stream. commented(text) is called for comments. */
 export async function* events(response, commented = () => {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

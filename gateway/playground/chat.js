@@ -10,7 +10,7 @@ const MAX_TOKENS = 256;
 
 const by = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
-/** What is shown of a message: of a story its beginning and its end, as laying out all of it takes longer than many a first token. */
+/** The text shown of a message: of a story only its beginning and end, because layout of all of it takes longer than most first tokens. */
 const LONG = 600;
 const excerpt = (text) => (text.length <= 2 * LONG ? text : `${text.slice(0, LONG)} … (${count(text.length)} characters) … ${text.slice(-LONG / 2)}`);
 
@@ -25,10 +25,10 @@ export class Chat {
   #residency = null;
   #saidTokens = 0;
   #lastNode = null;
-  /** The share of the cache that was in HBM after others had spoken; null: none have since the last turn. */
+  /** The share of the cache in HBM after others spoke; null: no others have spoken since the last turn. */
   #left = null;
   #hints = null;
-  /** Hints that left before this time belong to earlier turns. */
+  /** Hints sent before this time belong to earlier turns. */
   #hintsFromMs = 0;
   #watching = null;
   #running = null;
@@ -69,7 +69,7 @@ export class Chat {
     by("hints").addEventListener("change", () => this.#switchHints());
   }
 
-  /** A new session; the old one stays where it is. */
+  /** Starts a new session; the old one is not erased. */
   begin() {
     this.#stop();
     this.#watching?.abort();
@@ -109,7 +109,7 @@ export class Chat {
     this.#running?.abort();
   }
 
-  /** The next key is to hint at once. While others speak nothing hints: that would keep this session from making room. */
+  /** Makes the next key send a hint at once. While others speak no hint is sent, because it would keep this session in memory. */
   #switchHints() {
     this.#hints?.detach();
     this.#hints = by("hints").checked && !this.#task ? hinting(this.#api, "#prompt", this.#session) : null;
@@ -133,14 +133,14 @@ export class Chat {
   }
 
   // ---- a turn
-  /** Sends what was typed, unless something else is under way. */
+  /** Sends the typed text, unless a turn or task is running. */
   #say(text) {
     if (!text.trim() || this.#running || this.#task) return;
     if (text === by("prompt").value) by("prompt").value = "";
     return this.#turn(text);
   }
 
-  /** One turn: what was measured of it, or null where nothing was. */
+  /** Runs one turn. Returns its measurements, or null. */
   async #turn(text, maxTokens = MAX_TOKENS) {
     const running = (this.#running = new AbortController());
     const session = this.#session;
@@ -171,7 +171,7 @@ export class Chat {
         if (content || thought) {
           if (ttftMs === null) {
             ttftMs = performance.now() - sent;
-            // This turn's hint is used up: the first key of the next message is to hint at once, not after the rest of four seconds.
+            // This turn's hint is used up: let the first key of the next message send one at once, not after the rest of four seconds.
             this.#switchHints();
           }
           said += content ?? "";
@@ -226,7 +226,7 @@ export class Chat {
     by("messages").scrollTop = by("messages").scrollHeight;
   }
 
-  /** What turns like this one took; null: there is none yet. */
+  /** Times of comparable turns; null: none yet. */
   #bars(turn) {
     const measured = turn ? this.#turns.like(turn) : {};
     const longest = Math.max(...Object.values(measured).map((took) => took?.ms ?? 0), 1);
@@ -260,7 +260,7 @@ export class Chat {
   }
 
   // ---- the page
-  /** What the model thinks stands above what it says. It is not sent back with the next turn. */
+  /** Shows the model's thought above its answer. It is not sent back with the next turn. */
   #thinks(answer, thought) {
     if (!answer.thoughts) {
       answer.thoughts = document.createElement("details");

@@ -29,7 +29,7 @@ function ago(seconds) {
   return passed < 120 ? `${passed} s ago` : passed < 7200 ? `${Math.round(passed / 60)} min ago` : `${Math.round(passed / 3600)} h ago`;
 }
 
-/** Each cell knows its column's name, which narrow windows show beside it. */
+/** Each cell has its column's name, which narrow windows show beside it. */
 function labelled(row, table) {
   const names = [...table.querySelectorAll("th")].map((head) => head.textContent);
   [...row.cells].forEach((cell, i) => (cell.dataset.label = names[i]));
@@ -73,7 +73,7 @@ export class FleetView {
     document.addEventListener("visibilitychange", () => this.#place.hidden || this.show());
   }
 
-  /** Draw now, and again while the view and the page can be seen. */
+  /** Draws now, and repeatedly while the view and the page are visible. */
   async show() {
     clearTimeout(this.#timer);
     if (this.#place.hidden || document.hidden) return;

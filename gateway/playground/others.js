@@ -1,4 +1,4 @@
-// "Let others speak": other conversations take their turns, so that this one's cache has to make room. They are erased afterwards.
+// "Let others speak": turns of other conversations that evict this one's cache. They are erased afterwards.
 
 import { story } from "./story.js";
 
@@ -35,7 +35,7 @@ export async function letOthersSpeak(api, model, words, { told, enough, signal }
   try {
     await Promise.all(Array.from({ length: AT_A_TIME }, speak));
   } finally {
-    // A session whose turn was refused is not known: nothing to erase.
+    // A session whose turn was refused is unknown: nothing to erase.
     await Promise.allSettled(spoken.map((session) => api.call(`/v1/sessions/${session}`, { method: "DELETE" })));
   }
 }

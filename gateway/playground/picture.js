@@ -5,10 +5,10 @@ const TIERS = { hbm: "HBM", dram: "DRAM", ssd: "SSD" };
 const most = (tiers) => Math.max(0, ...tiers.flatMap((tier) => tier.layer_chunks));
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
-/** The node of a device, `node-0` of `node-0/1`: turns go to devices, caches are told by node. */
+/** The node of a device, `node-0` of `node-0/1`: turns run on devices, caches are reported by node. */
 const nodeOf = (name) => name?.split("/")[0];
 
-/** Share of the session's cache, 0 to 1, that `tier` of a device's node has; null where nothing is known of the session. */
+/** Share of the session's cache, 0 to 1, in `tier` of a device's node; null: unknown session. */
 export function share(residency, node, tier) {
   const whole = size(residency);
   if (!whole) return null;
@@ -16,12 +16,12 @@ export function share(residency, node, tier) {
   return found ? sum(found.layer_chunks) / whole : 0;
 }
 
-/** The largest share of it that any node has in `tier`; null where nothing is known of the session. */
+/** The largest such share of any node; null: unknown session. */
 export function largestShare(residency, tier) {
   return size(residency) ? Math.max(...residency.nodes.map((n) => share(residency, n.node, tier)), 0) : null;
 }
 
-/** Pieces (layers of chunks) of which the session's cache consists, as far as any tier shows. */
+/** Number of pieces (layers of chunks) of the session's cache, as far as tiers show. */
 function size(residency) {
   const tiers = everything(residency);
   return most(tiers) * Math.max(0, ...tiers.map((tier) => tier.layer_chunks.length));
@@ -29,7 +29,7 @@ function size(residency) {
 
 const everything = (residency) => [...residency.nodes.flatMap((node) => node.tiers), ...(residency.blob ? [residency.blob] : [])];
 
-/** The rows to draw: the tiers of the node whose device is to answer, the blob tier, and each other node, whatever tier it has it in. */
+/** The rows to draw: the tiers of the answering device's node, the blob tier, and one row for each other node. */
 function rows(residency, device) {
   const main = nodeOf(device);
   const of = (name) => residency.nodes.find((n) => n.node === name)?.tiers ?? [];
@@ -47,7 +47,7 @@ function rows(residency, device) {
   return drawn;
 }
 
-/** Draws into `place` (an element with role=img), again at each `show`; elements stay, so that changes can be seen moving. */
+/** Draws into `place` (an element with role=img) at each `show`. Elements are reused, so that changes can be animated. */
 export class Picture {
   #place;
   #rows = new Map();
@@ -57,7 +57,7 @@ export class Picture {
     this.#place = place;
   }
 
-  /** nodes: all of the fleet, so that those without any of it have a row too. main: the device that is to answer. */
+  /** nodes: all of the fleet, so that nodes without cache have a row too. main: the answering device. */
   show(residency, main, nodes, layers) {
     const known = new Set(residency.nodes.map((n) => n.node));
     this.#peers = nodes.filter((name) => !known.has(name)).map((node) => ({ node, tiers: [] }));
@@ -119,7 +119,7 @@ export class Picture {
 
 const percent = (chunks, columns, whole) => `${whole ? Math.floor((100 * sum(chunks)) / (whole * columns)) : 0} %`;
 
-/** The session's residency as it changes, until `signal` ends it: asks again when a stream ends or fails. */
+/** The session's residency as it changes, until `signal` ends it: reconnects when a stream ends or fails. */
 export async function follow(api, session, signal, shown, failed) {
   while (!signal.aborted) {
     try {

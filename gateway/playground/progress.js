@@ -1,4 +1,4 @@
-// How far something of several rounds is, and how long the rest may take, in words.
+// The progress of a task with several rounds, and the estimated rest, in words.
 
 /** `done` rounds of `of` took `doneMs`, and `ms` have passed since. Nothing is estimated before the first round has ended. */
 export function progress(done, of, doneMs, ms) {

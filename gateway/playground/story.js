@@ -1,4 +1,4 @@
-// Text that makes a conversation long, so that its cache is worth moving. The facts are of the kind that the bundled model was trained to recall.
+// Long text, so that the conversation's cache is worth moving. Its facts are of the kind that the bundled model was trained to recall.
 
 const NAMES = "Ada Boris Clara Daniel Elena Felix Grace Hugo Iris Jonas Kate Leo Maya Nora Oscar Petra Rosa Simon Tara Victor".split(" ");
 const PLACES = "Athens Berlin Dublin Geneva Helsinki Kyoto Lisbon Madrid Nairobi Oslo Prague Quito Rome Seoul Tokyo Vienna".split(" ");
@@ -10,9 +10,9 @@ const REMARKS = [
   "Some are small and some are very large.",
   "They are best enjoyed with time and good company.",
 ];
-/** What a story asks at its end. */
+/** The question at a story's end. */
 export const QUESTION = "What is the code of the garage?";
-/** Words of the text that tells how many tokens this model makes of a word. */
+/** Length in words of the text that measures the model's tokens per word. */
 const SAMPLE_WORDS = 300;
 
 /** Numbers from 0 to 1, the same for the same seed (a linear congruential generator). */
@@ -35,7 +35,7 @@ export function story(seed, words) {
   return [...told, end].join(" ");
 }
 
-/** Tokens that the server's model makes of a word of a story, as the server counts them. Throws what it refuses. */
+/** The model's tokens per word of a story, as the server counts them. Throws on refusal. */
 export async function wordTokens(api, model) {
   const session = `sample-${crypto.randomUUID()}`;
   const messages = [{ role: "user", content: story(1, SAMPLE_WORDS) }];

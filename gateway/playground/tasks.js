@@ -1,4 +1,4 @@
-// What the page does by itself, in several turns, while Send waits: a long story, others who speak, and the comparison of turns with and without a hint.
+// Tasks of several turns, during which Send waits: a long story, others speaking, and the comparison of turns with and without a hint.
 
 import { letOthersSpeak } from "./others.js";
 import { largestShare } from "./picture.js";
@@ -9,7 +9,7 @@ import { STAYED, Turns, point } from "./turns.js";
 /** A conversation's tokens with its story at most, beyond which the bundled model forgets what it is told; and the share of what a conversation may have. */
 const STORY_TOKENS = 3400;
 const STORY_SHARE = 0.65;
-/** What a story leaves free of it at least, for its answer and for turns after it. */
+/** Tokens that a story leaves free at least, for its answer and later turns. */
 const ROOM_TOKENS = 512;
 /** Another conversation's length, in lengths of this one; its tokens at least, and the share of what it may have that it takes at most. */
 const OTHERS_LENGTHS = 2.5;
@@ -44,13 +44,13 @@ export class Tasks {
     return Math.min(STORY_TOKENS, Math.floor(STORY_SHARE * this.#model.maxTokens));
   }
 
-  /** Words of a story, or of another conversation, that come to so many tokens. */
+  /** Words of a story, or of another conversation, for this many tokens. */
   async #words(tokens) {
     this.#wordTokens ??= await wordTokens(this.#api, this.#model);
     return Math.max(8, Math.floor(tokens / this.#wordTokens));
   }
 
-  /** The story's turn, or null: it failed, or the conversation has no room for it. */
+  /** The story's turn; null: it failed, or does not fit into the conversation. */
   async tellStory(signal) {
     const chat = this.#chat;
     const tokens = Math.min(this.#storyTokens, this.#model.maxTokens - ROOM_TOKENS) - chat.tokens();
@@ -83,7 +83,7 @@ export class Tasks {
         },
       });
     } catch (error) {
-      // Those who spoke before a Stop have pushed some of it out, too.
+      // Conversations that spoke before a Stop have evicted some of it, too.
       await this.#othersSpoke(session).catch(() => {});
       throw error;
     }
@@ -110,7 +110,7 @@ export class Tasks {
     const began = performance.now();
     let ended = began;
     for (let done = 0; done < 2 * EACH; done++) {
-      // The kinds take turns in going first.
+      // Alternate which kind goes first.
       const hinted = done % 4 === 0 || done % 4 === 3;
       if (!(await this.letOthersSpeak(signal, () => progress(done, 2 * EACH, ended - began, performance.now() - ended)))) return;
       if (hinted) chat.hint();
@@ -125,14 +125,14 @@ export class Tasks {
     chat.note(`Compared: the medians of ${EACH} turns with a hint and ${EACH} without, by turns, others speaking before each.`);
   }
 
-  /** The share of the session's cache that is left in HBM now that others have spoken; the chat is told. null: nothing is known of it. */
+  /** The share of the session's cache left in HBM after others spoke; also stored in the chat. null: unknown session. */
   async #othersSpoke(session) {
     const left = (await this.#kept(session))?.hbm ?? null;
     if (this.#chat.session() === session) this.#chat.othersSpoke(left);
     return left;
   }
 
-  /** The largest shares of the session's cache that any node has in HBM and in DRAM; null: nothing is known of it. */
+  /** The largest shares of the session's cache that any node has in HBM and in DRAM; null: unknown session. */
   async #kept(session, signal) {
     try {
       const seen = await this.#api.json(`/v1/sessions/${encodeURIComponent(session)}`, { signal });

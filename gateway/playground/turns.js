@@ -1,6 +1,6 @@
-// What is known of turns, and what may be compared: turns of like length whose session had to leave HBM since the turn before, in this page.
+// Measured turns, and which of them are comparable: turns of this page of similar length whose session was evicted from HBM since the turn before.
 
-/** The middle value, or null of none. */
+/** The median, or null of no values. */
 export function median(values) {
   if (!values.length) return null;
   const sorted = [...values].sort((a, b) => a - b);
@@ -8,16 +8,16 @@ export function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** Tokens that a turn may add to its conversation and still say something about hints: what adds much computes much. */
+/** Tokens that a comparable turn may add to its conversation: more would mostly measure computing. */
 const MUCH = 200;
-/** Lengths that differ by less than this share of the longer one are alike. */
+/** Lengths that differ by less than this share of the longer one are similar. */
 const ALIKE = 0.2;
-/** A session with this share of its cache in HBM has not left it, as far as can be felt. */
+/** A session with this share of its cache in HBM counts as not evicted. */
 export const STAYED = 0.9;
 
 export const milliseconds = (ms) => (ms == null ? "–" : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`);
 
-/** Whether a turn says anything about hints: it had something to bring back, and little to compute. */
+/** Whether a turn is comparable: it had cache to load and little to compute. */
 export const comparable = (turn) => !turn.first && turn.added <= MUCH && turn.left !== null && turn.left < STAYED;
 
 const alike = (a, b) => Math.abs(a.prompt - b.prompt) <= ALIKE * Math.max(a.prompt, b.prompt);
@@ -64,7 +64,7 @@ export function point(turn, measured, compared = false) {
   return `${milliseconds(cold)}, because no hint came: with one it is ${milliseconds(with_)}.`;
 }
 
-/** Why a turn says nothing about hints, and what to do about it. */
+/** Why a turn is not comparable, and the remedy. */
 function missing(turn) {
   const took = milliseconds(turn.ttftMs);
   if (turn.first || turn.added > MUCH) return `${took}: this turn computed ${turn.prompt - turn.cached} tokens. Now let others speak, then type.`;

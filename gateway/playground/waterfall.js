@@ -1,8 +1,8 @@
-// Where a turn's time went, drawn: a row a phase until the first token, from where it began. The end of a stream says it, as Server-Timing would.
+// Draws a turn's phases until the first token, one row each, from the comment at the end of a stream (as in Server-Timing).
 
 const MARK = "server-timing ";
 
-/** The header of a request whose stream is to say it. */
+/** The request header that asks for the comment. */
 export const ASKED = { "X-Upbeat-Timing": "1" };
 
 /** The phases that a stream's comment names, {name, ms, words} each, in their order; none where it names something else. */
@@ -14,7 +14,7 @@ export function phases(comment) {
 
 const shown = (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`);
 
-/** A folded list of a turn's phases; null where nothing is known of them. */
+/** A folded list of a turn's phases; null: unknown. */
 export function waterfall(comment) {
   const all = phases(comment);
   const until = all.filter((phase) => phase.name !== "decode");

@@ -1,1 +1,1 @@
-"""The HTTP routes: each file turns requests into calls of the gateway's parts, and their results into bodies."""
+"""The HTTP routes: each file turns requests into calls of the gateway's parts, and results into bodies."""

@@ -1,8 +1,7 @@
-"""`POST /v1/advisory`, `POST /v1/invalidate`: answered at once, told to the scheduler in the background.
+"""`POST /v1/advisory`, `POST /v1/invalidate`: answered at once, sent to the scheduler in the background.
 
-The answer is the same whether the session exists or not: it is no oracle. Bodies may come as `text/plain` with the
-credential in `token`, which spares a browser the preflight. That may be a browser token, which is good here and nowhere else, and for its
-session only.
+The answer is the same whether or not the session exists. Bodies may be `text/plain` with the credential in `token`, so
+that browsers need no preflight. Browser tokens are valid on these routes only.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ async def advise(request: web.Request) -> web.Response:
     caller = hinter.caller
     advisories = parse_advisories(data)
     for i, advisory in enumerate(advisories):
-        hinter.check_session(advisory.session_id, f"advisories[{i}].session_id" if "advisories" in data else "session_id")
+        hinter.check_session(
+            advisory.session_id, f"advisories[{i}].session_id" if "advisories" in data else "session_id"
+        )
     pin = pinned_node(request, caller, parts)
     _limit(request, hinter, len(advisories))
     accepted, wire = [], []
@@ -50,7 +51,7 @@ async def advise(request: web.Request) -> web.Response:
 
 
 async def invalidate(request: web.Request) -> web.Response:
-    """A session, or one advisory, is not about to speak after all."""
+    """Withdraw a session's hints, or one advisory."""
     parts = request.app[PARTS]
     data, hinter = await read_hint(request)
     caller = hinter.caller
@@ -58,20 +59,26 @@ async def invalidate(request: web.Request) -> web.Response:
         raise InvalidRequest("the body must be an object with session_id or advisory_id")
     for name in data:
         if name not in _INVALIDATE_FIELDS:
-            raise InvalidRequest(f"unknown field {name[:80]}; known: session_id, advisory_id", param=name[:80], code="unknown_parameter")
+            raise InvalidRequest(
+                f"unknown field {name[:80]}; known: session_id, advisory_id", param=name[:80], code="unknown_parameter"
+            )
     given = [name for name in ("session_id", "advisory_id") if data.get(name) is not None]
     if len(given) != 1:
         code = "invalid_value" if given else "missing_required_parameter"
         raise InvalidRequest("give either session_id or advisory_id", param="session_id", code=code)
     value = check_session_id(data[given[0]], given[0])
     if hinter.grant is not None and given[0] != "session_id":
-        # Nobody here knows whose session an advisory was for.
-        raise Forbidden("a browser token withdraws hints by session_id", param="advisory_id", code="client_secret_scope")
+        # The gateway does not know the session of an advisory id.
+        raise Forbidden(
+            "a browser token withdraws hints by session_id", param="advisory_id", code="client_secret_scope"
+        )
     hinter.check_session(value, given[0])
     _limit(request, hinter, 1)
     session_id, advisory_id = (value, "") if given[0] == "session_id" else ("", value)
     parts.hints.invalidate(
-        pb.InvalidateRequest(session=common_pb2.Session(tenant=caller.tenant, session_id=session_id), advisory_id=advisory_id)
+        pb.InvalidateRequest(
+            session=common_pb2.Session(tenant=caller.tenant, session_id=session_id), advisory_id=advisory_id
+        )
     )
     return web.json_response({given[0]: value, "status": "accepted"}, status=202)
 

@@ -1,6 +1,6 @@
-"""Answering a request for text: start its choices, then stream them as they grow or collect them to their end.
+"""Answers a request for text: starts its choices, then streams or collects their outputs.
 
-Headers are sent once every choice has been accepted by a worker, so whatever is wrong with a request is still a plain 4xx.
+Headers are sent after workers have accepted every choice, so errors in a request are still plain 4xx answers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gateway.core.seeds import SEED_MASK, choice_seed
 from gateway.core.turn_times import TurnTimes, server_timing
 from gateway.core.usage import Ticket
 from gateway.envelope import route_name
-from gateway.generate import Generation, Job, Turn, unknown_model
+from gateway.generate import ChoiceCall, Generation, Job, unknown_model
+from gateway.inline_hints import InlineHints
 from gateway.intake import NODE_HEADER, pinned_node
 from gateway.openai.asked import Asked, Prompt
 from gateway.openai.responses import Choice, Shape, Usage
 from gateway.parts import PARTS, Parts
 from gateway.sessions import Resolved
-from gateway.telling import Telling
 from runtime import telemetry
 
 log = telemetry.logger("gateway.answer")
@@ -41,9 +41,9 @@ MAX_WHY_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One prompt of a request: its session, its job (without seed and index), and what to do with its answer.
+    """One prompt of a request: its session, its job, and a callback for the end of its answer.
 
-    ended: given the first choice and its tokens when it ends, however it ends.
+    ended: called with the first choice and its tokens when the request ends, also after a failure.
     """
 
     session: Resolved
@@ -51,8 +51,11 @@ class Part:
     ended: Callable[[Choice, list[int]], None]
 
 
-def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, session: Resolved, request_id: str) -> Job:
-    """What all choices of one prompt share. Raises NotFound for an unknown model, and what `pinned_node` and `hop_of` raise."""
+def new_job(
+    request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, session: Resolved, request_id: str
+) -> Job:
+    """The job of one prompt, shared by its choices. Raises NotFound for an unknown model, Unavailable while no fleet is
+    known, and what `pinned_node` and `hop_of` raise."""
     parts = request.app[PARTS]
     if not parts.fleet.knows_model(asked.model):
         if parts.fleet.view is None:
@@ -85,8 +88,10 @@ def new_job(request: web.Request, asked: Asked, prompt: Prompt, caller: Caller, 
     )
 
 
-async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: list[Part], shape: Shape) -> web.StreamResponse:
-    """The whole answer, streamed or not; what was said in other systems' words is told with the first prompt's session. Raises RequestError
+async def answer(
+    request: web.Request, caller: Caller, asked: Asked, prompts: list[Part], shape: Shape
+) -> web.StreamResponse:
+    """The whole answer, streamed or not. Inline hints are sent for the first prompt's session. Raises RequestError
     before headers are sent."""
     parts = request.app[PARTS]
     if parts.draining:
@@ -99,8 +104,8 @@ async def answer(request: web.Request, caller: Caller, asked: Asked, prompts: li
         withdraw(request, ticket)
         raise
     try:
-        telling = Telling(request, caller, asked.said, job.session.session_id, job.model, job.priority)
-        return await _ticketed(_Run(request, parts, caller, asked, prompts, shape, telling), ticket)
+        inline = InlineHints(request, caller, asked.said, job.session.session_id, job.model, job.priority)
+        return await _ticketed(_Run(request, parts, caller, asked, prompts, shape, inline), ticket)
     finally:
         parts.turnstile.leave(place)
 
@@ -117,7 +122,7 @@ async def _ticketed(run: _Run, ticket: Ticket) -> web.StreamResponse:
 
 
 class _Run:
-    """One request being answered. Choice `i` of prompt `p` has the index `p * n + i`."""
+    """One request being answered. Choice `i` of prompt `p` has index `p * n + i`."""
 
     def __init__(
         self,
@@ -127,10 +132,17 @@ class _Run:
         asked: Asked,
         prompts: list[Part],
         shape: Shape,
-        telling: Telling,
+        inline: InlineHints,
     ) -> None:
-        self.request, self.parts, self.caller, self.asked, self.prompts, self.shape = request, parts, caller, asked, prompts, shape
-        self.telling = telling
+        self.request, self.parts, self.caller, self.asked, self.prompts, self.shape = (
+            request,
+            parts,
+            caller,
+            asked,
+            prompts,
+            shape,
+        )
+        self.inline = inline
         self.route, self.model = route_name(request), prompts[0].job.model
         self.arrived_s = prompts[0].job.arrived_s
         self.n = asked.n
@@ -141,9 +153,10 @@ class _Run:
 
     # ---- life --------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
-        """Get every choice accepted. The first goes alone: what refuses it would refuse all, and it names the node. Then the first of
-        each other prompt, so that every worker has it before the others, which share its prompt's KV."""
-        self.telling.tell(after=False)
+        """Get every choice accepted. First the first choice alone: it chooses the node, and an error would be every
+        choice's. Then the first choice of each other prompt, so that workers have it before the choices that share its
+        prompt's KV."""
+        self.inline.tell(after=False)
         await self._begin(0, "")
         node = self.generations[0].progress.node
         later = [choice.index for choice in self.choices[1:]]
@@ -155,19 +168,23 @@ class _Run:
         job = prompt.job
         assert job.sampling.seed is not None
         group = f"{job.request_id}-{index - number}" if self.n > 1 else ""
-        turn = Turn(
-            f"{job.request_id}-{index}", choice_seed(job.sampling.seed & SEED_MASK, number), group, number, None if index else job.hop
+        turn = ChoiceCall(
+            f"{job.request_id}-{index}",
+            choice_seed(job.sampling.seed & SEED_MASK, number),
+            group,
+            number,
+            None if index else job.hop,
         )
         self.generations[index] = await self.parts.generator.begin(job, turn, prefer)
 
     def end(self) -> None:
-        """Leave nothing running, and remember how the conversations ended."""
+        """Cancel what still runs, log the request, and remember how the conversations ended."""
         for generation in self.generations.values():
             generation.cancel()
         if len(self.generations) != len(self.choices):
             return
         self._log()
-        self.telling.tell(after=True)
+        self.inline.tell(after=True)
         for place, prompt in enumerate(self.prompts):
             index = place * self.n
             progress = self.generations[index].progress
@@ -198,7 +215,7 @@ class _Run:
             if opening is not None:
                 events.keep(sse.event(opening))
         if not self.generations[0].waiting:
-            await events.send()  # the caller sees that it has begun
+            await events.send()  # so that the caller sees the beginning
         try:
             await self._stream_choices(events)
         except RequestError as e:
@@ -231,12 +248,12 @@ class _Run:
                 if made and running:
                     await events.send(b"".join(made))
                 else:
-                    events.keep(b"".join(made))  # nothing or the last of all, which goes with the end
+                    events.keep(b"".join(made))  # nothing, or the last events, which are sent with the end
 
         await _together([send(choice.index) for choice in self.choices])
 
     async def _outputs(self, index: int) -> AsyncGenerator[list[tuple[Output, str]]]:
-        """What choice `index` gains, all that waits together: outputs without thoughts, and with each what was thought."""
+        """Batches of new outputs of choice `index`, each output without its thought, and the thought."""
         choice, clock = self.choices[index], self.parts.clock
         last_s = self.arrived_s
         reader = None if self.asked.reasoning == "text" else ReasoningReader(self.generations[index].progress.thinking)
@@ -260,10 +277,12 @@ class _Run:
                         metrics.child(metrics.TTFT, self.route, self.model).observe(last_s - self.arrived_s)
                 yield gained
         if choice.completion_tokens > 1:
-            metrics.child(metrics.TPOT, self.route, self.model).observe((last_s - self._first_s[index]) / (choice.completion_tokens - 1))
+            metrics.child(metrics.TPOT, self.route, self.model).observe(
+                (last_s - self._first_s[index]) / (choice.completion_tokens - 1)
+            )
 
     def _take_thought(self, choice: Choice, reader: ReasoningReader, output: Output) -> str:
-        """What `output` has of a thought, for the caller; mutates its text to the rest."""
+        """The thought in `output` for the caller; mutates the output's text to the rest."""
         thought, output.text = reader.push(output.text, last=output.finish_reason is not None)
         if reader.state in ("thinking", "thought"):
             choice.reasoning_tokens += len(output.tokens)
@@ -273,11 +292,11 @@ class _Run:
         return thought
 
     def _results(self) -> dict[str, Any]:
-        """What became of the actions of `kv_hints`; a stream says it with the end of choice 0."""
-        return {} if self.telling.results is None else {"kv_hints": self.telling.results}
+        """The results of `kv_hints`; a stream sends them with the end of choice 0."""
+        return {} if self.inline.results is None else {"kv_hints": self.inline.results}
 
     def _usage(self) -> Usage:
-        """Of the whole request, as far as it is."""
+        """Usage of the whole request so far."""
         prompt_tokens = cached_tokens = completion_tokens = reasoning_tokens = 0
         for choice in self.choices:
             completion_tokens += choice.completion_tokens
@@ -289,7 +308,7 @@ class _Run:
         return Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens)
 
     def used_tokens(self) -> int:
-        """Prompt and answers, of the choices that a worker has accepted; a prompt once for all its choices."""
+        """Tokens of prompts and answers of the accepted choices; each prompt counts once."""
         used = 0
         for index, generation in self.generations.items():
             progress = generation.progress
@@ -310,16 +329,20 @@ class _Run:
                 ttft_s=round(min(self._first_s.values(), default=self.arrived_s) - self.arrived_s, 4),
                 total_s=round(self.parts.clock.now() - self.arrived_s, 4),
             )
-        for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("completion", usage.completion_tokens)):
+        for kind, tokens in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
+            ("completion", usage.completion_tokens),
+        ):
             metrics.child(metrics.TOKENS, kind, self.model).inc(tokens)
 
     @property
     def _times(self) -> TurnTimes:
-        """The first choice's: where the time of the answer went."""
+        """The first choice's times, which stand for the answer."""
         return self.generations[0].progress.times
 
     def _timing(self) -> str:
-        """All that is known of it, when the answer ends."""
+        """The complete `Server-Timing` of a finished answer."""
         return server_timing(self._times.whole(), self.parts.clock.now() - self.arrived_s)
 
     def _headers(self) -> dict[str, str]:
@@ -329,14 +352,16 @@ class _Run:
             NODE_HEADER: progress.node,
             "X-Request-Id": self.prompts[0].job.request_id,
         }
-        if self.caller.server:  # the scores tell of other tenants' load
+        if self.caller.server:  # scores reveal other tenants' load
             why = progress.why[:MAX_WHY_CHARS]
-            headers["X-Upbeat-Why"] = why if why.isascii() and why.isprintable() else "".join(c if " " <= c <= "~" else " " for c in why)
+            headers["X-Upbeat-Why"] = (
+                why if why.isascii() and why.isprintable() else "".join(c if " " <= c <= "~" else " " for c in why)
+            )
         return headers
 
 
 async def _together(works: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all of them; the first failure ends the others and is raised. None outlives the call."""
+    """Run all; the first failure cancels the others and is raised. None outlives the call."""
     if len(works) <= 1:
         for work in works:
             await work

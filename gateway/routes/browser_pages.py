@@ -1,4 +1,4 @@
-"""A page that a gateway serves to browsers: its files, and what a browser may do with them."""
+"""Pages that a gateway serves to browsers: their files and security headers."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ _TYPES = {
 
 
 class Page:
-    """The files of a folder beside `gateway/routes`, by their names; `index.html` is the page. Those in its `vendor/` are stored, and sent,
-    as gzip."""
+    """A page: the files of a folder of `gateway/`, by name, with `index.html`. Files in its `vendor/` are stored and
+    sent as gzip."""
 
     def __init__(self, folder: str, image_sources: str = "'self'") -> None:
-        """image_sources: where images may come from, as a Content-Security-Policy says it."""
+        """image_sources: allowed sources of images, as in a Content-Security-Policy."""
         self._folder = Path(__file__).resolve().parent.parent / folder
         self._headers = {
-            # Nothing but this server's own files, no script or style inside the page, and nobody may frame it.
+            # Only this server's files, no inline scripts or styles, no framing.
             "Content-Security-Policy": (
-                f"default-src 'none'; script-src 'self'; style-src 'self'; img-src {image_sources}; connect-src 'self'; "
+                f"default-src 'none'; script-src 'self'; style-src 'self'; img-src {image_sources}; connect-src "
+                "'self'; "
                 "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
             ),
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Cross-Origin-Opener-Policy": "same-origin",
-            # Asked again at each load, and mostly answered with 304: after an upgrade nobody runs the old page.
+            # Revalidate at each load (mostly 304), so that no old page runs after an upgrade.
             "Cache-Control": "no-cache",
         }
 
     def read(self) -> None:
-        """Read and compress the files, which the first answer does else."""
+        """Read and compress the files now instead of at the first request."""
         _ = self._files
 
     @cached_property
@@ -48,11 +49,11 @@ class Page:
         return ours | {path.stem: Asset.read_gzip(path) for path in sorted((self._folder / "vendor").glob("*.gz"))}
 
     async def page(self, request: web.Request) -> web.Response:
-        """The page."""
+        """Serve the page."""
         return self._answer(request, "index.html")
 
     async def part(self, request: web.Request) -> web.Response:
-        """One of its files."""
+        """Serve one of its files."""
         return self._answer(request, request.match_info["name"])
 
     def _answer(self, request: web.Request, name: str) -> web.Response:
@@ -62,8 +63,8 @@ class Page:
         return file.answer(request, self._headers | {"Content-Type": _TYPES[Path(name).suffix]})
 
 
-#: `GET /`: the playground, a page to see it work. Its files need no build and no network.
+#: `GET /`: the playground. Its files need no build and no network.
 PLAYGROUND = Page("playground")
-#: `GET /docs`: the API on a page, with Swagger UI, which can also send requests. It is a copy of the npm package that web-sdk/package.json
-#: pins, of which `make api-page` takes two files, compressed: 0.5 MB. It draws with images and fonts that its style sheet holds (`data:`).
+#: `GET /docs`: the API in Swagger UI, which can also send requests. `make api-page` copies two files of the npm package
+#: that web-sdk/package.json pins, compressed (0.5 MB). Its style sheet contains images and fonts (`data:`).
 API_PAGE = Page("api_page", image_sources="'self' data:")

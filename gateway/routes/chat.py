@@ -28,6 +28,8 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     def ended(choice: Choice, _tokens: list[int]) -> None:
         called = [[call.name, call.arguments] for call in choice.calls]
-        parts.sessions.remember(session, lambda history: after_answer(history, with_calls("".join(choice.text), called)))
+        parts.sessions.remember(
+            session, lambda history: after_answer(history, with_calls("".join(choice.text), called))
+        )
 
     return await answer(request, caller, asked, [Part(session, job, ended)], shape)

@@ -1,6 +1,7 @@
-"""`POST /v1/client_secrets`: a browser token for one session, or for the sessions whose ids begin alike. Needs a server key.
+"""`POST /v1/client_secrets`: a browser token for one session, or for sessions with a common id prefix. Needs a server
+key.
 
-The form is that of OpenAI's ephemeral keys where there is one: `expires_after`, `value`, `expires_at`.
+The format follows OpenAI's ephemeral keys: `expires_after`, `value`, `expires_at`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from gateway.intake import check_json_type, read_json, server_caller_of
 from gateway.parts import PARTS
 
 _FIELDS = {"session_id", "session_prefix", "expires_after", "origin"}
-#: As browsers write the Origin header.
+#: The form of browsers' Origin header.
 _ORIGIN = re.compile(r"https?://([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
-#: A browser's hints are never more urgent than this, whatever the key that made its token may ask for.
+#: The most urgent priority of a token's hints, whatever its key may use.
 _MAX_PRIORITY = 0
 
 
 async def create(request: web.Request) -> web.Response:
-    """Sign one; nothing is kept."""
+    """Sign a token; nothing is stored."""
     caller = server_caller_of(request)
     parts = request.app[PARTS]
     check_json_type(request)
@@ -34,7 +35,9 @@ async def create(request: web.Request) -> web.Response:
     for name in data:
         if name not in _FIELDS:
             known = ", ".join(sorted(_FIELDS))
-            raise InvalidRequest(f"unknown field {name[:80]}; known: {known}", param=name[:80], code="unknown_parameter")
+            raise InvalidRequest(
+                f"unknown field {name[:80]}; known: {known}", param=name[:80], code="unknown_parameter"
+            )
     given = [name for name in ("session_id", "session_prefix") if data.get(name) is not None]
     if len(given) != 1:
         code = "invalid_value" if given else "missing_required_parameter"
@@ -62,7 +65,11 @@ async def create(request: web.Request) -> web.Response:
 def _life_s(value: Any) -> int:
     if value is None:
         return DEFAULT_LIFE_S
-    if not isinstance(value, dict) or set(value) - {"anchor", "seconds"} or value.get("anchor", "created_at") != "created_at":
+    if (
+        not isinstance(value, dict)
+        or set(value) - {"anchor", "seconds"}
+        or value.get("anchor", "created_at") != "created_at"
+    ):
         raise InvalidRequest('expires_after must be {"anchor": "created_at", "seconds": ...}', param="expires_after")
     seconds = value.get("seconds", DEFAULT_LIFE_S)
     if isinstance(seconds, bool) or not isinstance(seconds, int) or not MIN_LIFE_S <= seconds <= MAX_LIFE_S:
@@ -79,6 +86,7 @@ def _origin(value: Any) -> str:
         return ""
     if not isinstance(value, str) or not _ORIGIN.fullmatch(value):
         raise InvalidRequest(
-            "origin must be a page's origin as browsers send it, in lower case and without a path: https://chat.example.org", param="origin"
+            "origin must be a page's origin as browsers send it, in lower case and without a path: https://chat.example.org",
+            param="origin",
         )
     return value

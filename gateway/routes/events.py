@@ -1,4 +1,5 @@
-"""`GET /v1/sessions/{id}/events`: where a session's cache is, told again at each change; what the playground draws. For server keys."""
+"""`GET /v1/sessions/{id}/events`: a stream of where a session's cache is, at each change. For server keys; the
+playground draws it."""
 
 from __future__ import annotations
 
@@ -10,23 +11,25 @@ from gateway.allowance import Limited
 from gateway.intake import server_caller_of
 from gateway.parts import PARTS
 
-#: A stream ends after this time; who still watches asks again.
+#: A stream ends after this time; clients reconnect.
 LIFE_S = 900.0
-#: Of the pause before a browser asks again, in milliseconds.
+#: Tells browsers to reconnect after 1,000 ms.
 _RETRY = b"retry: 1000\n\n"
-#: When to try again where too many watch.
+#: `Retry-After` when there are too many streams, in seconds.
 _RETRY_S = 10.0
 _BEAT = b": still here\n\n"
 
 
 async def follow(request: web.Request) -> web.StreamResponse:
-    """A stream of residencies, at most five a second. A session that nobody knows yet has `known: false`."""
+    """A stream of snapshots, at most five a second. An unknown session has `known: false`."""
     caller, parts = server_caller_of(request), request.app[PARTS]
     session = SessionKey(caller.tenant, check_session_id(request.match_info["session_id"], "session_id"))
     ends_s = parts.clock.now() + LIFE_S
     if parts.watches.is_full(caller.tenant):
         most = watching.MAX_TENANT_STREAMS
-        raise Limited(f"too many sessions are watched; at most {most} streams at a time", _RETRY_S, code="too_many_streams")
+        raise Limited(
+            f"too many sessions are watched; at most {most} streams at a time", _RETRY_S, code="too_many_streams"
+        )
     async with parts.watches.pictures(session) as pictures:
         response = web.StreamResponse(headers=sse.HEADERS)
         await response.prepare(request)

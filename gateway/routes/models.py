@@ -1,4 +1,4 @@
-"""`GET /v1/models`, `GET /v1/models/{model}`; and what no model here does."""
+"""`GET /v1/models`, `GET /v1/models/{model}`, and the refusal of embeddings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gateway.parts import PARTS
 
 
 async def index(request: web.Request) -> web.Response:
-    """Every registered model, with its state, and every other that some node has had."""
+    """Every registered model, and every other that some node has had, with its state."""
     caller_of(request)
     return web.json_response({"object": "list", "data": request.app[PARTS].fleet.described()})
 
 
 async def show(request: web.Request) -> web.Response:
-    """One of them."""
+    """One model."""
     caller_of(request)
     name = request.match_info["model"]
     known = {model["id"]: model for model in request.app[PARTS].fleet.described()}
@@ -27,7 +27,7 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def embeddings(request: web.Request) -> web.Response:
-    """Refused by name."""
+    """Refuse embeddings."""
     caller_of(request)
     raise InvalidRequest(
         "embeddings are not supported: this server's models generate text; ask a server of embedding models",

@@ -1,4 +1,4 @@
-"""For operators and newcomers: health, readiness, metrics, the fleet, and the API's description."""
+"""Health, readiness, metrics, the fleet, and the API's description."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from gateway.openai.description import openapi
 from gateway.parts import PARTS
 from runtime import version as release
 
-#: What a switch in a query may be.
+#: Values of a boolean query parameter.
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
 
 async def health(_request: web.Request) -> web.Response:
-    """Alive. Depends on nothing."""
+    """200 while the process runs."""
     return web.json_response({"status": "ok"})
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 when each registered model has a node that serves or can wake it; with `?all=1`, when every expected node is known to serve."""
+    """200 when every registered model has a node that serves it or can wake it; with `?all=1`, when every expected node
+    serves."""
     parts = request.app[PARTS]
     reasons = parts.missing() if _wants_all(request) else parts.not_ready()
     view = parts.fleet.view
@@ -39,7 +40,7 @@ async def ready(request: web.Request) -> web.Response:
 
 
 async def version(_request: web.Request) -> web.Response:
-    """Which release this is, in vLLM's form."""
+    """The release, in vLLM's format."""
     return web.json_response({"version": release.version()})
 
 
@@ -53,7 +54,8 @@ def _wants_all(request: web.Request) -> bool:
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format, of all processes of this gateway."""
     return web.Response(
-        body=await request.app[PARTS].siblings.metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        body=await request.app[PARTS].siblings.metrics(),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
 
 

@@ -1,4 +1,5 @@
-"""`GET /v1/sessions`, `GET` and `DELETE /v1/sessions/{id}`, `GET /v1/sessions/{id}/placement`: a tenant's sessions, for server keys."""
+"""`GET /v1/sessions`, `GET` and `DELETE /v1/sessions/{id}`, `GET /v1/sessions/{id}/placement`: a tenant's sessions, for
+server keys."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from gateway.parts import PARTS
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
-#: The latest used first; or by id, which does not change while pages are read.
+#: Most recently used first; or by id, which is stable while pages are read.
 ORDERS = ("last_use", "id")
-#: The scheduler waits ten seconds for the nodes.
+#: The scheduler waits ten seconds for the nodes, so wait longer.
 ERASE_TIMEOUT_S = 15.0
 
 
 async def index(request: web.Request) -> web.Response:
-    """A page of the sessions that some node holds, in OpenAI's form of a list: `?limit=`, `?after=`, `?order=`."""
+    """A page of the sessions that some node holds, as OpenAI's list: `?limit=`, `?after=`, `?order=`."""
     caller = server_caller_of(request)
     text, order, after = (
         request.query.get("limit", str(DEFAULT_LIMIT)),
@@ -48,35 +49,51 @@ async def index(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """Where one session's cache is: per node and tier its tokens, layers and bytes; or that it is being erased, and by whom not yet."""
+    """A session's cache: tokens, layers and bytes per node and tier; or the state of its erasure per node."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
-    reply = await request.app[PARTS].fleet.call("GetSession", pb.GetSessionRequest(session=session), session=session_from_wire(session))
+    reply = await request.app[PARTS].fleet.call(
+        "GetSession", pb.GetSessionRequest(session=session), session=session_from_wire(session)
+    )
     if not reply.known:
         raise _unknown(session.session_id)
     if reply.erasing:
         return web.json_response(
-            {"id": session.session_id, "object": "session", "status": "erasing", "nodes": [_node(n) for n in reply.erasures]}
+            {
+                "id": session.session_id,
+                "object": "session",
+                "status": "erasing",
+                "nodes": [_node(n) for n in reply.erasures],
+            }
         )
     body = _summary(reply.summary) | {"id": session.session_id, "status": "kept"}
-    return web.json_response(body | {"nodes": [{"node": n.node, "tiers": [_tier(t) for t in n.tiers]} for n in reply.nodes]})
+    return web.json_response(
+        body | {"nodes": [{"node": n.node, "tiers": [_tier(t) for t in n.tiers]} for n in reply.nodes]}
+    )
 
 
 async def placement(request: web.Request) -> web.Response:
-    """Why its last turns and hints went where they went, the latest first, with the best nodes' scores by term."""
+    """Why the session's last turns and hints were placed where they were, latest first, with the best nodes' scores by
+    term."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
-    # Its own scheduler's, those of one that stood in for it, and those of its workflow's.
-    replies = await request.app[PARTS].fleet.call_all("Explain", pb.ExplainRequest(session=session), session_from_wire(session))
+    # From its scheduler, from stand-ins, and from its workflow's scheduler.
+    replies = await request.app[PARTS].fleet.call_all(
+        "Explain", pb.ExplainRequest(session=session), session_from_wire(session)
+    )
     made = sorted((d for reply in replies for d in reply.decisions), key=lambda d: d.ago_s)
     if not made:
-        raise NotFound(f"no decision is remembered for a session {session.session_id!r}", param="session_id", code="placement_not_found")
+        raise NotFound(
+            f"no decision is remembered for a session {session.session_id!r}",
+            param="session_id",
+            code="placement_not_found",
+        )
     decisions = [_decision(d) for d in made]
     return web.json_response({"id": session.session_id, "object": "session.placement", "decisions": decisions})
 
 
 async def erase(request: web.Request) -> web.Response:
-    """Erase it from every tier of every node, and say whether every node has confirmed that nothing is left."""
+    """Erase a session from every tier of every node, and report whether every node has confirmed."""
     caller = server_caller_of(request)
     session = _session(request, caller.tenant)
     wanted = pb.EraseSessionRequest(session=session)
@@ -84,14 +101,16 @@ async def erase(request: web.Request) -> web.Response:
     if not reply.known:
         raise _unknown(session.session_id)
     if not reply.taken:
-        raise Unavailable("no node could note the erasure durably; nothing is promised: send it again")
+        raise Unavailable("no node could record the erasure durably, so it has not begun; send it again")
     nodes = [_node(n) for n in reply.erasures]
     deleted = {"id": session.session_id, "object": "session.deleted", "deleted": True}
     return web.json_response(deleted | {"verified": reply.verified, "nodes": nodes})
 
 
 def _session(request: web.Request, tenant: str) -> Any:
-    return common_pb2.Session(tenant=tenant, session_id=check_session_id(request.match_info["session_id"], "session_id"))
+    return common_pb2.Session(
+        tenant=tenant, session_id=check_session_id(request.match_info["session_id"], "session_id")
+    )
 
 
 def _unknown(session_id: str) -> NotFound:
@@ -131,7 +150,9 @@ def _decision(d: Any) -> dict[str, Any]:
         "worth": d.worth or None,
         "until_first_s": checked(d.until_first_s) or None,
         "after_s": checked(d.after_s) or None,
-        "scores": [{"node": s.node, "sum": sum(s.terms.values()), "terms": dict(sorted(s.terms.items()))} for s in d.scores],
+        "scores": [
+            {"node": s.node, "sum": sum(s.terms.values()), "terms": dict(sorted(s.terms.items()))} for s in d.scores
+        ],
     }
 
 

@@ -1,6 +1,6 @@
-"""`POST /tokenize`, `POST /detokenize`: the tokenizer of a model, as vLLM's servers offer it.
+"""`POST /tokenize`, `POST /detokenize`: a model's tokenizer, in vLLM's format.
 
-Some worker that serves the model answers. A request counts toward its tenant's requests, and no tokens: no model computes anything.
+A worker that serves the model answers. A request counts toward its tenant's requests, not its tokens.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from gateway.openai.token_requests import TokensAsked
 from gateway.parts import PARTS
 from gateway.timing import ARRIVED_S, HEADER
 
-#: An answer is held twice for a moment: as the worker's reply, and as JSON, in which an id takes up to twice the bytes.
+#: Memory of an answer in sizes of the worker's reply: the reply itself, and JSON, in which an id takes up to twice the
+#: bytes.
 _HELD_TIMES = 4
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """The ids of a prompt, or of messages by the model's template."""
+    """The token ids of a prompt, or of messages rendered by the model's template."""
     caller = caller_of(request)
     asked = await read_tokens_asked(request, "tokenize", caller)
     question = pb.TokenizeRequest(
@@ -54,14 +55,16 @@ async def tokenize(request: web.Request) -> web.Response:
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    """The text of ids, with special tokens spelled."""
+    """The text of token ids, with special tokens spelled."""
     caller = caller_of(request)
     asked = await read_tokens_asked(request, "detokenize", caller)
     question = Question("Detokenize", pb.DetokenizeRequest(tenant=caller.tenant, tokens=asked.tokens))
     return await _answered(request, caller, asked, question, lambda reply: detokenized(reply.text))
 
 
-async def _answered(request: web.Request, caller: Caller, asked: TokensAsked, question: Question, answer: Any) -> web.Response:
+async def _answered(
+    request: web.Request, caller: Caller, asked: TokensAsked, question: Question, answer: Any
+) -> web.Response:
     parts = request.app[PARTS]
     model = asked.model or parts.config.served_model
     if not parts.fleet.knows_model(model):
@@ -90,19 +93,21 @@ async def _answered(request: web.Request, caller: Caller, asked: TokensAsked, qu
         parts.leave()
         parts.turnstile.leave(place)
     timing = server_timing(times.so_far(clock.now()), clock.now() - times.arrived_s)
-    return web.Response(body=bytes(body), headers={"Content-Type": "application/json; charset=utf-8", NODE_HEADER: node, HEADER: timing})
+    return web.Response(
+        body=bytes(body), headers={"Content-Type": "application/json; charset=utf-8", NODE_HEADER: node, HEADER: timing}
+    )
 
 
 async def _asked(request: web.Request, model: str, pin: str, question: Question) -> tuple[str, Any]:
-    """The reply of the least busy worker that serves the model, and its node. Raises RequestError. What a worker may have died of is not
-    asked again elsewhere: its caller may."""
+    """The node and reply of the least loaded worker that serves the model. Raises RequestError. Not retried after a
+    lost worker, because the request may have killed it."""
     parts = request.app[PARTS]
     workers = parts.workers
     question.message.model = model
     route = direct_route(parts.fleet.view or FleetView(), model, workers.in_flight, workers.connected, pin=pin)
     if route is None:
         raise Unavailable(f"no node serves {model} at the moment; try again")
-    reply = await workers.stream(route.node, route.worker_address).ask(question, parts.generator.patience.accept_s)
+    reply = await workers.stream(route.node, route.worker_address).ask(question, parts.generator.retry_limits.accept_s)
     if reply.refused:
         raise refusal(reply.refused) or Unavailable(f"{route.node} refused without saying why; try again")
     return route.node, reply

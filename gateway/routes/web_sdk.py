@@ -1,4 +1,4 @@
-"""`GET /upbeat.js`, `GET /upbeat.mjs`: the built web-sdk, so that a page needs nothing from anywhere else."""
+"""`GET /upbeat.js`, `GET /upbeat.mjs`: the built web SDK."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.assets import Asset
 _BUILT = Path(__file__).resolve().parents[2] / "web-sdk" / "dist"
 _HEADERS = {
     "Content-Type": "text/javascript; charset=utf-8",
-    # Any page may load it, also with a hash that it must have, or isolated from other origins.
+    # Any page may load it, also with an integrity hash or when isolated from other origins.
     "Access-Control-Allow-Origin": "*",
     "Cross-Origin-Resource-Policy": "cross-origin",
     "X-Content-Type-Options": "nosniff",
@@ -23,14 +23,16 @@ _HEADERS = {
 
 @cache
 def files() -> dict[str, Asset]:
-    """What there is of it, by name; compressed at the first call."""
+    """The built files by name; compressed at the first call."""
     return {name: Asset.read(_BUILT / name) for name in ("upbeat.js", "upbeat.mjs") if (_BUILT / name).is_file()}
 
 
 async def show(request: web.Request) -> web.Response:
-    """One of the two files."""
+    """Serve one of the two files."""
     name = request.path.rpartition("/")[2]
     found = files().get(name)
     if found is None:
-        raise NotFound(f"this gateway was installed without web-sdk/dist/{name}; build it with `make web`", code="unknown_url")
+        raise NotFound(
+            f"this gateway was installed without web-sdk/dist/{name}; build it with `make web`", code="unknown_url"
+        )
     return found.answer(request, _HEADERS)

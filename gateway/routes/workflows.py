@@ -1,4 +1,5 @@
-"""`PUT/GET/DELETE /v1/workflows/{name}`, `GET /v1/workflows`: the call graphs of the caller's tenant's agent workflows, for server keys."""
+"""`PUT/GET/DELETE /v1/workflows/{name}`, `GET /v1/workflows`: the call graphs of the caller's tenant's agent workflows,
+for server keys."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ from gateway.schedulers import workflow_key
 
 
 async def declare(request: web.Request) -> web.Response:
-    """This workflow is called so; what was learned of it stays."""
+    """Declare a workflow's call graph; what was learned stays."""
     name = _name(request)
     check_json_type(request)
     graph = parse_graph(await read_json(request, name.tenant))
     wanted = pb.DeclareWorkflowRequest(name=name, graph=_graph_to_wire(graph))
-    # Every scheduler hears of it: each may have to stand in for the one that the workflow belongs to.
+    # Tell every scheduler, because each may stand in for the workflow's.
     replies = await request.app[PARTS].fleet.call_all("DeclareWorkflow", wanted, workflow_key(name.tenant, name.name))
     return web.json_response(_workflow(replies[0]))
 
 
 async def index(request: web.Request) -> web.Response:
-    """All of them, declared or learned."""
+    """All workflows, declared or learned."""
     caller = server_caller_of(request)
     replies = await request.app[PARTS].fleet.call_all("ListWorkflows", pb.ListWorkflowsRequest(tenant=caller.tenant))
     found: dict[str, Any] = {}
@@ -39,7 +40,7 @@ async def index(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """What was declared, what was learned, and what hints are made of."""
+    """The declared graph, the learned graph, and the one that hints use."""
     name = _name(request)
     reply = await request.app[PARTS].fleet.call("GetWorkflow", name, session=workflow_key(name.tenant, name.name))
     if not reply.name.name:
@@ -48,7 +49,7 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Forget it, and all that was learned of it."""
+    """Delete a workflow and what was learned of it."""
     name = _name(request)
     replies = await request.app[PARTS].fleet.call_all("DeleteWorkflow", name, workflow_key(name.tenant, name.name))
     if not any(reply.known for reply in replies):
@@ -57,7 +58,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 def _seen(workflow: Any) -> int:
-    """How much was learned of it: most by the scheduler that it belongs to."""
+    """Number of observed requests, highest on the workflow's scheduler."""
     return sum(a.requests for a in workflow.observed)
 
 
@@ -67,18 +68,25 @@ def _name(request: web.Request) -> Any:
 
 
 def _unknown(name: str) -> NotFound:
-    return NotFound(f"there is no workflow {name!r}; declare it, or let a request name it", param="name", code="workflow_not_found")
+    return NotFound(
+        f"there is no workflow {name!r}; declare it, or let a request name it", param="name", code="workflow_not_found"
+    )
 
 
 def _graph_to_wire(graph: Graph) -> Any:
     edges = [
-        pb.CallEdge(source=e.source, target=e.target, probability=e.probability, calls=e.calls, delay_s=e.delay_s) for e in graph.edges
+        pb.CallEdge(source=e.source, target=e.target, probability=e.probability, calls=e.calls, delay_s=e.delay_s)
+        for e in graph.edges
     ]
     return pb.CallGraph(agents=graph.agents, edges=edges, learn=graph.learn)
 
 
 def _workflow(w: Any) -> dict[str, Any]:
-    declared = {"agents": list(w.declared.agents), "edges": [_edge(e) for e in w.declared.edges], "learn": w.declared.learn}
+    declared = {
+        "agents": list(w.declared.agents),
+        "edges": [_edge(e) for e in w.declared.edges],
+        "learn": w.declared.learn,
+    }
     return {
         "id": w.name.name,
         "object": "workflow",

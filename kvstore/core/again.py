@@ -1,7 +1,7 @@
-"""When a hint's load that ended short, for want of room, is begun again.
+"""When a hint's load that ended incomplete for lack of room is tried again.
 
-Room comes as requests end, saves are written and other hints come true. So a session that was cut is tried again for as long as its hint
-counts: not before `PAUSE_S` has passed, and twice as long after each vain try.
+Room appears as requests end and saves are written. So the load is retried while its hint counts, first after `PAUSE_S`,
+then after twice as long each time, up to `MOST_S`.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ PAUSE_S, MOST_S = 0.25, 4.0
 
 
 class Again:
-    """See the module. Times are monotonic seconds. A session is forgotten when its hint does not count any more."""
+    """See the module. Times are monotonic seconds. `forget` a session when its hint no longer counts."""
 
     def __init__(self) -> None:
-        self._pauses_s: dict[SessionKey, float] = {}  #: of each that was ever cut: before the next try
+        self._pauses_s: dict[SessionKey, float] = {}  #: by session, the pause before its next retry
         self._due_s: dict[SessionKey, float] = {}
 
     @property
     def sessions(self) -> Set[SessionKey]:
-        """Those that were ever cut."""
+        """Sessions whose load was cut at least once."""
         return self._pauses_s.keys()
 
     @property
     def waiting(self) -> bool:
-        """Some are to be tried again."""
+        """Whether a retry is pending."""
         return bool(self._due_s)
 
     def short(self, session: SessionKey, now: float) -> None:
-        """Its load has ended with less than it wanted."""
+        """The session's load ended incomplete: schedule a retry."""
         pause_s = self._pauses_s.get(session, PAUSE_S)
         self._due_s[session] = now + pause_s
         self._pauses_s[session] = min(2 * pause_s, MOST_S)
 
     def forget(self, session: SessionKey) -> None:
-        """A new hint of it has come, or none counts."""
+        """A new hint came, or the hint no longer counts."""
         self._pauses_s.pop(session, None)
         self._due_s.pop(session, None)
 
     def due(self, now: float) -> list[SessionKey]:
-        """Those to be begun again now, in the order in which they were cut."""
+        """Remove and return the sessions to retry now, in the order in which they were cut."""
         due = [session for session, due_s in self._due_s.items() if due_s <= now]
         for session in due:
             del self._due_s[session]

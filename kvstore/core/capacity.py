@@ -1,13 +1,13 @@
-"""Which chunks leave the SSD when it is over its size (DESIGN section 6).
+"""Which chunks are deleted from the SSD when it is over its size.
 
-Whole chunks go, as a file is a whole chunk: those that no session names, then by class (dropped, unadvised, advised), least
-urgent priority, least recently used session, latest chunk. A chunk that several sessions name goes with the one that protects
-it most. Chunks that the blob tier is known to have go before all others; the others only when nothing else is left. Never one
-that is being read, is still being copied to the blob tier, or is doomed (erasure takes it).
+Whole chunks, as a file is a whole chunk, in this order: chunks that no session names; then by class (dropped,
+unadvised, advised), least urgent priority, least recently used session, last chunk. A chunk that several sessions name
+counts with the one that protects it most. Chunks that the blob tier has go before all others. Never a chunk that is
+being read, being copied to the blob tier, or doomed (erasure deletes it).
 
-Sessions are ranked, not chunks, and the ranking is walked lazily and kept: a write costs a few steps of it. A session that was
-used since it was ranked is put where it belongs when its turn comes. Making room goes on to a little below the size, a bounded
-number of chunks at a time. A file counts with its length; while it is written, as if it were raw.
+Sessions are ranked, not chunks. The ranking is walked lazily and kept; a session used since is moved when its turn
+comes. A little more than needed is freed, a bounded number of chunks at a time. A file counts with its length; while it
+is written, as if it were raw.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kvstore.core.instructions import Counted, DeleteSsd, Instruction
 from kvstore.core.sessions import Sessions
 from kvstore.core.state import CopyState, PieceState
 
-#: Room is made up to this share of the size beyond what is needed, so many bytes and so many chunks at a time at most.
+#: Freed beyond what is needed, at most: 1 / share of the size, bytes, and chunks at a time.
 _HEADROOM_SHARE, _HEADROOM_BYTES, _CHUNKS_AT_ONCE = 64, 1 << 30, 256
-#: How old a ranking may be. One that is used up is made anew when this much time a step of it has passed.
+#: Oldest usable ranking. A ranking that is used up is made again only after _STEP_S for each step it took.
 _STALE_S, _STEP_S = 10.0, 2e-5
 _READING = (PieceState.QUEUED, PieceState.LOADING)
 
 
 class _Walk:
-    """A ranking: when it was made, the victims that are left of it, and how many chunks were looked at for it."""
+    """A ranking: when it was made, its remaining victims, and the number of chunks examined for it."""
 
     __slots__ = ("ranked", "steps", "victims")
 
@@ -44,8 +44,8 @@ class _Walk:
 class Capacity:
     """See the module.
 
-    limit_bytes: of files; None while the shell has not said, and then nothing leaves. learned: whether a complete list of
-    sessions has been seen, so that a chunk that nobody names is nobody's.
+    limit_bytes: limit of all files; None until the shell has set it, and then nothing is deleted. learned: whether a
+    complete list of sessions has been seen; until then an unnamed chunk may belong to a session.
     """
 
     def __init__(self, index: Index, sessions: Sessions, out: list[Instruction]) -> None:
@@ -58,7 +58,7 @@ class Capacity:
         self._walks: dict[bool, _Walk] = {}  #: by `backed only`
 
     def admit(self, shape: KvShape, now: float, *, backed_only: bool = False) -> bool:
-        """Whether a chunk of this shape may be written: room is made for it. backed_only: not by what has no other copy."""
+        """Make room for a chunk of this shape; whether there is. backed_only: delete only chunks that blob has."""
         if self.limit_bytes is None:
             return True
         size = stored_bytes(shape)
@@ -72,11 +72,11 @@ class Capacity:
         return size <= self.limit_bytes - self._index.ssd_stored_bytes
 
     def trim(self, now: float) -> None:
-        """Bring the SSD under its size at once, as after a start with a smaller one."""
+        """Bring the SSD under its size at once, as after a restart with a smaller one."""
         self._make_room(0, 0, now, backed_only=False, most=len(self._index.chunks))
 
     def _make_room(self, needed: int, headroom: int, now: float, *, backed_only: bool, most: int) -> None:
-        """Free `needed`, and `headroom` beyond it while that costs no chunk its only copy."""
+        """Free `needed` bytes, and up to `headroom` more while that deletes no only copy."""
         if self.limit_bytes is None:
             return
         self._now = now
@@ -95,7 +95,7 @@ class Capacity:
         self._out.extend(Counted("evicted_bytes", size, ("ssd", reason)) for reason, size in gone.items())
 
     def _reason(self, chunk: Chunk) -> str:
-        """The label of `evicted_bytes`."""
+        """The reason label of `evicted_bytes`."""
         sessions = self._index.names.get(chunk.key)
         if not sessions:
             return "unnamed"
@@ -106,7 +106,7 @@ class Capacity:
     # ---- the ranking
 
     def _next(self, backed_only: bool) -> Chunk | None:
-        """The next victim; None when there is none. Ranks anew when the ranking is old or used up."""
+        """The next victim; None when there is none. Ranks again when the ranking is old or used up."""
         walk = self._walks.get(backed_only)
         if walk is not None and self._now - walk.ranked <= _STALE_S:
             found = next(walk.victims, None)
@@ -117,11 +117,15 @@ class Capacity:
         return next(walk.victims, None)
 
     def _walk(self, backed_only: bool, walk: _Walk) -> Iterator[Chunk]:
-        """Victims, first to go first. What has changed since it was ranked is looked at again before it is given out."""
+        """Victims in order. Each is checked again before it is yielded."""
         for key in list(self._index.unnamed):
             walk.steps += 1
             chunk = self._index.chunks.get(key)
-            if chunk is not None and key in self._index.unnamed and self._may_go(chunk, backed_only and not self.learned):
+            if (
+                chunk is not None
+                and key in self._index.unnamed
+                and self._may_go(chunk, backed_only and not self.learned)
+            ):
                 yield chunk
         heap = [(self._rank(s), s) for s in self._index.ssd_chunks]
         heapq.heapify(heap)
@@ -139,7 +143,7 @@ class Capacity:
 
     def _rank(self, session: SessionKey) -> tuple[int, int, float]:
         s = self._sessions.standing(session, self._now)
-        return s.rank, s.urgency, s.last_use
+        return s.rank, s.urgency, s.last_use_s
 
     def _latest_first(self, session: SessionKey) -> list[bytes]:
         manifest = self._index.manifests.get(session)
@@ -151,6 +155,6 @@ class Capacity:
         return (chunk.backed or not backed_only) and not any(s in _READING for s in chunk.states)
 
     def _protected(self, chunk: Chunk, session: SessionKey, rank: tuple[int, int, float]) -> bool:
-        """Whether another session that names the chunk ranks higher: the chunk goes with that one."""
+        """Whether another session that names the chunk ranks higher: the chunk counts with that one."""
         sessions = self._index.names.get(chunk.key, ())
         return any(self._rank(s) > rank for s in sessions if s != session)

@@ -1,7 +1,7 @@
-"""The record of one chunk, and what it takes on the SSD.
+"""The record of one chunk, and its size on the SSD.
 
-A node may know a million of them, so a record is small: checksums of slower copies are packed, and kept once when both
-copies have the same; a chunk that has nothing in the arena has no lists of its own.
+A node may know a million chunks, so a record is small: checksums of slower copies are packed, and shared when equal; a
+chunk without pieces in the arena has no lists of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contracts.kv import KvShape
 from kvstore.core.state import CopyState, PieceState
 
-#: The lists of a chunk that has nothing in the arena. Shared; never changed, only replaced.
+#: The lists of a chunk without pieces in the arena. Shared: never mutated, only replaced.
 NO_STATES: list[PieceState] = []
 NO_NUMBERS: list[int] = []
 #: Files begin with a header of at least one block, and their pieces are aligned to blocks.
@@ -20,7 +20,7 @@ _BLOCK, _HEADER_FIXED, _HEADER_A_LAYER = 4096, 256, 12
 
 
 def stored_bytes(shape: KvShape) -> int:
-    """What a chunk takes on the SSD at most: header and aligned pieces, uncompressed."""
+    """A chunk's maximum size on the SSD: header and aligned pieces, raw."""
     header = -(-(_HEADER_FIXED + _HEADER_A_LAYER * shape.layers) // _BLOCK)
     return (header + shape.layers * -(-shape.piece_bytes // _BLOCK)) * _BLOCK
 
@@ -34,12 +34,12 @@ def _unpack(packed: bytes) -> tuple[int, ...]:
 
 
 class Chunk:
-    """One chunk's whereabouts. `states`, `offsets` and `sums` are by layer and empty while nothing is in the arena.
+    """Where one chunk is. `states`, `offsets` and `sums` are by layer, and empty while no piece is in the arena.
 
-    saved_here: a worker of this node wrote it, so that this node owes the slower tiers a copy.
-    doomed: it was erased while something still used it; it goes as soon as nothing does.
-    leaving: it is being written to the blob tier from the arena, so its pieces stay there until that has ended.
-    backed: the blob tier was seen to have it, though perhaps not its header (`blob` is PRESENT when that was read).
+    saved_here: a worker of this node wrote it, so this node owes the slower tiers a copy.
+    doomed: it was erased, and is deleted as soon as nothing uses it.
+    leaving: it is being written to blob from the arena; its pieces stay until that has ended.
+    backed: blob has it, by a listing or a write; `blob` is PRESENT only once its header was read or written here.
     encoded_bytes: length of the SSD's file when a codec made it; 0: it is raw, or there is none.
     """
 
@@ -82,7 +82,7 @@ class Chunk:
 
     @property
     def ssd_stored_bytes(self) -> int:
-        """What its file on the SSD takes, or will at most while it is written."""
+        """The size of its file on the SSD, or the maximum while it is being written."""
         return self.encoded_bytes or stored_bytes(self.shape)
 
     @property
@@ -96,7 +96,7 @@ class Chunk:
         return _unpack(self._blob_sums)
 
     def set_sums(self, tier: str, sums: Sequence[int]) -> None:
-        """Of the copy in "ssd" or "blob". Equal ones of both copies are kept once."""
+        """Set the checksums of the copy in "ssd" or "blob". Equal ones of both copies are shared."""
         packed = _pack(sums)
         other = self._blob_sums if tier == "ssd" else self._ssd_sums
         packed = other if packed == other else packed
@@ -106,20 +106,20 @@ class Chunk:
             self._blob_sums = packed
 
     def state(self, layer: int) -> PieceState:
-        """Where the piece stands."""
+        """The state of the layer's piece."""
         return self.states[layer] if self.states else PieceState.ABSENT
 
     @property
     def complete(self) -> bool:
-        """Every layer is READY in the arena."""
+        """Whether every layer is READY."""
         return self.ready == self.shape.layers
 
     @property
     def held_here(self) -> bool:
-        """All of it can be read on this node, without peers and blob."""
+        """Whether all of it can be read from this node's arena or SSD."""
         return self.complete or self.ssd is CopyState.PRESENT
 
     @property
     def idle(self) -> bool:
-        """Nothing is in the arena or on its way into it."""
+        """Whether every piece is ABSENT."""
         return not self.states

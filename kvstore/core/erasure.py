@@ -1,13 +1,13 @@
-"""What erasing a session removes, and when: every chunk that no other manifest names, from every tier of this node and the
-blob tier, at once where nothing uses it and as soon as nothing does otherwise.
+"""What erasing a session deletes, and when: every chunk that no other session names, from every tier of this node and
+from blob, as soon as nothing uses it.
 
-An erased chunk is doomed: no load finds it, no save revives it, and a write that was under way is undone when it ends. Turns of the
-session that were running are told by what their worker has heard (graves.py): their late saves and manifests are refused.
+An erased chunk is doomed: no load finds it, no save revives it, and a write in progress is undone when it ends. Late
+saves and manifests of turns that were running are refused; graves.py recognises them.
 
-An erasure outlives the processes that were told of it. Each node notes it in its journal (NoteErasure) before it answers, and
-goes on until every tier of its own and the blob tier have confirmed. A tombstone in the blob tier tells nodes that were away:
-what they know of the session's ended lives is forgotten, and those chunks leave their own tiers (the blob tier's copies are the
-eraser's to delete, as the same content may be saved anew). Until then nothing of it is served.
+An erasure survives restarts. Each node writes it to its journal (NoteErasure) before it answers, and continues until
+every tier of its own and blob have confirmed. A tombstone in blob informs nodes that were down: they forget the
+session's ended lives and delete its chunks from their own tiers. Copies in blob are deleted only by the node that
+erased, because the same content may have been saved again. Erased chunks are not served meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from dataclasses import replace
 from contracts.ids import SessionKey
 from contracts.kv import Manifest
 from kvstore.core.chunk import Chunk
-from kvstore.core.erasure_events import EraseHeard, ErasureEnded, ErasureSeen, ErasuresReplayed, SessionErased, TombstonesListed
+from kvstore.core.erasure_events import (
+    EraseHeard,
+    ErasureEnded,
+    ErasureSeen,
+    ErasuresReplayed,
+    SessionErased,
+    TombstonesListed,
+)
 from kvstore.core.events import FoundCopy, LoadWanted
 from kvstore.core.eviction import evictable
 from kvstore.core.graves import MOST_NAMED, Graves
@@ -40,15 +47,17 @@ from kvstore.core.sessions import Sessions
 from kvstore.core.state import CopyState, PieceState
 from kvstore.core.tombstone import OpenErasure, Tombstone
 
-#: How many erased chunks a worker that attaches is told of.
+#: Most erased chunks that a worker is told of when it attaches.
 _TOLD = 20_000
 _GONE = (CopyState.ABSENT, CopyState.SKIPPED)
 
 
 class Erasure:
-    """See the module. `graves`: the erasures that this node knows of."""
+    """See the module. graves: the erasures that this node knows."""
 
-    def __init__(self, index: Index, ledger: Ledger, room: Room, loads: Loads, sessions: Sessions, out: list[Instruction]) -> None:
+    def __init__(
+        self, index: Index, ledger: Ledger, room: Room, loads: Loads, sessions: Sessions, out: list[Instruction]
+    ) -> None:
         self._index = index
         self._ledger = ledger
         self._room = room
@@ -61,7 +70,7 @@ class Erasure:
     # ---- erasing
 
     def is_old_news(self, event: SessionErased) -> bool:
-        """An erasure that others were told of before: it is known here, or the session has begun a new life since."""
+        """Whether a repeated erasure is known here already, or the session has begun a new life since."""
         manifest = self._index.manifests.get(event.session)
         lives = manifest is not None and manifest.life >= event.number
         return bool(event.number) and (lives or self.graves.number(event.session) >= event.number)
@@ -83,22 +92,24 @@ class Erasure:
         self._remove(orphans)
 
     def reopen(self, session: SessionKey) -> None:
-        """Look at a known erasure again, of everything that was known to be its; a life that has begun since goes on."""
+        """Delete again everything that a known erasure named, except what a session names now."""
         grave = self.graves.get(session)
         if grave is not None:
             self.graves.bury(Tombstone(session, grave.number), is_open=True)
             self._note(session)
-            self._remove({key: fingerprint for key, fingerprint in grave.chunks.items() if key not in self._index.names})
+            self._remove(
+                {key: fingerprint for key, fingerprint in grave.chunks.items() if key not in self._index.names}
+            )
 
     def _number(self, session: SessionKey, manifest: Manifest | None, running: bool) -> int:
-        """Above every life that the session may have had. An erasure that is repeated keeps its number."""
+        """The erasure's number: above every life the session may have had. A repeated erasure keeps its number."""
         known = self.graves.number(session)
         if manifest is not None:
             return max(known, manifest.life + 1)
         return known if known and not running else self.graves.floor + 1
 
     def _note(self, session: SessionKey) -> None:
-        """The grave, as it is now, goes into the journal and into the blob tier."""
+        """Write the grave to the journal and its tombstone to blob."""
         grave = self.graves.get(session)
         assert grave is not None
         tombstone = Tombstone(session, grave.number, dict(grave.chunks))
@@ -108,7 +119,7 @@ class Erasure:
         self._out.append(TellErase(tuple(keys), (session,), self.graves.tell([session])))
 
     def exhumed(self, manifest: Manifest) -> None:
-        """A manifest of an ended life turned up: what only it names goes, too."""
+        """A manifest of an ended life was found: delete it and the chunks that only it names."""
         session, grave = manifest.session, self.graves.get(manifest.session)
         self._out.append(DeleteManifest(session))
         keys = [key for key in (*manifest.keys, *manifest.former) if key not in self._index.names]
@@ -123,10 +134,10 @@ class Erasure:
             self._remove(dict.fromkeys(keys, manifest.fingerprint))
 
     def told(self, event: EraseHeard | ErasureSeen | ErasureEnded | ErasuresReplayed | TombstonesListed) -> None:
-        """What workers, the blob tier and the journal say of erasures."""
+        """Handle what workers, the blob tier and the journal report about erasures."""
         match event:
             case EraseHeard():
-                self.graves.heard(event.worker, event.telling)
+                self.graves.heard(event.worker, event.notice)
             case ErasureSeen():
                 if self.graves.seen(event.session):
                     self._note(event.session)
@@ -140,12 +151,12 @@ class Erasure:
                 self._heed(event)
 
     def recovered(self, copies: Iterable[FoundCopy]) -> None:
-        """The SSD has these: what was erased meanwhile leaves it."""
+        """The SSD was recovered: delete chunks that were erased meanwhile."""
         if len(self.graves):
             self.remove_here([c.key for c in copies if c.key in self.graves.shut_keys and self._unnamed(c.key)])
 
     def _heed(self, event: TombstonesListed) -> None:
-        """Erasures that happened while this node may not have been told."""
+        """Tombstones were listed: apply erasures that this node may have missed."""
         for tombstone in event.tombstones:
             session = tombstone.session
             news = self.graves.bury(tombstone)
@@ -153,7 +164,9 @@ class Erasure:
             manifest = self._index.manifests.get(session)
             ended = self.void(manifest) if manifest is not None else news
             if ended:
-                gone |= dict.fromkeys([*self._index.drop_manifest(session), *(manifest.former if manifest is not None else ())])
+                gone |= dict.fromkeys(
+                    [*self._index.drop_manifest(session), *(manifest.former if manifest is not None else ())]
+                )
                 self._sessions.forget(session)
             if ended and manifest is not None:
                 self._out += [Counted("erasures_heeded"), DeleteManifest(session)]
@@ -170,22 +183,22 @@ class Erasure:
         return key in self._index.chunks and key not in self._index.names
 
     def void(self, manifest: Manifest) -> bool:
-        """Whether a manifest is of a life that an erasure ended."""
+        """Whether the manifest is of a life that an erasure ended."""
         return manifest.life < self.graves.number(manifest.session)
 
     def is_erasing(self, session: SessionKey) -> bool:
-        """Whether some tier of this node may still have something of the session, which was erased."""
+        """Whether the session was erased and a tier of this node may still hold something of it."""
         grave = self.graves.get(session)
         return grave is not None and grave.is_open
 
     # ---- serving
 
     def serves(self, key: bytes, tenant: str = "") -> bool:
-        """Whether the chunk may be handed out. tenant: of who asks, empty when it is not known."""
+        """Whether the chunk may be served. tenant: of the reader; empty when unknown."""
         return not self.graves.shuts(key, tenant, key in self._index.names)
 
     def allowed(self, event: LoadWanted) -> LoadWanted:
-        """The load up to the first chunk that was erased."""
+        """The load, cut before the first erased chunk."""
         if not len(self.graves):
             return event
         tenant = event.session.tenant if event.session is not None else ""
@@ -193,17 +206,17 @@ class Erasure:
         return event if stop is None else replace(event, wants=event.wants[:stop])
 
     def attached(self, worker: str) -> None:
-        """A worker that was not here may still have something of erased sessions."""
+        """A worker attached: tell it of erasures, because it may still hold erased chunks."""
         dead = [s for s in self.graves if s not in self._index.manifests and s not in self._index.claims]
-        telling = self.graves.attach(worker, dead)
+        notice = self.graves.attach(worker, dead)
         keys = tuple(key for key in self.graves.keys(_TOLD) if key not in self._index.names)
         if dead or keys:
-            self._out.append(TellErase(keys, tuple(dead), telling))
+            self._out.append(TellErase(keys, tuple(dead), notice))
 
     # ---- removing
 
     def _remove(self, keys: Mapping[bytes, bytes]) -> None:
-        """Doom chunks (key -> fingerprint) that nobody names, wherever they are."""
+        """Doom unnamed chunks (key -> fingerprint) on this node and in blob."""
         for key, fingerprint in keys.items():
             chunk = self._index.chunks.get(key)
             if chunk is None:
@@ -215,7 +228,7 @@ class Erasure:
         self.sweep()
 
     def remove_here(self, keys: Iterable[bytes]) -> None:
-        """Doom chunks that nobody names, on this node only."""
+        """Doom unnamed chunks on this node only."""
         for key in keys:
             chunk = self._index.chunks[key]
             if chunk.blob is CopyState.PRESENT:
@@ -229,7 +242,7 @@ class Erasure:
         self._loads.void_key(chunk.key)
 
     def sweep(self) -> None:
-        """Remove what has become removable of doomed chunks. Called after every event."""
+        """Delete what is no longer in use of doomed chunks. Called after every event."""
         for key, chunk in list(self._doomed.items()):
             for layer, state in enumerate(chunk.states.copy()):
                 if state is PieceState.READY and evictable(chunk) and not self._ledger.pinned(chunk.offsets[layer]):
@@ -245,7 +258,7 @@ class Erasure:
                 chunk.doomed = False
 
     def left(self, keys: Iterable[bytes]) -> dict[str, int]:
-        """How many of the chunks that nobody names this node's "dram" and "ssd", or its view of "blob", still has."""
+        """By tier ("dram", "ssd", "blob" as known here), how many of these chunks are still there and unnamed."""
         left = dict.fromkeys(("dram", "ssd", "blob"), 0)
         for key in keys:
             chunk = self._index.chunks.get(key)
@@ -256,7 +269,7 @@ class Erasure:
         return left
 
     def settled(self, session: SessionKey) -> bool:
-        """Whether this node, as far as it knows itself, has nothing of the erased session any more."""
+        """Whether this node holds nothing of the erased session any more, by its own records."""
         grave = self.graves.get(session)
         if grave is None:
             return True

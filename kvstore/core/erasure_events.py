@@ -1,4 +1,4 @@
-"""What happens around erasures, as events of the core (events.py has them all)."""
+"""Events of the core about erasures; events.py exports them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kvstore.core.tombstone import OpenErasure, Tombstone
 
 @dataclass(frozen=True, slots=True)
 class SessionErased:
-    """Erase a session. number: of an erasure that is told again (Tombstone), 0 for a new one. blind: nobody here knows the session, and
-    the blob tier did not say whether it does.
+    """Erase a session. number: of a repeated erasure (Tombstone); 0 for a new one. blind: the session is unknown here,
+    and blob did not answer.
 
-    expired: it was idle for too long, or its tenant has no room for it, which every node finds out by itself: nothing is noted.
+    expired: erased because it was idle or over a quota. Every node finds that out by itself, so nothing is journaled.
     """
 
     session: SessionKey
@@ -26,16 +26,16 @@ class SessionErased:
 
 @dataclass(frozen=True, slots=True)
 class EraseHeard:
-    """The worker has acted on every TellErase up to this telling."""
+    """The worker has acted on every TellErase up to this notice."""
 
     worker: str
-    telling: int
+    notice: int
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureSeen:
-    """The blob tier has said whether it has a manifest of this erased session; one that it has was told by ManifestFetched."""
+    """Blob has answered whether it has a manifest of this erased session. If so, ManifestFetched came before."""
 
     session: SessionKey
     now: float
@@ -43,7 +43,7 @@ class ErasureSeen:
 
 @dataclass(frozen=True, slots=True)
 class ErasureEnded:
-    """Every tier of this node has nothing of the erased session any more, and the blob tier has neither that nor lacks the tombstone."""
+    """No tier of this node, nor blob, holds anything of the erased session any more, and blob has the tombstone."""
 
     session: SessionKey
     now: float
@@ -51,7 +51,7 @@ class ErasureEnded:
 
 @dataclass(frozen=True, slots=True)
 class ErasuresReplayed:
-    """What the journal says at the start. floor: the highest number of an erasure that this node has known of."""
+    """The journal was read at the start. floor: the highest number of an erasure that this node has known."""
 
     open: Sequence[OpenErasure]
     floor: int
@@ -60,7 +60,7 @@ class ErasuresReplayed:
 
 @dataclass(frozen=True, slots=True)
 class TombstonesListed:
-    """Erasures that the blob tier remembers. complete: all of them."""
+    """Tombstones in blob. complete: these are all."""
 
     tombstones: Sequence[Tombstone]
     now: float

@@ -1,7 +1,7 @@
-"""Everything the core is told: plain values, no behaviour. What it asks for in return is in instructions.py.
+"""The core's input: plain values, no behaviour. Its output is in instructions.py.
 
-Times (`now`) are monotonic seconds of the caller's clock. Offsets and sizes are bytes. A `wants` entry is a chunk key and
-the layers wanted of it.
+Times (`now`) are monotonic seconds of the caller's clock. Offsets and sizes are bytes. A `wants` entry is a chunk key
+and the layers wanted of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LoadKind(IntEnum):
 
 
 class SourceKind(IntEnum):
-    """Where a fetch reads, best first."""
+    """Where a fetch reads, in the order that ties keep."""
 
     SSD = 0
     PEER = 1
@@ -43,13 +43,13 @@ class Fault(IntEnum):
     CORRUPT = 0  #: checksum, shape or length is wrong: the copy is deleted
     MISSING = 1  #: the object is not there
     UNAVAILABLE = 2  #: the source did not answer; the copy may be good
-    NO_ROOM = 3  #: the arena is full of what may not be displaced for this
-    MEDIUM = 4  #: the device reported an error: the copy is bad, or all of the device is
-    CANCELLED = 5  #: the core took the fetch back (CancelFetch) before the piece came; nothing is wrong with the source
+    NO_ROOM = 3  #: the arena is full of pieces that may not be evicted for this load
+    MEDIUM = 4  #: the device reported an error: the copy is bad, or the whole device
+    CANCELLED = 5  #: the core cancelled the fetch (CancelFetch) before the piece came; the source is not at fault
 
 
-class Tier(IntEnum):
-    """What is used, or left alone for a while, as one (health.py)."""
+class TierChannel(IntEnum):
+    """What is in use or degraded as one (health.py)."""
 
     SSD_READ = 0
     SSD_WRITE = 1
@@ -60,16 +60,16 @@ class Tier(IntEnum):
 class Wrote(IntEnum):
     """How a write to a slower tier ended."""
 
-    FAILED = 0  #: the reason says nothing about the next one
+    FAILED = 0  #: the next write may succeed
     OK = 1
     FULL = 2
     READ_ONLY = 3
-    BROKEN = 4  #: the device reported an error, or the directory is not one that can be written
-    NOT_TRIED = 5  #: the tier is left alone
-    RESERVED = 6  #: nothing was written: what is left of the disk is kept free
+    BROKEN = 4  #: the device reported an error, or the directory is unusable
+    NOT_TRIED = 5  #: the tier is degraded
+    RESERVED = 6  #: nothing was written: the rest of the disk is reserved (kv.disk_reserve)
 
 
-#: (worker or reader, number chosen by it): unique while it is attached.
+#: (owner, number chosen by it): unique while the owner, a worker or reading peer, is attached.
 LoadId = tuple[str, str]
 SaveId = tuple[str, int]
 Want = tuple[bytes, tuple[int, ...]]
@@ -77,7 +77,8 @@ Want = tuple[bytes, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class FoundCopy:
-    """A header that was read: the chunk exists there, with these checksums (one a layer). encoded_bytes: its length; 0: it is raw."""
+    """A header that was read: the chunk exists there, with one checksum per layer. encoded_bytes: its length; 0 if
+    raw."""
 
     key: bytes
     shape: KvShape
@@ -87,25 +88,25 @@ class FoundCopy:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Chunks that the SSD holds, found at start."""
+    """Chunks found on the SSD at the start."""
 
     copies: Sequence[FoundCopy]
 
 
 @dataclass(frozen=True, slots=True)
 class TierFailed:
-    """The shell met a failure of a tier outside of any transfer: at start, in a listing."""
+    """A tier failed outside of a transfer: at the start, or in a listing."""
 
-    tier: Tier
+    tier: TierChannel
     reason: str
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class TierTried:
-    """Answer to TryTier. size: bytes that were moved."""
+    """Answer to TryTier. size: bytes moved."""
 
-    tier: Tier
+    tier: TierChannel
     outcome: Wrote
     size: int
     now: float
@@ -122,7 +123,7 @@ class ShapesDeclared:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The worker's (or the reader's) stream ended: everything of its is released."""
+    """The stream of a worker or reading peer ended: everything it holds is released."""
 
     worker: str
     now: float
@@ -155,9 +156,9 @@ class LoadCancelled:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Answer to Probe: the copies that the blob tier has; what is not named is not there or did not answer in time.
+    """Answer to Probe: the copies in blob. A key without a copy is not there, or was not answered in time.
 
-    failed: how many of the questions the tier should have answered and did not.
+    failed: number of questions that the tier should have answered and did not.
     """
 
     load: LoadId
@@ -169,8 +170,8 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class PeerHolds:
-    """The peer answered: these indices of the asked chunks will come. in_dram: those that are in its arena already. due_s: in how many
-    seconds it means to have each of `indices` there; an old one does not say."""
+    """The peer answered: these indices of the asked chunks will come. in_dram: those in its arena already. due_s:
+    seconds until it expects each of `indices` there; may be empty."""
 
     lease: str
     indices: Sequence[int]
@@ -181,7 +182,7 @@ class PeerHolds:
 
 @dataclass(frozen=True, slots=True)
 class PeerReady:
-    """(index, layer, offset in the peer's arena, checksum) of pieces that can be read now."""
+    """Pieces readable at the peer now: (index, layer, offset in its arena, checksum)."""
 
     lease: str
     pieces: Sequence[tuple[int, int, int, int]]
@@ -190,7 +191,7 @@ class PeerReady:
 
 @dataclass(frozen=True, slots=True)
 class PeerEnded:
-    """Nothing more comes; `answered` is false when the peer failed."""
+    """Nothing more comes. answered: false when the peer failed."""
 
     lease: str
     answered: bool
@@ -199,10 +200,8 @@ class PeerEnded:
 
 @dataclass(frozen=True, slots=True)
 class FetchDone:
-    """A fetch ended and its slots will not be written any more. `faults`: by index of the piece in the fetch.
-
-    sums: likewise, the arena's checksums of the pieces whose bytes there are not those that were read (a codec decoded them).
-    """
+    """A fetch ended, and nothing writes to its slots any more. faults: by index of the piece in the fetch. sums:
+    likewise, the arena's checksums of pieces that a codec decoded."""
 
     fetch: int
     faults: dict[int, Fault]
@@ -212,7 +211,7 @@ class FetchDone:
 
 @dataclass(frozen=True, slots=True)
 class FetchStalled:
-    """A fetch takes too long: its loads go elsewhere; its slots stay out of use until FetchDone."""
+    """A fetch takes too long: its loads try other sources; its slots stay reserved until FetchDone."""
 
     fetch: int
     now: float
@@ -246,7 +245,7 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class SsdWritten:
-    """`sums`: the checksums of the copy's pieces; empty: those of the arena. encoded_bytes: the file's length; 0: it is raw."""
+    """sums: checksums of the copy's pieces; empty: those of the arena. encoded_bytes: the file's length; 0 if raw."""
 
     key: bytes
     outcome: Wrote
@@ -257,7 +256,7 @@ class SsdWritten:
 
 @dataclass(frozen=True, slots=True)
 class BlobWritten:
-    """`sums`: the checksums of the copy's pieces; empty: those that WriteBlob named."""
+    """sums: checksums of the copy's pieces; empty: those in WriteBlob."""
 
     key: bytes
     outcome: Wrote
@@ -267,7 +266,7 @@ class BlobWritten:
 
 @dataclass(frozen=True, slots=True)
 class BlobListed:
-    """All of a model's chunks that the blob tier has: what is owed to it can be told."""
+    """All of a model's chunks in blob, so that missing ones can be written."""
 
     fingerprint: bytes
     keys: Set[bytes]
@@ -276,7 +275,7 @@ class BlobListed:
 
 @dataclass(frozen=True, slots=True)
 class TierSized:
-    """How many bytes may be in "ssd" (this node's files) or "blob" (all nodes'), None: no limit; of blob also how many there are."""
+    """The size limit of "ssd" (this node's files) or "blob" (all nodes'); None: no limit. held_bytes: of blob."""
 
     tier: str
     limit_bytes: int | None
@@ -293,7 +292,8 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class ManifestsListed:
-    """Manifests found in the blob tier. complete: all of them. wall: the wall clock's time, which `last_use_s` compares with."""
+    """Manifests found in blob. complete: these, with earlier pages, are all. wall: wall-clock time, for comparison with
+    `last_use_s`."""
 
     manifests: Sequence[Manifest]
     now: float
@@ -303,7 +303,7 @@ class ManifestsListed:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFetched:
-    """Answer to FetchManifest; None: there is none, or the tier did not answer."""
+    """Answer to FetchManifest. None: there is none, or blob did not answer."""
 
     session: SessionKey
     manifest: Manifest | None
@@ -312,8 +312,8 @@ class ManifestFetched:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """A prefetch command. `arrival_s` (infinity: the hint says no time) and `lifetime_s` are seconds from now. device: of this node, that
-    is to answer."""
+    """A prefetch command. arrival_s (infinity: unknown) and lifetime_s are seconds from now. device: number on this
+    node of the device where the turn will run."""
 
     session: SessionKey
     priority: int
@@ -332,19 +332,19 @@ class Invalidated:
 
 @dataclass(frozen=True, slots=True)
 class OrphansSought:
-    """Some time has passed since the last one, and a complete list of sessions has just been seen."""
+    """Start a sweep for orphans. A complete list of sessions came just before."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class OldChunksListed:
-    """Chunks in the blob tier that have been there for some time; sent after OrphansSought. fingerprint: at least its first half."""
+    """Chunks in blob older than the grace time; follows OrphansSought. fingerprint: at least its first half."""
 
     fingerprint: bytes
     keys: Sequence[bytes]
     now: float
-    named: Container[bytes] = ()  #: chunks of sessions that the index does not keep; it may hold others too
+    named: Container[bytes] = ()  #: chunks of sessions that the index does not keep; may contain others
 
 
 @dataclass(frozen=True, slots=True)

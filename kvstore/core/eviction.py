@@ -1,12 +1,8 @@
-"""Which pieces leave the arena first (DESIGN section 6; SYMPHONY 3.3, layer-priority eviction).
+"""Which pieces leave the arena first: those of the lowest `contracts.memory.victim_order.key`. Nothing is freed here.
 
-Order: chunks whose saving was skipped or failed; then class (dropped, unadvised, advised), least urgent priority, highest
-layer, least recently used session, latest chunk. Without layer priority, whole chunks go: the layer is compared last.
-Ranks only: nothing is freed here.
-
-The order is kept, not made anew: a heap for each model's band of layers has an entry for every chunk with READY pieces
-there, at its highest one. Whatever changes a chunk's place (`Index.stirred`, `Sessions.changed`) enters it anew, and an entry
-that no longer agrees with its chunk is skipped when it comes up. So a victim costs O(log n).
+The order is maintained incrementally: a heap for each model and band has an entry for every chunk with READY pieces
+there, at its highest layer. A change of a chunk's key (`Index.stirred`, `Sessions.changed`) adds a new entry; outdated
+entries are skipped. So a victim costs O(log n).
 """
 
 from __future__ import annotations
@@ -18,75 +14,67 @@ from functools import lru_cache
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape
+from contracts.memory.layer_bands import band_of, layers_of
+from contracts.memory.victim_order import Rank, Standing, VictimKey, strongest, victim_key
 from kvstore.core.index import Chunk, Index
 from kvstore.core.ledger import SlotKind, slot_bytes
-from kvstore.core.prefetch import band_of, quarter
-from kvstore.core.sessions import Rank, Sessions, Standing, strongest
+from kvstore.core.sessions import Sessions
 from kvstore.core.state import CopyState, PieceState
 
-#: Compares as eviction does: the smaller goes first.
-VictimKey = tuple[int, int, int, float, float, float]
-#: Class and urgency (minus the priority).
+#: A limit for evictions: class and urgency (minus the priority).
 Below = tuple[int, float]
 _Entry = tuple[VictimKey, int, Chunk, int]
 
-#: Looked up once: a search for room asks for the place of many pieces.
+#: Bound once: a search for room computes many keys.
 _READY, _PRESENT, _WAITING = PieceState.READY, CopyState.PRESENT, CopyState.WAITING
 
-#: First part of the key.
-_UNSAVED, _SAVED = 0, 1
-#: Heaps are cleared of entries that no longer agree when there are so many times more than chunks.
+#: The heaps are rebuilt when they have this many times more entries than there are chunks.
 _SLACK = 8
 
 
 def unsaved(chunk: Chunk) -> bool:
-    """Saved by a worker here, but no slower tier has it or will: dropped first, whole, and recomputed when wanted."""
+    """Whether the chunk was saved by a worker here, but no slower tier has it or will have it: evicted first."""
     ssd, blob = chunk.ssd, chunk.blob
     return chunk.saved_here and not (ssd is _PRESENT or ssd is _WAITING or blob is _PRESENT or blob is _WAITING)
 
 
 def evictable(chunk: Chunk) -> bool:
-    """Whether its READY, unpinned pieces may go: not while a slower tier still waits for bytes from the arena."""
+    """Whether its READY, unpinned pieces may be evicted: not while they are being written to a slower tier."""
     return chunk.ssd is not _WAITING and not chunk.leaving
 
 
-def victim_key(chunk: Chunk, layer: int, standing: Standing, layer_priority: bool) -> VictimKey:
-    """Where the piece stands among victims."""
-    s, whole = standing, unsaved(chunk)
-    if whole or not layer_priority:
-        return (_UNSAVED if whole else _SAVED, s.rank, s.urgency, s.last_use, -chunk.position, -layer)
-    return (_SAVED, s.rank, s.urgency, -layer, s.last_use, -chunk.position)
-
-
 def under(rank: Rank, priority: float = math.inf) -> Below:
-    """What may be displaced for somebody of this class and priority: what is of a class below it, or of it and less urgent."""
+    """The limit for a load of this class and priority: it may evict lower classes, and its own class if less urgent."""
     return rank, -priority
 
 
 def protected(key: VictimKey, below: Below | None) -> bool:
-    """Whether the piece is not for those who may only displace what stands below this. Unsaved ones are for everybody."""
-    return below is not None and key[0] == _SAVED and key[1:3] >= below
+    """Whether the limit `below` forbids evicting a piece with this key. Unsaved pieces are never protected."""
+    return below is not None and bool(key[0]) and key[1:3] >= below
 
 
 def dropped(key: VictimKey) -> bool:
-    """Whether nobody is known to want the piece any more, though a slower tier has it."""
-    return key[0] == _SAVED and key[1] == Rank.DROPPED
+    """Whether the piece is of class DROPPED, and a slower tier has it."""
+    return bool(key[0]) and key[1] == Rank.DROPPED
 
 
 @lru_cache(maxsize=64)
 def kinds_of(shape: KvShape) -> tuple[SlotKind, ...]:
-    """By layer, the slots that hold such pieces."""
-    return tuple(SlotKind(shape.fingerprint, band_of(shape, layer), slot_bytes(shape.piece_bytes)) for layer in range(shape.layers))
+    """By layer, the kind of slot for a piece of this shape."""
+    return tuple(
+        SlotKind(shape.fingerprint, band_of(layer, shape.layers), slot_bytes(shape.piece_bytes))
+        for layer in range(shape.layers)
+    )
 
 
 def kind_of(chunk: Chunk, layer: int) -> SlotKind:
-    """The slots that hold such a piece."""
+    """The kind of slot for the chunk's piece."""
     return kinds_of(chunk.shape)[layer]
 
 
 class Victims:
-    """The order over all resident chunks. `refresh` first; then `first` and `skip` walk one kind's pieces, `heads` all
-    chunks; `settle` ends the walk, and what was passed and not evicted is back in the order."""
+    """The order over all resident chunks. Call `refresh`, then `first` and `skip` to walk one kind's pieces or `heads`
+    to walk all chunks, then `settle`, which puts skipped pieces that were not evicted back."""
 
     def __init__(self, index: Index, sessions: Sessions, *, layer_priority: bool) -> None:
         self._index = index
@@ -96,7 +84,7 @@ class Victims:
         self._entries = 0
         self._numbers = 0
         self._now = 0.0
-        self._standings: dict[bytes, Standing] = {}  #: of chunks, and of sessions, since the last refresh
+        self._standings: dict[bytes, Standing] = {}  #: by chunk, cached since the last refresh
         self._of_session: dict[SessionKey, Standing] = {}
         self._passed: set[tuple[bytes, int]] = set()
         self._popped: dict[tuple[bytes, SlotKind], Chunk] = {}
@@ -104,7 +92,7 @@ class Victims:
     # ---- keeping the order
 
     def refresh(self, now: float) -> bool:
-        """Enter what has changed its place since the last time; false when nothing has."""
+        """Add entries for chunks whose key changed since the last time; false when none did."""
         self._now = now
         self._standings.clear()
         self._of_session.clear()
@@ -126,7 +114,7 @@ class Victims:
         return changed
 
     def key(self, chunk: Chunk, layer: int) -> VictimKey | None:
-        """The piece's place now; None: it may not be evicted at all. Pins are the caller's to check."""
+        """The piece's current key; None when it may not be evicted. Does not check pins."""
         states = chunk.states
         if not states or states[layer] is not _READY or chunk.ssd is _WAITING or chunk.leaving:
             return None
@@ -134,28 +122,30 @@ class Victims:
         if standing is None:
             names = self._index.names.get(chunk.key, ())
             standing = self._standings[chunk.key] = strongest([self._standing(s) for s in names])
-        return victim_key(chunk, layer, standing, self._layer_priority)
+        return victim_key(
+            standing, unsaved=unsaved(chunk), layer=layer, position=chunk.position, by_layer=self._layer_priority
+        )
 
     def _standing(self, session: SessionKey) -> Standing:
-        """Of a session, which many chunks share."""
+        """The session's standing, cached because many chunks share it."""
         standing = self._of_session.get(session)
         if standing is None:
             standing = self._of_session[session] = self._sessions.standing(session, self._now)
         return standing
 
     def reason(self, chunk: Chunk, layer: int) -> str:
-        """Why a victim was one: "unsaved", or its class."""
+        """The reason label for a victim: "unsaved", or its class."""
         key = self.key(chunk, layer)
-        return "unsaved" if key is None or key[0] == _UNSAVED else Rank(key[1]).name.lower()
+        return "unsaved" if key is None or not key[0] else Rank(key[1]).name.lower()
 
     def _enter(self, chunk: Chunk) -> None:
         if chunk.ready and evictable(chunk):
-            size = quarter(chunk.shape)
-            for start in range(0, chunk.shape.layers, size):
-                self._enter_band(chunk, min(start + size, chunk.shape.layers) - 1, start)
+            for band in range(band_of(chunk.shape.layers - 1, chunk.shape.layers) + 1):
+                layers = layers_of(band, chunk.shape.layers)
+                self._enter_band(chunk, layers[-1], layers[0])
 
     def _enter_band(self, chunk: Chunk, top: int, bottom: int) -> None:
-        """An entry at the highest READY layer from `top` down to `bottom` that was not passed."""
+        """Add an entry at the highest READY layer from `top` down to `bottom` that was not skipped."""
         for layer in range(top, bottom - 1, -1):
             key = self.key(chunk, layer)
             if key is not None and (chunk.key, layer) not in self._passed:
@@ -165,7 +155,7 @@ class Victims:
                 return
 
     def _clean(self, kind: SlotKind) -> _Entry | None:
-        """The kind's first entry that agrees with its chunk."""
+        """The kind's first entry that is up to date; outdated ones are removed."""
         heap = self._heaps.get(kind)
         while heap:
             key, _, chunk, layer = heap[0]
@@ -193,10 +183,10 @@ class Victims:
         self._entries -= 1
         self._passed.add((chunk.key, layer))
         self._popped[chunk.key, kind] = chunk
-        self._enter_band(chunk, layer - 1, layer - layer % quarter(chunk.shape))
+        self._enter_band(chunk, layer - 1, layers_of(kind.band, chunk.shape.layers)[0])
 
     def heads(self) -> Generator[tuple[VictimKey, Chunk, int], None, None]:
-        """Of every chunk and band its first victim that was not skipped, in order. Close it when it is not used up."""
+        """The first unskipped victim of every chunk and band, in order. Close the generator if not exhausted."""
         heads = [(entry, kind) for kind in list(self._heaps) if (entry := self._clean(kind)) is not None]
         heapq.heapify(heads)
         out: list[tuple[SlotKind, _Entry]] = []
@@ -216,7 +206,7 @@ class Victims:
                 heapq.heappush(self._heaps.setdefault(kind, []), entry)
 
     def _clean_keeping(self, kind: SlotKind) -> _Entry | None:
-        """As `_clean`, but an empty heap stays."""
+        """Like `_clean`, but keeps an empty heap."""
         entry = self._clean(kind)
         self._heaps.setdefault(kind, [])
         return entry
@@ -226,6 +216,6 @@ class Victims:
         self._passed.clear()
         for (_, kind), chunk in self._popped.items():
             if self._index.resident.get(chunk.key) is chunk:
-                bottom = kind.band * quarter(chunk.shape)
-                self._enter_band(chunk, min(bottom + quarter(chunk.shape), chunk.shape.layers) - 1, bottom)
+                layers = layers_of(kind.band, chunk.shape.layers)
+                self._enter_band(chunk, layers[-1], layers[0])
         self._popped.clear()

@@ -1,11 +1,13 @@
 """Which read starts next: a queue per source, ordered by `prefetch.rank`, a few running at a time.
 
-A piece is in at most one fetch, however many loads want it; a more urgent load that joins lifts the fetch. Slots are
-reserved when a fetch starts, not when it is queued. A demand fetch that finds no room waits; any other is given up. What running
-prefetches have reserved is taken back for it, lowest rank first (`make_way`): the shell ends them early where it can, and their
-slots stay reserved until they have ended. A piece of theirs that a request has come to want by then is read again.
+A piece is in at most one fetch, however many loads want it; a more urgent load that joins raises the fetch's rank.
+Slots are reserved when a fetch starts, not when it is queued. A demand fetch that finds no room waits, and running
+prefetches are cancelled for it, lowest rank first (`make_way`); other fetches are given up. The shell ends cancelled
+reads early where it can; their slots stay reserved until they have ended. A cancelled piece that a request wants by
+then is read again.
 
-Invariants (`validate`): `_by_piece` names exactly the pieces that are QUEUED or LOADING; a running fetch's pieces all have slots.
+Invariants (`validate`): `_by_piece` names exactly the pieces that are QUEUED or LOADING; a running fetch's pieces all
+have slots.
 """
 
 from __future__ import annotations
@@ -15,21 +17,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from contracts.kv import KvShape
+from contracts.memory.victim_order import Rank
 from kvstore.core.events import Fault, LoadKind, SourceKind
 from kvstore.core.eviction import under
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import CancelFetch, Counted, Fetch, FetchPiece, Instruction
 from kvstore.core.ledger import Ledger
 from kvstore.core.meter import Meter
-from kvstore.core.pacing import Pace
+from kvstore.core.pacing import ReadPacer
 from kvstore.core.prefetch import OPTIONAL, FetchRank
 from kvstore.core.rates import Source
 from kvstore.core.room import Room
-from kvstore.core.sessions import Rank
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
 
-#: How many fetches of a source run at a time. Of the SSD more than are under way (`FileIo.depth`): the next ones are at hand there.
+#: Most running fetches by source. For the SSD more than `FileIo.depth`, so that its thread always has the next ones.
 RUNNING_LIMIT = {SourceKind.SSD: 24, SourceKind.PEER: 4, SourceKind.BLOB: 16}
 
 PieceRef = tuple[Chunk, int]
@@ -88,17 +90,18 @@ class _Fetch:
 
     @property
     def late(self) -> bool:
-        """It ranks behind what hints want in time."""
+        """Whether it ranks behind the hints that are in time."""
         return self.rank[2]
 
     def bytes_of(self, pieces: int) -> int:
-        """Bytes of so many of its pieces."""
+        """Bytes of `pieces` of its pieces."""
         return pieces * self.shape.piece_bytes
 
 
 class Fetches:
-    """See the module. `arrived(pieces, source)` and `lost(pieces, source, fault)` are called as fetches end, `read(lease, n)` when n pieces
-    of a peer's lease are no longer being read; `awaited(key, layer)` says whether a load still waits for a piece."""
+    """See the module. `arrived(pieces, source, now)` and `lost(pieces, source, fault, now)` are called as fetches end;
+    `read(lease, n)` when n pieces of a lease are no longer being read. `awaited(key, layer)`: whether a load still
+    waits for the piece."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Fetches:
         room: Room,
         usefulness: Usefulness,
         meter: Meter,
-        pace: Pace,
+        pace: ReadPacer,
         out: list[Instruction],
         arrived: Callable[[Sequence[PieceRef], SourceKind, float], None],
         lost: Callable[[Sequence[PieceRef], SourceKind, Fault, float], None],
@@ -130,7 +133,7 @@ class Fetches:
         self._running: dict[int, _Fetch] = {}
         self._count = dict.fromkeys(SourceKind, 0)
         self._numbers = 0
-        #: When a prefetch that waits for its pace may start; None: none waits.
+        #: When the next paced prefetch may start; None: none waits.
         self.resume_at: float | None = None
 
     def plan(
@@ -144,7 +147,8 @@ class Fetches:
         lease: str = "",
         peer: str = "",
     ) -> None:
-        """Queue one read of pieces that are ABSENT or EXPECTED; they become QUEUED. A lease counts them already."""
+        """Queue one read of pieces that are ABSENT or EXPECTED; they become QUEUED. lease: the caller has counted its
+        pieces as being read."""
         self._numbers += 1
         fetch = _Fetch(self._numbers, kind, shape, list(pieces), rank, load_kind, lease, peer)
         for chunk, layer, _, _ in fetch.pieces:
@@ -154,12 +158,12 @@ class Fetches:
         self._push(fetch)
 
     def source_of(self, key: bytes, layer: int) -> Source | None:
-        """From where a piece that is QUEUED or LOADING comes; None: it is neither."""
+        """The source of a QUEUED or LOADING piece; None for any other."""
         fetch = self._by_piece.get((key, layer))
         return fetch.source if fetch is not None else None
 
     def lift(self, key: bytes, layer: int, rank: FetchRank, load_kind: LoadKind) -> None:
-        """A further load wants a piece that is QUEUED or LOADING."""
+        """Another load wants a piece that is QUEUED or LOADING: raise its fetch to that load's rank."""
         fetch = self._by_piece[key, layer]
         if load_kind is LoadKind.DEMAND and fetch.load_kind in OPTIONAL:
             for chunk, _, _, _ in fetch.pieces:
@@ -172,7 +176,7 @@ class Fetches:
             self._push(fetch)
 
     def drop(self, chunk: Chunk, layer: int) -> bool:
-        """Nobody wants the piece any more: take it out when its fetch has not started. True when it was."""
+        """Remove a piece that no load wants from its fetch, unless that has started. True if removed."""
         fetch = self._by_piece.get((chunk.key, layer))
         if fetch is None or fetch.running:
             return False
@@ -183,7 +187,7 @@ class Fetches:
         return True
 
     def pump(self, now: float) -> None:
-        """Start what may start."""
+        """Start queued fetches, within RUNNING_LIMIT, room and pace."""
         self.resume_at = None
         for kind, heap in self._heaps.items():
             while heap and self._count[kind] < RUNNING_LIMIT[kind]:
@@ -193,10 +197,14 @@ class Fetches:
                     continue
                 paced = fetch.load_kind in OPTIONAL
                 if paced and (wait_s := self._pace.wait_s(now)):
-                    # What is behind it is prefetch too: everything else ranks before.
+                    # Everything behind it is prefetch too.
                     self.resume_at = now + wait_s
                     break
-                below = None if fetch.load_kind is LoadKind.DEMAND else under(Rank.ADVISED, fetch.rank[1] if paced else math.inf)
+                below = (
+                    None
+                    if fetch.load_kind is LoadKind.DEMAND
+                    else under(Rank.ADVISED, fetch.rank[1] if paced else math.inf)
+                )
                 offsets = self._room.reserve([(chunk, layer) for chunk, layer, _, _ in fetch.pieces], now, below=below)
                 if offsets is None and fetch.load_kind is LoadKind.DEMAND:
                     self.make_way(fetch.shape.piece_bytes * len(fetch.pieces))
@@ -221,7 +229,15 @@ class Fetches:
             chunk.sums[layer] = checksum
             wire.append(FetchPiece(chunk.key, layer, offset, remote, checksum))
         self._out.append(
-            Fetch(fetch.number, fetch.kind, fetch.shape, tuple(wire), fetch.lease, fetch.peer, self._meter.give_up_s(fetch.source, size))
+            Fetch(
+                fetch.number,
+                fetch.kind,
+                fetch.shape,
+                tuple(wire),
+                fetch.lease,
+                fetch.peer,
+                self._meter.give_up_s(fetch.source, size),
+            )
         )
 
     def _give_up(self, fetch: _Fetch, now: float) -> None:
@@ -235,8 +251,8 @@ class Fetches:
         self._lost(gone, fetch.kind, Fault.NO_ROOM, now)
 
     def make_way(self, wanted_bytes: int) -> None:
-        """Take back running prefetches, lowest rank first, until so many bytes are on their way back. Best effort: which slabs
-        they lie in is not looked at; whoever still finds no room when they have ended asks again."""
+        """Cancel running prefetches, lowest rank first, until `wanted_bytes` are being returned. Best effort: their
+        slabs may not fit; the caller asks again when they have ended."""
         optional = [f for f in self._running.values() if f.load_kind in OPTIONAL and not f.stalled]
         coming = sum(f.shape.piece_bytes * len(f.pieces) for f in optional if f.cancelled)
         for fetch in sorted((f for f in optional if not f.cancelled), key=lambda f: f.rank, reverse=True):
@@ -247,7 +263,7 @@ class Fetches:
             self._out.extend((CancelFetch(fetch.number), Counted("prefetches_cancelled")))
 
     def stalled(self, number: int, now: float) -> None:
-        """The pieces are looked for elsewhere; the slots stay reserved until `done`."""
+        """The fetch takes too long: its pieces are lost to it; its slots stay reserved until `done`."""
         fetch = self._running.get(number)
         if fetch is None or fetch.stalled:
             return
@@ -263,7 +279,8 @@ class Fetches:
         self._lost(gone, fetch.kind, Fault.UNAVAILABLE, now)
 
     def done(self, number: int, faults: dict[int, Fault], now: float, sums: Mapping[int, int]) -> None:
-        """The fetch ended. Pieces without a fault are READY; the others are reported lost, by fault. `sums`: of those that were decoded."""
+        """The fetch ended. Pieces without a fault become READY; the others are reported lost, by fault. sums: by index,
+        checksums of pieces that a codec decoded."""
         fetch = self._running.pop(number, None)
         if fetch is None:
             return
@@ -272,7 +289,9 @@ class Fetches:
             for offset in fetch.offsets:
                 self._ledger.abort(offset)
             return
-        self._meter.fetched(fetch.source, fetch.bytes_of(len(fetch.pieces)), fetch.began, fetch.moved_before, faults.values())
+        self._meter.fetched(
+            fetch.source, fetch.bytes_of(len(fetch.pieces)), fetch.began, fetch.moved_before, faults.values()
+        )
         good: list[PieceRef] = []
         bad: dict[Fault, list[PieceRef]] = {}
         again: list[Planned] = []
@@ -300,7 +319,7 @@ class Fetches:
             self._lost(bad[fault], fetch.kind, fault, now)
 
     def divert(self, kind: SourceKind, now: float) -> None:
-        """The source is left alone: what waits for it and has not begun is looked for elsewhere."""
+        """The source has degraded: queued reads that have not started are reported lost."""
         gone: list[PieceRef] = []
         for fetch in [f for _, _, f in self._heaps[kind] if not f.running]:
             for chunk, layer, _, _ in fetch.pieces:
@@ -314,7 +333,7 @@ class Fetches:
             self._lost(gone, kind, Fault.UNAVAILABLE, now)
 
     def depth(self, kind: SourceKind) -> int:
-        """Reads of this source that wait or run; lifted ones may count twice."""
+        """Queued and running reads of this source; one whose rank was raised may count twice."""
         return self._count[kind] + len(self._heaps[kind])
 
     def _leave(self, fetch: _Fetch, pieces: int) -> None:
@@ -332,7 +351,9 @@ class Fetches:
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         moving = (PieceState.QUEUED, PieceState.LOADING)
-        expected = {(c.key, layer) for c in self._index.resident.values() for layer, s in enumerate(c.states) if s in moving}
+        expected = {
+            (c.key, layer) for c in self._index.resident.values() for layer, s in enumerate(c.states) if s in moving
+        }
         assert expected == set(self._by_piece)
         for (key, layer), fetch in self._by_piece.items():
             chunk = self._index.chunks[key]

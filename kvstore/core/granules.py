@@ -1,6 +1,7 @@
-"""Which granules of the arena are in no slab: runs of neighbours, joined again as slabs are given back.
+"""Which granules of the arena belong to no slab: free runs, merged again as slabs are given back.
 
-Invariants (`validate`): runs neither overlap nor touch, and the tables by start, by end and by length name the same runs.
+Invariants (`validate`): runs neither overlap nor touch, and the tables by start, by end and by length name the same
+runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Granules:
             self._add(0, count)
 
     def copy(self) -> Granules:
-        """For trying things out."""
+        """An independent copy, for an eviction plan."""
         made = Granules(0)
         made.count = self.count
         made._length = self._length.copy()
@@ -27,11 +28,11 @@ class Granules:
         return made
 
     def available(self, granules: int) -> int:
-        """How many times `granules` neighbours can be taken."""
+        """How many runs of `granules` adjacent granules can be taken."""
         return sum(len(starts) * (length // granules) for length, starts in self._of_length.items())
 
     def take(self, granules: int) -> int | None:
-        """The first granule of a run that is taken, from the shortest that has as many; None when there is none."""
+        """Take adjacent granules from the shortest run that has as many. Returns the first; None when there is none."""
         length = min((n for n in self._of_length if n >= granules), default=None)
         if length is None:
             return None
@@ -42,7 +43,7 @@ class Granules:
         return start
 
     def give(self, start: int, granules: int) -> None:
-        """Granules that were taken are free again."""
+        """Return taken granules."""
         before, after = self.beside(start, granules)
         if before:
             self._remove(start - before)
@@ -51,13 +52,13 @@ class Granules:
         self._add(start - before, before + granules + after)
 
     def beside(self, start: int, granules: int) -> tuple[int, int]:
-        """How many free granules lie just before and just after these."""
+        """Numbers of free granules directly before and directly after these."""
         first = self._start.get(start)
         return (0 if first is None else start - first), self._length.get(start + granules, 0)
 
     @property
     def free(self) -> int:
-        """Granules in no slab."""
+        """Number of free granules."""
         return sum(self._length.values())
 
     def _add(self, start: int, length: int) -> None:

@@ -1,14 +1,14 @@
-"""Which sessions were erased, which of their lives that ended, and what may not be served because of it.
+"""Which sessions were erased, which of their lives that ended, and which chunks may not be served because of it.
 
-No clock takes part. A session has lives, and an erasure ends all before its number. A manifest says in which life it was written
-(`Manifest.life`): it is void when that is below the number of its session's erasure. A session that is used again begins a life
-that no earlier erasure ends: the highest number that this node has seen of any erasure (`floor`), so that this holds even after the
-erasure was forgotten.
+No clocks are used. A session has lives; an erasure ends all lives before its number. A manifest records the life it was
+written in (`Manifest.life`) and is void if that is below the number of its session's erasure. A session that is used
+again begins a life at the highest number this node has seen of any erasure (`floor`): no earlier erasure ends it, even
+one that was forgotten.
 
-An erasure is forgotten when every node has confirmed it: nobody has a manifest, a chunk or a turn of an ended life any more.
+An erasure is forgotten when every node has confirmed it: no node has anything of an ended life any more.
 
-A worker that was told of an erasure (TellErase) says when it has heard (EraseHeard). What it saves, and the turns that it ends,
-before that belong to an ended life. Both directions of its stream are in order, so whatever comes later is of a new one.
+A worker confirms each notice of an erasure (TellErase, EraseHeard). What it saves, and the turns that it ends, before
+that belong to an ended life. Its stream is ordered, so later ones belong to a new life.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from itertools import islice
 from contracts.ids import SessionKey
 from kvstore.core.tombstone import OpenErasure, Tombstone
 
-#: How many chunks one erasure names. Others of the session are swept as orphans.
+#: Most chunks that one erasure names. Others are deleted as orphans.
 MOST_NAMED = 1 << 16
-#: How many forgotten erasures are still heeded by this process: a list or an answer that is late does no harm then.
+#: Forgotten erasures whose numbers are kept, so that a late listing or answer does no harm.
 _PAST = 10_000
-#: A closed grave that so many complete lists of tombstones did not show is forgotten.
+#: A closed grave is forgotten when this many complete listings of tombstones lack it.
 _MISSED = 2
 
 
 @dataclass(slots=True)
 class Grave:
-    """One session's. is_open: some tier of this node may still have something of it. blind: nobody has read what it held."""
+    """One session's erasure. is_open: a tier of this node may still hold something of it. blind: its manifest could not
+    be read, so its chunks are unknown. missed: complete listings without its tombstone."""
 
     number: int
     chunks: dict[bytes, bytes] = field(default_factory=dict)  #: key -> fingerprint
@@ -46,11 +47,12 @@ class Graves:
     def __init__(self) -> None:
         self.floor = 0
         self._graves: dict[SessionKey, Grave] = {}
-        self._keys: Counter[bytes] = Counter()  #: how many graves name it
-        self._blind: Counter[str] = Counter()  #: by tenant
+        self._keys: Counter[bytes] = Counter()  #: number of graves that name each chunk
+        self._blind: Counter[str] = Counter()  #: blind graves by tenant
         self._past: dict[SessionKey, int] = {}
-        self._tellings = 0
-        self._unheard: dict[str, dict[SessionKey, int]] = {}  #: by worker: the telling that it has not confirmed
+        self._notices = 0
+        #: by worker, the notice of each session that it has not confirmed
+        self._unheard: dict[str, dict[SessionKey, int]] = {}
 
     def __len__(self) -> int:
         return len(self._graves)
@@ -59,28 +61,28 @@ class Graves:
         return iter(self._graves)
 
     def get(self, session: SessionKey) -> Grave | None:
-        """The session's grave; None: it was not erased, or everybody has confirmed that."""
+        """The session's grave; None when it was not erased, or the erasure was forgotten."""
         return self._graves.get(session)
 
     # ---- lives
 
     def number(self, session: SessionKey) -> int:
-        """The session's lives before this number are over; 0: none is."""
+        """The session's lives before this number have ended; 0: none has."""
         grave = self._graves.get(session)
         return grave.number if grave is not None else self._past.get(session, 0)
 
     def next_life(self, session: SessionKey) -> int:
-        """The life of a session that begins now."""
+        """The number of a life that begins now."""
         return max(self.floor, self.number(session))
 
     def note(self, number: int) -> None:
-        """There is an erasure, or a life, of this number."""
+        """An erasure or a life of this number exists."""
         self.floor = max(self.floor, number)
 
     # ---- graves
 
     def bury(self, tombstone: Tombstone, *, is_open: bool = False, blind: bool = False) -> bool:
-        """Remember the erasure. True when this says more than was known. An open grave stays open."""
+        """Record the erasure. True when it adds to what was known. An open grave stays open."""
         grave = self._graves.get(tombstone.session)
         new = grave is None
         if grave is None:
@@ -101,14 +103,14 @@ class Graves:
         return new
 
     def close(self, session: SessionKey) -> None:
-        """Every tier of this node has let go, and the blob tier has the tombstone."""
+        """No tier of this node holds anything of the session any more, and blob has the tombstone."""
         grave = self._graves.get(session)
         if grave is not None:
             self.seen(session)
             grave.is_open = False
 
     def seen(self, session: SessionKey) -> bool:
-        """What the session held in the blob tier is known now. True when it was not."""
+        """The session's manifest in blob was read: the grave is no longer blind. True when it was."""
         grave = self._graves.get(session)
         if grave is None or not grave.blind:
             return False
@@ -122,7 +124,7 @@ class Graves:
         grave.blind = blind
 
     def listed(self, sessions: set[SessionKey]) -> None:
-        """A complete list of the blob tier's tombstones has those of these sessions only: others were confirmed by every node."""
+        """A complete listing has tombstones of these sessions only; others were confirmed by every node."""
         for session, grave in list(self._graves.items()):
             grave.missed = 0 if session in sessions or grave.is_open else grave.missed + 1
             if grave.missed >= _MISSED:
@@ -140,17 +142,19 @@ class Graves:
             del self._past[next(iter(self._past))]
 
     def open(self) -> list[OpenErasure]:
-        """What this node has to see through."""
-        return [OpenErasure(Tombstone(s, g.number, dict(g.chunks)), g.blind) for s, g in self._graves.items() if g.is_open]
+        """Erasures that this node has not completed."""
+        return [
+            OpenErasure(Tombstone(s, g.number, dict(g.chunks)), g.blind) for s, g in self._graves.items() if g.is_open
+        ]
 
     def keys(self, most: int) -> tuple[bytes, ...]:
-        """So many of the chunks that erasures name, those of the latest first."""
+        """Up to `most` of the chunks that erasures name, latest erasure first."""
         return tuple(islice((key for grave in reversed(self._graves.values()) for key in grave.chunks), most))
 
     def shuts(self, key: bytes, tenant: str, named: bool) -> bool:
-        """Whether the chunk must not be served. tenant: of who asks, empty when it is not known. named: a living session names it.
+        """Whether the chunk must not be served. tenant: of the reader; empty when unknown. named: a session names it.
 
-        While it is not known what an erased session held, only what living sessions name is served to its tenant.
+        While a grave of the tenant is blind, only named chunks are served to it.
         """
         if named or not self._graves:
             return False
@@ -158,28 +162,28 @@ class Graves:
 
     @property
     def shut_keys(self) -> Mapping[bytes, int]:
-        """Chunks that some erasure names."""
+        """Chunks that an erasure names."""
         return self._keys
 
     # ---- what workers have heard
 
     def attach(self, worker: str, sessions: Iterable[SessionKey]) -> int:
-        """A worker is here and is told of these erasures. Returns the telling's number."""
-        self._tellings += 1
-        self._unheard[worker] = dict.fromkeys(sessions, self._tellings)
-        return self._tellings
+        """A worker attached and is told of these erasures. Returns the notice's number."""
+        self._notices += 1
+        self._unheard[worker] = dict.fromkeys(sessions, self._notices)
+        return self._notices
 
     def tell(self, sessions: Iterable[SessionKey]) -> int:
-        """Every worker is told of these erasures. Returns the telling's number."""
-        self._tellings += 1
+        """All workers are told of these erasures. Returns the notice's number."""
+        self._notices += 1
         for unheard in self._unheard.values():
-            unheard.update(dict.fromkeys(sessions, self._tellings))
-        return self._tellings
+            unheard.update(dict.fromkeys(sessions, self._notices))
+        return self._notices
 
-    def heard(self, worker: str, telling: int) -> None:
-        """The worker has acted on every telling up to this one."""
+    def heard(self, worker: str, notice: int) -> None:
+        """The worker has acted on all notices up to this one."""
         unheard = self._unheard.get(worker, {})
-        for session in [s for s, number in unheard.items() if number <= telling]:
+        for session in [s for s, number in unheard.items() if number <= notice]:
             del unheard[session]
 
     def detach(self, worker: str) -> None:
@@ -187,11 +191,11 @@ class Graves:
         self._unheard.pop(worker, None)
 
     def is_late(self, session: SessionKey, worker: str) -> bool:
-        """Whether what this worker says of the session may be of an ended life."""
+        """Whether this worker's messages about the session may belong to an ended life."""
         return session in self._unheard.get(worker, ())
 
     def unheard(self, session: SessionKey) -> int:
-        """How many workers have not said that they heard of the session's erasure."""
+        """Number of workers that have not confirmed the session's erasure."""
         return sum(session in unheard for unheard in self._unheard.values())
 
     def validate(self) -> None:

@@ -1,27 +1,28 @@
-"""Which tiers are used at the moment. The state machine of one tier; what counts as a failure or as slow is judged in meter.py.
+"""Which tiers are in use: the state machine of one tier. What counts as a failure or as slow is decided in meter.py.
 
-    HEALTHY ──> DEGRADED      failures in a row, one that says by itself that more will follow, or slow for a while
-    DEGRADED ──> TRIAL        the pause is over: one operation is tried, on which nobody waits
-    TRIAL ──> HEALTHY         it went well
-    TRIAL ──> DEGRADED        it did not: the next pause is twice as long
+    HEALTHY ──> DEGRADED      failures in a row, one failure that will recur, or slow for a while
+    DEGRADED ──> TRIAL        the pause is over: one operation is tried; no request waits for it
+    TRIAL ──> HEALTHY         it succeeded
+    TRIAL ──> DEGRADED        it failed: the next pause is twice as long
 
-A tier that is not HEALTHY is neither read nor written: loads take other sources, saves go to the next tier or are skipped.
-Reading and writing are judged apart: a full or read-only disk still serves what it has.
+A tier that is not HEALTHY is neither read nor written: loads take other sources, saves go to the next tier or are
+skipped. Reading and writing are separate tiers: a full or read-only disk still serves what it has.
 
-Invariant (`validate`): a tier that is not HEALTHY has a reason, and a time at which it is tried or its trial is given up.
+Invariant (`validate`): a tier that is not HEALTHY has a reason, and a time at which it is tried or its trial is given
+up.
 """
 
 from __future__ import annotations
 
-from kvstore.core.events import Tier
+from kvstore.core.events import TierChannel
 from kvstore.core.instructions import Counted, Instruction, TierChanged
 from kvstore.core.state import TIER_MOVES, TierState, move
 
-#: Failures in a row, and slow transfers over how long a time, until a tier is left alone.
-_PATIENCE, _SLOW_SAMPLES, _SLOW_S = 3, 3, 0.5
-#: The pause before a trial. It doubles with every failed one, and is short again after so long a time of health.
+#: A tier degrades after this many failures in a row, or this many slow transfers in a row over this time.
+_MOST_FAILURES, _SLOW_SAMPLES, _SLOW_S = 3, 3, 0.5
+#: The pause before a trial. It doubles with every failed trial, and is reset after _FORGIVEN_S of health.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _FORGIVEN_S = 1.0, 60.0, 120.0
-#: A trial that has said nothing for so long has failed.
+#: A trial without an outcome for this long has failed.
 _TRIAL_S = 45.0
 
 
@@ -40,34 +41,34 @@ class _Condition:
 
 
 class Health:
-    """See the module. `began`: when the operation whose outcome is told was begun."""
+    """See the module. `began`: when the reported operation began; a trial is judged only by operations begun in it."""
 
     def __init__(self, out: list[Instruction]) -> None:
         self._out = out
-        self._tiers = {tier: _Condition() for tier in Tier}
-        self._trial_since = dict.fromkeys(Tier, 0.0)
-        self.fallen: list[Tier] = []  #: became DEGRADED, perhaps again, while this event was handled
-        self.risen: list[Tier] = []  #: became HEALTHY while this event was handled
+        self._tiers = {tier: _Condition() for tier in TierChannel}
+        self._trial_since = dict.fromkeys(TierChannel, 0.0)
+        self.fallen: list[TierChannel] = []  #: tiers that became DEGRADED during this event
+        self.risen: list[TierChannel] = []  #: tiers that became HEALTHY during this event
 
-    def usable(self, tier: Tier) -> bool:
-        """Whether the tier is used for ordinary work."""
+    def usable(self, tier: TierChannel) -> bool:
+        """Whether the tier is HEALTHY."""
         return self._tiers[tier].state is TierState.HEALTHY
 
-    def state(self, tier: Tier) -> TierState:
-        """Where the tier stands."""
+    def state(self, tier: TierChannel) -> TierState:
+        """The tier's state."""
         return self._tiers[tier].state
 
-    def trial_since(self, tier: Tier) -> float:
+    def trial_since(self, tier: TierChannel) -> float:
         """When the tier's last trial began."""
         return self._trial_since[tier]
 
     @property
     def all_well(self) -> bool:
-        """Every tier is HEALTHY."""
+        """Whether every tier is HEALTHY."""
         return all(c.state is TierState.HEALTHY for c in self._tiers.values())
 
-    def good(self, tier: Tier, began: float, now: float) -> None:
-        """An operation went well, in ordinary time."""
+    def good(self, tier: TierChannel, began: float, now: float) -> None:
+        """An operation succeeded in ordinary time."""
         c = self._tiers[tier]
         if c.state is TierState.HEALTHY:
             c.failures = c.slow = 0
@@ -78,18 +79,18 @@ class Health:
             self.risen.append(tier)
             self._out.append(TierChanged(tier, True, "it works again"))
 
-    def bad(self, tier: Tier, reason: str, began: float, now: float, *, at_once: bool = False) -> None:
-        """An operation failed. `at_once`: in a way that the next ones will too."""
+    def bad(self, tier: TierChannel, reason: str, began: float, now: float, *, at_once: bool = False) -> None:
+        """An operation failed. at_once: degrade now, because the next ones will fail too."""
         c = self._tiers[tier]
         if c.state is TierState.HEALTHY:
             c.failures += 1
-            if at_once or c.failures >= _PATIENCE:
+            if at_once or c.failures >= _MOST_FAILURES:
                 self._degrade(tier, c, reason, now)
         elif c.state is TierState.TRIAL and began >= self._trial_since[tier]:
             self._degrade(tier, c, reason, now)
 
-    def slow(self, tier: Tier, reason: str, began: float, now: float) -> None:
-        """An operation went well but took far too long. One hiccup of the machine makes many that end together."""
+    def slow(self, tier: TierChannel, reason: str, began: float, now: float) -> None:
+        """An operation succeeded but took far too long. A single hiccup, which many operations share, is not enough."""
         c = self._tiers[tier]
         if c.state is TierState.HEALTHY:
             c.slow_since = now if not c.slow else c.slow_since
@@ -99,8 +100,8 @@ class Health:
         else:
             self.bad(tier, reason, began, now)
 
-    def due(self, now: float) -> list[Tier]:
-        """Tiers whose trial is to begin now: they are in TRIAL from here on. Trials without an outcome are given up."""
+    def due(self, now: float) -> list[TierChannel]:
+        """Move tiers whose pause is over to TRIAL and return them. Fails trials without an outcome."""
         begin = []
         for tier, c in self._tiers.items():
             if c.state is TierState.TRIAL and now >= c.until:
@@ -112,7 +113,7 @@ class Health:
                 begin.append(tier)
         return begin
 
-    def _degrade(self, tier: Tier, c: _Condition, reason: str, now: float) -> None:
+    def _degrade(self, tier: TierChannel, c: _Condition, reason: str, now: float) -> None:
         self.fallen.append(tier)
         if c.state is TierState.HEALTHY:
             self._out.append(TierChanged(tier, False, reason))

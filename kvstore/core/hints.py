@@ -1,4 +1,5 @@
-"""What a hint has a store do: the session rises, its manifest is read if others have served it, and its cache is brought into the arena."""
+"""What a store does for a hint: it protects the session from eviction, reads its manifest if another node has served
+it, and brings its cache into the arena."""
 
 from __future__ import annotations
 
@@ -18,29 +19,31 @@ _ADVISORY = "advisory"
 
 
 class Hints:
-    """See the module. Invariant: a session is tried again (`Again`) only while its hint is here."""
+    """See the module. Invariant (`validate`): only sessions with a hint are retried (`Again`)."""
 
     def __init__(self, node: str, index: Index, sessions: Sessions, loads: Loads, out: list[do.Instruction]) -> None:
         self._node, self._index, self._sessions, self._loads, self._out = node, index, sessions, loads, out
-        self._last: dict[SessionKey, ev.Advised] = {}  #: of each advised session
+        self._last: dict[SessionKey, ev.Advised] = {}  #: by session, the latest hint
         self._again = Again()
-        self._fetching: set[SessionKey] = set()  #: whose manifest is being read from the blob tier
+        self._fetching: set[SessionKey] = set()  #: sessions whose manifest is being read from blob
         self._numbers = 0
 
     @property
     def sessions(self) -> Container[SessionKey]:
-        """Those that are advised."""
+        """The advised sessions."""
         return self._last
 
     @property
     def waiting(self) -> bool:
-        """Something is to be done as time passes."""
+        """Whether ticks are needed."""
         return bool(self._loads.short) or self._again.waiting
 
     def advise(self, event: ev.Advised) -> None:
-        """A hint: the session rises at once; its manifest is read anew when the session was elsewhere."""
+        """A hint came. Its manifest is read again if another node may have served the session since."""
         arrival = event.now + event.arrival_s
-        self._sessions.advise(event.session, Advice(event.priority, arrival, event.now + event.lifetime_s, event.device))
+        self._sessions.advise(
+            event.session, Advice(event.priority, arrival, event.now + event.lifetime_s, event.device)
+        )
         self._last[event.session] = event
         self._again.forget(event.session)
         if event.session in self._fetching:
@@ -51,35 +54,35 @@ class Hints:
             self._bring(event)
 
     def turn_comes(self, session: SessionKey, sources: Sequence[str]) -> None:
-        """Its request is here. If others have served the session, its manifest here may be an old one, or none."""
+        """The session's request is here. If another node has served it, the manifest here may be outdated: read it."""
         if self._others(sources) and session not in self._fetching:
             self._fetch(session)
 
     def turn_begun(self, session: SessionKey) -> None:
-        """Its request's load has begun: what that does not want of the hint's nobody does."""
+        """The request's load has begun: the hint's load is cancelled."""
         self._end(session)
 
     def fetched(self, session: SessionKey, now: float) -> None:
-        """Its manifest has been read, if there is one."""
+        """The session's manifest has been read, if there is one."""
         self._fetching.discard(session)
         hint = self._last.get(session)
         if hint is not None and self._sessions.live(session, now):
             self._bring(hint)
 
     def attached(self, now: float) -> None:
-        """A worker is here: what was advised before it came is offered to it now."""
+        """A worker attached: hints that came before it are handled again."""
         for session, hint in list(self._last.items()):
             if session not in self._fetching and self._sessions.live(session, now):
                 self._bring(hint)
 
     def forget(self, session: SessionKey) -> None:
-        """It is not coming."""
+        """The hint was withdrawn, or the session erased."""
         self._last.pop(session, None)
         self._again.forget(session)
         self._end(session)
 
     def tick(self, now: float) -> None:
-        """Time passed: hints end, and those whose load ended with less than it wanted, for want of room, are tried again."""
+        """Time passed: drop expired hints, and retry loads that ended incomplete for lack of room."""
         for session in [s for s in self._last if not self._sessions.live(s, now)]:
             del self._last[session]
             self._again.forget(session)
@@ -99,7 +102,7 @@ class Hints:
         self._out.append(do.FetchManifest(session))
 
     def _bring(self, hint: ev.Advised) -> None:
-        """Into the arena, as a load that nobody copies from."""
+        """Start an ADVISED load of all chunks in the manifest, unless one of the same chunks is open."""
         manifest = self._index.manifests.get(hint.session)
         if manifest is None or not manifest.keys:
             self._out.append(do.Counted("advised_unknown_sessions"))
@@ -111,7 +114,9 @@ class Hints:
         self._numbers += 1
         wants = [(key, ()) for key in manifest.keys]
         ident, kind, sources = (_ADVISORY, str(self._numbers)), ev.LoadKind.ADVISED, self._others(hint.sources)
-        self._loads.begin(ev.LoadWanted(ident, kind, hint.session, manifest.fingerprint, wants, sources, hint.priority, hint.now))
+        self._loads.begin(
+            ev.LoadWanted(ident, kind, hint.session, manifest.fingerprint, wants, sources, hint.priority, hint.now)
+        )
 
     def _end(self, session: SessionKey) -> None:
         for ident in self._loads.of_session(session, ev.LoadKind.ADVISED):

@@ -1,13 +1,13 @@
 """What this node knows: chunks, where each piece and copy is, sessions' manifests, and which session names which chunk.
 
-It records and answers; it decides nothing. Everyone changes a piece or a copy through `set_piece` and `set_copy`, so that
-the tables of `state` hold and the sessions whose residency changed are known (`dirty`).
+Decides nothing. Pieces and copies change only through `set_piece` and `set_copy`, which check the tables of state.py
+and record the sessions whose residency changed (`dirty`).
 
-Invariants (`validate`): a chunk has slots exactly for its LOADING, SAVING and READY pieces; `names[key]` are exactly the
-sessions whose manifest or claim contains the key; no record is kept that holds nothing; what is added up (`ssd_bytes`,
-`ssd_stored_bytes`, `ssd_chunks`, `named`, `unnamed`) equals what it counts.
+Invariants (`validate`): a chunk has slots exactly for its LOADING, SAVING and READY pieces; `names[key]` are exactly
+the sessions whose manifest or claim contains the key; no empty record is kept; the sums
+(`ssd_bytes`, `ssd_stored_bytes`, `ssd_chunks`, `named`, `unnamed`) equal what they count.
 
-A node may know a million chunks: what is alike is one object (shapes, keys, the tuple of a session's own name).
+A node may know a million chunks, so equal objects are shared (shapes, keys, one-session tuples).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kvstore.core.state import COPY_MOVES, PIECE_MOVES, CopyState, PieceState, m
 
 __all__ = ["WITH_SLOT", "Chunk", "Index", "Residency"]
 
-#: Copies that take room on the SSD.
+#: States of copies that take room on the SSD.
 _STORED = (CopyState.PRESENT, CopyState.WAITING)
 WITH_SLOT = (PieceState.LOADING, PieceState.SAVING, PieceState.READY)
-#: Manifests are forgotten when there are so many more than shall be kept, as a share of these.
+#: Manifests are trimmed when there are 1 / _TRIM_SHARE more than the limit.
 _TRIM_SHARE = 16
-#: So many of the chunks that a session named before are remembered, the latest.
+#: Most former chunks kept in a manifest, the latest.
 MOST_FORMER = 512
 
 
@@ -46,26 +46,29 @@ class Index:
 
     def __init__(self) -> None:
         self.chunks: dict[bytes, Chunk] = {}
-        self.resident: dict[bytes, Chunk] = {}  #: those with something in the arena or on its way
+        self.resident: dict[bytes, Chunk] = {}  #: chunks with a piece that is not ABSENT
         self.shapes: dict[bytes, KvShape] = {}  #: by fingerprint
         self.manifests: dict[SessionKey, Manifest] = {}
-        self.claims: dict[SessionKey, dict[bytes, bytes]] = {}  #: key -> fingerprint, saved in a turn that has not ended
-        self.names: dict[bytes, Collection[SessionKey]] = {}  #: a shared tuple of one, or a set of several
+        #: by session, key -> fingerprint of chunks saved in a turn that has not ended
+        self.claims: dict[SessionKey, dict[bytes, bytes]] = {}
+        #: sessions that name a chunk: a shared tuple of one, or a set
+        self.names: dict[bytes, Collection[SessionKey]] = {}
         self.dirty: set[SessionKey] = set()
-        self.stirred: dict[bytes, None] = {}  #: resident chunks whose place among victims may have changed
-        self.ssd_bytes = 0  #: of the chunks that the SSD has
-        self.ssd_stored_bytes = 0  #: of its files, those that are being written included
-        self.ssd_chunks: Counter[SessionKey] = Counter()  #: how many of a session's chunks the SSD has
-        self.named: Counter[tuple[str, bytes]] = Counter()  #: (tenant, fingerprint) -> chunks that the tenant's sessions name
-        self.named_chunks: Counter[bytes] = Counter()  #: fingerprint -> chunks that any session names
-        self.unnamed: dict[bytes, int] = {}  #: chunks on the SSD that no session names -> sweeps that have seen it so
+        self.stirred: dict[bytes, None] = {}  #: resident chunks whose victim key may have changed
+        self.ssd_bytes = 0  #: raw bytes of the chunks on the SSD
+        self.ssd_stored_bytes = 0  #: bytes of its files, including those being written
+        self.ssd_chunks: Counter[SessionKey] = Counter()  #: by session, number of its chunks on the SSD
+        #: (tenant, fingerprint) -> number of chunks that the tenant's sessions name
+        self.named: Counter[tuple[str, bytes]] = Counter()
+        self.named_chunks: Counter[bytes] = Counter()  #: fingerprint -> number of named chunks
+        self.unnamed: dict[bytes, int] = {}  #: unnamed chunks on the SSD -> number of sweeps that found them so
         self._alone: dict[SessionKey, tuple[SessionKey]] = {}
         self._perhaps_empty: set[bytes] = set()
 
     # ---- chunks
 
     def chunk(self, key: bytes, shape: KvShape) -> Chunk | None:
-        """The record of `key`, made when it is new; None when it is known with another shape."""
+        """The record of `key`, created if new; None when it is known with another shape."""
         found = self.chunks.get(key)
         if found is None:
             known = self.shapes.get(shape.fingerprint)
@@ -74,7 +77,7 @@ class Index:
         return found if found.shape is shape or found.shape == shape else None
 
     def set_piece(self, chunk: Chunk, layer: int, new: PieceState, offset: int = -1) -> None:
-        """Move one piece; `offset` is its slot for states that have one. Raises IllegalTransition."""
+        """Change one piece's state. offset: its slot, for states that have one. Raises IllegalTransition."""
         if not chunk.states:
             layers = chunk.shape.layers
             chunk.states = [PieceState.ABSENT] * layers
@@ -100,10 +103,13 @@ class Index:
         self._touch(chunk.key)
         self._stir_key(chunk.key)
 
-    def set_copy(self, chunk: Chunk, tier: str, new: CopyState, sums: tuple[int, ...] = (), encoded_bytes: int = 0) -> None:
-        """Move the chunk's copy in "ssd" or "blob"; no move when it stands there already. Raises IllegalTransition.
+    def set_copy(
+        self, chunk: Chunk, tier: str, new: CopyState, sums: tuple[int, ...] = (), encoded_bytes: int = 0
+    ) -> None:
+        """Change the state of the chunk's copy in "ssd" or "blob"; nothing when it is the same. Raises
+        IllegalTransition.
 
-        encoded_bytes: length of the SSD's file when it is PRESENT and a codec made it, else 0.
+        sums: checksums of a PRESENT copy. encoded_bytes: length of the SSD's file if a codec made it, else 0.
         """
         old: CopyState = getattr(chunk, tier)
         if old is new:
@@ -143,7 +149,7 @@ class Index:
             del self.ssd_chunks[session]
 
     def sweep(self) -> None:
-        """Drop the records of chunks that are nowhere that this node knows of. Called when no event is being handled."""
+        """Drop the records of chunks without any piece or copy. Called after an event was handled."""
         gone = (CopyState.ABSENT, CopyState.SKIPPED)
         for key in self._perhaps_empty:
             chunk = self.chunks.get(key)
@@ -166,9 +172,9 @@ class Index:
     # ---- sessions
 
     def set_manifest(self, manifest: Manifest) -> list[bytes]:
-        """Replace the session's manifest and claims; returns the keys that nobody names any more.
+        """Replace the session's manifest and claims. Returns the keys that no session names any more.
 
-        What the session named until now, here or by the new manifest's word, and names no more, is `former` in the one that is kept.
+        Chunks that the session named until now and names no more become `former` in the stored manifest.
         """
         session, fingerprint = manifest.session, manifest.fingerprint
         before = self._named_by(session)
@@ -185,11 +191,13 @@ class Index:
             self._name(session, key, fingerprint, chunk)
         self.dirty.add(session)
         now = set(keys)
-        self.manifests[session] = replace(manifest, keys=keys, former=[key for key in former if key not in now][-MOST_FORMER:])
+        self.manifests[session] = replace(
+            manifest, keys=keys, former=[key for key in former if key not in now][-MOST_FORMER:]
+        )
         return self._unname(session, {k: f for k, f in before.items() if k not in now})
 
     def drop_manifest(self, session: SessionKey) -> list[bytes]:
-        """Forget the session; returns the keys that nobody names any more."""
+        """Forget the session. Returns the keys that no session names any more."""
         before = self._named_by(session)
         self.manifests.pop(session, None)
         self.claims.pop(session, None)
@@ -199,8 +207,8 @@ class Index:
         return orphans
 
     def trim_manifests(self, most: int, needed: Container[SessionKey]) -> None:
-        """Forget manifests that name nothing here and that are not `needed`, the least recently used first, when there are many more than
-        `most`: the blob tier has them. Nobody is told that such a session is gone, as it is not."""
+        """When there are many more than `most` manifests, forget the least recently used that name no chunk here and
+        are not `needed`. Blob has them. The session still exists, so `dirty` does not change."""
         beyond = len(self.manifests) - most
         if beyond <= most // _TRIM_SHARE:
             return
@@ -213,7 +221,7 @@ class Index:
                 self.dirty.discard(manifest.session)
 
     def drop_claims(self, session: SessionKey) -> None:
-        """The session's running turn will not end: only its manifest names chunks."""
+        """Forget the claims of a turn that will not end: only the session's manifest names chunks."""
         manifest = self.manifests.get(session)
         kept = set(manifest.keys) if manifest else set()
         self._unname(session, {k: f for k, f in self.claims.pop(session, {}).items() if k not in kept})
@@ -248,7 +256,7 @@ class Index:
             self.named_chunks[fingerprint] += 1
             self.unnamed.pop(key, None)
             if not self.unnamed:
-                self.unnamed = {}  # a dict keeps the memory of all that it ever held
+                self.unnamed = {}  # a dict keeps the memory of its largest size
         elif session in sessions:
             return
         elif isinstance(sessions, set):
@@ -309,7 +317,7 @@ class Index:
         return answer
 
     def held(self, session: SessionKey) -> tuple[int, int, int]:
-        """(tokens of the leading chunks here, of those wholly in the arena, bytes here) of the session."""
+        """Of the session: (tokens of the leading chunks on this node, of those wholly in the arena, bytes here)."""
         manifest = self.manifests.get(session)
         if manifest is None:
             return 0, 0, 0

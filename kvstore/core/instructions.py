@@ -1,4 +1,4 @@
-"""Everything the core asks for: plain values, no behaviour. The shell (kvstore/node.py) executes them, in order.
+"""The core's output: plain values, no behaviour. The shell (kvstore/node.py) executes them, in order.
 
 Offsets and sizes are bytes; times are seconds from now.
 """
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from kvstore.core.events import LoadId, SaveId, SourceKind, Tier, Want
+from kvstore.core.events import LoadId, SaveId, SourceKind, TierChannel, Want
 from kvstore.core.tombstone import OpenErasure, Tombstone
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Tell the load's owner. `indices`: the chunks that come (for a worker always the leading ones)."""
+    """Tell the load's owner which chunks come. indices: for a worker always the leading ones. near: all of them are
+    in the arena, and there is at least one."""
 
     load: LoadId
     chunks: int
     near: bool
     indices: tuple[int, ...]
-    in_arena: tuple[int, ...] = ()  #: those of `indices` whose wanted pieces are all readable already
-    sources: tuple[SourceKind | None, ...] = ()  #: from where each of `indices` is expected; None: it is in the arena
-    due_s: tuple[
-        float, ...
-    ] = ()  #: seconds until each of `indices`, and all before it, is in the arena, as reckoned (arrivals.py); not said to a hint
+    in_arena: tuple[int, ...] = ()  #: those of `indices` whose wanted pieces are all READY
+    sources: tuple[SourceKind | None, ...] = ()  #: by index, the expected source; None: in the arena
+    #: Estimated seconds until each of `indices`, and all before it, is in the arena (arrivals.py); empty for hints.
+    due_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Readable and leased to the load: (index, layer, offset, checksum), lowest layers first."""
+    """Pieces leased to the load: (index, layer, offset, checksum), lowest layers first."""
 
     load: LoadId
     pieces: tuple[tuple[int, int, int, int], ...]
@@ -93,15 +93,15 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class CancelFetch:
-    """End this fetch early if that can be done: its slots are wanted. FetchDone follows as always, once nothing writes to them any more;
-    what did not come has Fault.CANCELLED."""
+    """End this fetch early if possible. FetchDone follows as always, once nothing writes to its slots any more; pieces
+    that did not come have Fault.CANCELLED."""
 
     fetch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Answer to SaveWanted; `offsets` are chunk-major."""
+    """Answer to SaveWanted. offsets: of all layers of the granted `indices`, chunk-major."""
 
     save: SaveId
     indices: tuple[int, ...]
@@ -131,7 +131,8 @@ class WriteSsd:
 
 @dataclass(frozen=True, slots=True)
 class WriteBlob:
-    """Copy the chunk to the blob tier: from the SSD file, or from the arena when `offsets` are given; answer with BlobWritten."""
+    """Copy the chunk to the blob tier: from the SSD file, or from the arena when `offsets` are given; answer with
+    BlobWritten."""
 
     key: bytes
     shape: KvShape
@@ -158,14 +159,14 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True)
 class PutTombstone:
-    """Let every node know, whenever it comes back, that the session was erased. Comes before its DeleteManifest."""
+    """Write the tombstone to blob. Comes before the session's DeleteManifest."""
 
     tombstone: Tombstone
 
 
 @dataclass(frozen=True, slots=True)
 class NoteErasure:
-    """Write it into this node's journal, in place of what that says of the session: it goes on after a restart."""
+    """Write the erasure to this node's journal, replacing the session's earlier entry."""
 
     erasure: OpenErasure
 
@@ -184,7 +185,7 @@ class FetchManifest:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Tell the worker of a device that an advised session is coming up. Times are seconds from now."""
+    """Offer an advised session to the device's worker. Times are seconds from now."""
 
     session: SessionKey
     fingerprint: bytes
@@ -202,36 +203,36 @@ class TellInvalid:
 
 @dataclass(frozen=True, slots=True)
 class TellErase:
-    """Chunks leave HBM, and so does what is the cache of none but `sessions`: chunks that were never saved have no other name here.
+    """Tell workers to delete these chunks from HBM, and all chunks that only `sessions` use, saved or not.
 
-    telling: unless 0, a worker that has acted on it is reported by EraseHeard.
+    notice: unless 0, EraseHeard follows when a worker has acted on it.
     """
 
     keys: tuple[bytes, ...]
     sessions: tuple[SessionKey, ...] = ()
-    telling: int = 0
+    notice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TierChanged:
-    """A tier is used again (`up`), or is left alone from now on: what waits for it in the shell and has not begun is not tried."""
+    """A tier is in use again (`up`) or has degraded: then writes that wait in the shell are not tried."""
 
-    tier: Tier
+    tier: TierChannel
     up: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TryTier:
-    """Do one small operation of the tier's kind that moves `size` bytes where it moves any; answer with TierTried."""
+    """Try the tier with one operation that moves about `size` bytes; answer with TierTried."""
 
-    tier: Tier
+    tier: TierChannel
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Something worth a metric: `what` is a word that kvstore/metrics.py knows, `labels` the values of its labels."""
+    """Count a metric (kvstore/metrics.py). labels: the values of its labels."""
 
     what: str
     amount: int = 1

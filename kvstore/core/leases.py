@@ -1,9 +1,9 @@
-"""What other nodes' stores have promised to this one, and when a promise counts as broken.
+"""Which pieces other nodes' stores have committed to bring, and when a lease counts as broken.
 
 A lease is opened for one load; any load may wait for its pieces. It ends when nothing more is expected and nothing is
 being read under it. A peer that does not answer in time, or falls silent, is given up.
 
-Invariant (`validate`): exactly the EXPECTED pieces are promised, each by one open lease.
+Invariant (`validate`): exactly the EXPECTED pieces are leased, each by one open lease.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from kvstore.core.prefetch import rank
 from kvstore.core.rates import Source
 from kvstore.core.state import PieceState
 
+#: A lease is given up when its peer has not answered, or has then sent nothing, for this long.
 ANSWER_S = 2.0
 SILENCE_S = 3.0
-#: A promise that is older is looked at: is the peer the soonest source still?
+#: A lease older than this is checked: another source may be sooner by now.
 _LATE_S = 0.5
-#: Bytes of one read under a lease.
+#: Most bytes of one read under a lease.
 _READ_BYTES = 8 << 20
 
 
 class Lease:
-    """One open question to a peer."""
+    """One open lease. `reading`: pieces of it that are queued or being read. `kind`, `priority`: of its most urgent
+    load."""
 
     __slots__ = (
         "answered",
@@ -64,15 +66,15 @@ class Lease:
         self.priority = 0
         self.arrival = float("inf")
         self.order = 0
-        self.began = now  #: of the promise
-        self.delivered = 0  #: pieces that the peer said can be read
+        self.began = now  #: when it was opened, then when it was answered
+        self.delivered = 0  #: pieces that the peer has announced as readable
         self.on_disk: frozenset[int] = frozenset()  #: indices of the chunks that the peer must read from its own SSD
         self.disk_before = 0
-        self.due: dict[bytes, float] = {}  #: by chunk: when the peer means to have it in its arena
+        self.due: dict[bytes, float] = {}  #: by chunk: when the peer expects it in its arena
 
 
 class Leases:
-    """See the module. `lost` is called with pieces that will not come after all."""
+    """See the module. `lost(pieces, source, fault, now)` is called for pieces that a peer will not bring."""
 
     def __init__(
         self,
@@ -88,13 +90,21 @@ class Leases:
         self._out = out
         self._lost = lost
         self._open: dict[str, Lease] = {}
-        self._promised: dict[tuple[bytes, int], Lease] = {}
+        self._leased: dict[tuple[bytes, int], Lease] = {}
         self._numbers = 0
 
     def ask(
-        self, peer: str, fingerprint: bytes, wants: Sequence[Want], kind: LoadKind, priority: int, arrival: float, order: int, now: float
+        self,
+        peer: str,
+        fingerprint: bytes,
+        wants: Sequence[Want],
+        kind: LoadKind,
+        priority: int,
+        arrival: float,
+        order: int,
+        now: float,
     ) -> str:
-        """Open a lease; its name."""
+        """Open a lease. Returns its name."""
         self._numbers += 1
         lease = Lease(f"lease-{self._numbers}", peer, fingerprint, tuple(wants), now)
         lease.kind, lease.priority, lease.arrival, lease.order = kind, priority, arrival, order
@@ -103,12 +113,14 @@ class Leases:
         return lease.name
 
     def peer_of(self, name: str) -> str:
-        """The peer of a lease; empty when it is not open."""
+        """The lease's peer; empty when it is not open."""
         return self._open[name].peer if name in self._open else ""
 
-    def holds(self, name: str, indices: Sequence[int], in_dram: frozenset[int], due_s: Mapping[int, float], now: float) -> bool:
-        """The peer's answer: pieces that are ABSENT here become EXPECTED. due_s: by index, what it says of when it has them. False when the
-        lease is not open."""
+    def holds(
+        self, name: str, indices: Sequence[int], in_dram: frozenset[int], due_s: Mapping[int, float], now: float
+    ) -> bool:
+        """The peer's answer: pieces that are ABSENT here become EXPECTED. due_s: by index, seconds until the peer
+        expects the chunk in its arena. False when the lease is not open, or was answered before."""
         lease = self._open.get(name)
         if lease is None or lease.answered:
             return False
@@ -128,12 +140,13 @@ class Leases:
                 if chunk.state(layer) is PieceState.ABSENT:
                     self._index.set_piece(chunk, layer, PieceState.EXPECTED)
                     lease.expected.add((key, layer))
-                    self._promised[key, layer] = lease
+                    self._leased[key, layer] = lease
         self._close_if_done(lease)
         return True
 
     def ready(self, name: str, pieces: Sequence[tuple[int, int, int, int]], now: float) -> None:
-        """Pieces that the peer says can be read: fetches are planned for those still expected."""
+        """The peer announces readable pieces, (index, layer, offset, checksum): plan fetches of those still
+        expected."""
         lease = self._open.get(name)
         shape = self._index.shapes.get(lease.fingerprint) if lease else None
         if lease is None or shape is None:
@@ -148,7 +161,7 @@ class Leases:
             if (key, layer) not in lease.expected:
                 continue
             lease.expected.discard((key, layer))
-            del self._promised[key, layer]
+            del self._leased[key, layer]
             from_disk += i in lease.on_disk
             batch.append((self._index.chunks[key], layer, offset, checksum))
         lease.delivered += len(batch)
@@ -159,11 +172,18 @@ class Leases:
         for start in range(0, len(batch), per_read):
             part = batch[start : start + per_read]
             lease.reading += len(part)
-            where = rank(lease.kind, layer=part[0][1], priority=lease.priority, arrival=lease.arrival, order=lease.order, position=start)
+            where = rank(
+                lease.kind,
+                layer=part[0][1],
+                priority=lease.priority,
+                arrival=lease.arrival,
+                order=lease.order,
+                position=start,
+            )
             self._fetches.plan(SourceKind.PEER, shape, part, where, lease.kind, lease=name, peer=lease.peer)
 
     def ended(self, name: str, answered: bool, now: float) -> None:
-        """The peer sends nothing more; what it still owed is lost."""
+        """The peer sends nothing more; pieces still expected are lost."""
         lease = self._open.get(name)
         if lease is None:
             return
@@ -173,49 +193,49 @@ class Leases:
         self._break(lease, now)
 
     def read(self, name: str, pieces: int) -> None:
-        """So many pieces of the lease are no longer being read."""
+        """`pieces` pieces of the lease are no longer being read."""
         lease = self._open.get(name)
         if lease is not None:
             lease.reading -= pieces
             self._close_if_done(lease)
 
     def lift(self, key: bytes, layer: int, kind: LoadKind, priority: int) -> None:
-        """A further load waits for an EXPECTED piece."""
-        lease = self._promised[key, layer]
+        """Another load waits for an EXPECTED piece: the lease takes over its urgency."""
+        lease = self._leased[key, layer]
         if kind < lease.kind:
             lease.kind, lease.priority = kind, priority
 
-    def promised(self, key: bytes, layer: int, now: float) -> tuple[str, float]:
-        """Of an EXPECTED piece: the peer that has promised it, and in how many seconds that means to have it in its arena; infinite: it did
-        not say."""
-        lease = self._promised[key, layer]
+    def expected_from(self, key: bytes, layer: int, now: float) -> tuple[str, float]:
+        """The peer of an EXPECTED piece, and the seconds until it expects the piece in its arena (infinity:
+        unknown)."""
+        lease = self._leased[key, layer]
         return lease.peer, max(lease.due.get(key, now) - now, 0.0)
 
     def drop(self, key: bytes, layer: int) -> None:
-        """Nobody waits for the EXPECTED piece any more."""
-        lease = self._promised.pop((key, layer), None)
+        """No load waits for the EXPECTED piece any more: it becomes ABSENT."""
+        lease = self._leased.pop((key, layer), None)
         if lease is not None:
             lease.expected.discard((key, layer))
             self._index.set_piece(self._index.chunks[key], layer, PieceState.ABSENT)
             self._close_if_done(lease)
 
     def close_unanswered(self, name: str) -> None:
-        """The load that asked is gone: an answer would be of no use."""
+        """Close the lease unless it was answered: the load that asked is gone."""
         lease = self._open.get(name)
         if lease is not None and not lease.answered:
             self._close(lease)
 
     def is_open(self, name: str) -> bool:
-        """Whether anything still depends on the lease."""
+        """Whether the lease is open."""
         return name in self._open
 
     @property
     def count(self) -> int:
-        """Leases that are open."""
+        """Number of open leases."""
         return len(self._open)
 
     def overdue(self, now: float) -> list[str]:
-        """Leases whose peers have not answered in time; those that fell silent are broken here."""
+        """Names of leases whose peers have not answered in time. Breaks leases whose peers fell silent."""
         late = [lease.name for lease in self._open.values() if not lease.answered and now - lease.progress > ANSWER_S]
         for lease in [x for x in self._open.values() if x.answered and x.expected and now - x.progress > SILENCE_S]:
             self._out.append(Counted("peer_failures"))
@@ -223,8 +243,8 @@ class Leases:
         return late
 
     def late(self, now: float) -> list[tuple[str, float]]:
-        """Leases that owe pieces for longer than a moment, and how many seconds more they can be expected to take: as long
-        again as until now, or in proportion to what has come."""
+        """Leases with pieces outstanding after _LATE_S, and the estimated seconds until they are complete: in
+        proportion to what has come, or as long again when nothing has."""
         found = []
         for lease in self._open.values():
             elapsed = now - lease.began
@@ -234,11 +254,11 @@ class Leases:
         return found
 
     def expected(self, name: str) -> list[tuple[bytes, int]]:
-        """What the lease's peer still owes."""
+        """The (key, layer) of pieces still expected, lowest layers first."""
         return sorted(self._open[name].expected, key=lambda piece: (piece[1], piece[0]))
 
     def leave(self, name: str, keys: Set[bytes], now: float) -> None:
-        """These chunks are looked for elsewhere: the peer is too slow."""
+        """Stop expecting these chunks: the peer is too slow."""
         lease = self._open[name]
         self._out.append(Counted("peers_left"))
         self._break(lease, now, [piece for piece in lease.expected if piece[0] in keys])
@@ -247,7 +267,7 @@ class Leases:
         """These pieces (None: all) will not come from the peer."""
         gone: list[PieceRef] = []
         for key, layer in sorted(lease.expected if pieces is None else pieces, key=lambda e: (e[1], e[0])):
-            del self._promised[key, layer]
+            del self._leased[key, layer]
             lease.expected.discard((key, layer))
             chunk = self._index.chunks[key]
             self._index.set_piece(chunk, layer, PieceState.ABSENT)
@@ -266,10 +286,15 @@ class Leases:
 
     def validate(self) -> None:
         """Raise AssertionError when the invariant does not hold."""
-        expected = {(c.key, i) for c in self._index.resident.values() for i, s in enumerate(c.states) if s is PieceState.EXPECTED}
-        assert expected == set(self._promised)
-        for piece, lease in self._promised.items():
+        expected = {
+            (c.key, i)
+            for c in self._index.resident.values()
+            for i, s in enumerate(c.states)
+            if s is PieceState.EXPECTED
+        }
+        assert expected == set(self._leased)
+        for piece, lease in self._leased.items():
             assert lease is self._open[lease.name] and piece in lease.expected
         for lease in self._open.values():
-            assert all(self._promised[p] is lease for p in lease.expected)
+            assert all(self._leased[p] is lease for p in lease.expected)
             assert not lease.answered or lease.expected or lease.reading > 0

@@ -1,12 +1,12 @@
-"""Which slot of the arena is whose: slabs, two-phase allocation, pins. Counts and never ranks.
+"""Which slot of the arena belongs to which piece: slabs, two-phase allocation, pins. Never ranks.
 
-The arena is cut into granules. A slab is the smallest number of neighbouring granules that slots of one size fill with at
-most 5 % waste, and holds slots of one model and one band of its layers while it holds any; its granules are free again when
-it is empty. Fullest slabs are filled first, so that slabs empty whole. Small arenas have small granules; a slab that wastes
-more is the last choice (`Ledger.begin`).
+The arena is cut into granules. A slab is the smallest number of neighbouring granules that slots of one size fill with
+at most 5 % waste, and holds slots of one model and one band of its layers while it holds any; its granules are free
+again when it is empty. Fullest slabs are filled first, so that slabs empty whole. Small arenas have small granules; a
+slab that wastes more is the last choice (`Ledger.begin`).
 
-Invariants (`validate`): every granule is free or in one slab; every slot of a slab is free, reserved or held, exactly one of
-them, and lies within the slab; only held slots are pinned; counters equal what they count.
+Invariants (`validate`): every granule is free or in one slab; every slot of a slab is free, reserved or held, exactly
+one of them, and lies within the slab; only held slots are pinned; counters equal what they count.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from contracts.errors import IllegalTransition
+from contracts.memory.slab_size import slab_granules
 from kvstore.core.granules import Granules
 
 #: Slots begin at multiples of this: file reads and writes then land on whole pages.
@@ -24,8 +25,6 @@ ALIGN = 4096
 GRANULE_BYTES = 2 << 20
 #: Arenas that would have fewer granules get smaller ones.
 _GRANULES = 256
-#: One part in so many of a slab may be in no slot.
-_WASTE_PART = 20
 
 
 class SlotKind(NamedTuple):
@@ -50,7 +49,8 @@ def suitable_granule(arena_bytes: int) -> int:
 
 
 class Slab:
-    """`used` slots are reserved or held; `locked` ones are reserved or pinned. `holders`: who was named for each used slot."""
+    """`used` slots are reserved or held; `locked` ones are reserved or pinned. `holders`: who was named for each used
+    slot."""
 
     __slots__ = ("base", "first", "free", "granules", "holders", "kind", "locked", "total")
 
@@ -69,14 +69,14 @@ class Slab:
         return self.total - len(self.free)
 
     def slots(self) -> Iterator[tuple[int, object]]:
-        """(offset, holder) of the used slots."""
+        """The (offset, holder) of used slots."""
         for i, holder in enumerate(self.holders):
             if holder is not None:
                 yield self.base + i * self.kind.size, holder
 
 
 class _Shelf:
-    """The slabs of one kind. `heap`: (free slots, base); what no longer agrees with the slab is skipped."""
+    """The slabs of one kind. heap: (free slots, base); outdated entries are skipped."""
 
     __slots__ = ("free", "heap", "slabs")
 
@@ -105,8 +105,8 @@ class _Shelf:
 class Ledger:
     """The only owner of arena offsets.
 
-    arena_bytes: size of the arena. granule_bytes: of a granule, a multiple of ALIGN; None: `suitable_granule`.
-    `changes` counts whatever may have made room. `top_bytes`: no slab has ever reached further into the arena.
+    granule_bytes: a multiple of ALIGN; None: `suitable_granule`. changes: counts everything that may have made room.
+    top_bytes: the highest end of any slab so far.
     """
 
     def __init__(self, arena_bytes: int, granule_bytes: int | None = None) -> None:
@@ -125,20 +125,19 @@ class Ledger:
     # ---- questions
 
     def slab_granules(self, size: int) -> tuple[int, int]:
-        """Granules of a slab of slots of `size`: (with at most 5 % waste, the fewest that hold one slot); (0, 0): none can exist."""
+        """Granules of a slab with slots of `size`: (with at most 5 % waste, the fewest that hold one slot). (0, 0) when
+        no such slab fits the arena."""
         if size not in self._sizes:
-            unit, most = self.granule_bytes, self.granules.count
-            fewest = -(-size // unit)
-            good = (n for n in range(fewest, most + 1) if n * unit % size * _WASTE_PART <= n * unit)
-            self._sizes[size] = (next(good, most), fewest) if 0 < fewest <= most else (0, 0)
+            slab = slab_granules(size, self.granule_bytes, self.granules.count)
+            self._sizes[size] = (slab, -(-size // self.granule_bytes)) if slab else (0, 0)
         return self._sizes[size]
 
     def fits(self, size: int) -> bool:
-        """Whether slots of `size` bytes can exist at all."""
+        """Whether a slot of `size` bytes fits the arena."""
         return self.slab_granules(size)[0] > 0
 
     def lacking(self, needs: Mapping[SlotKind, int]) -> dict[SlotKind, int]:
-        """How many slots of each kind its slabs do not have free; kinds that have enough are left out."""
+        """Slots by kind that existing slabs do not have free; kinds with enough are left out."""
         lack = {kind: count - self.free_slots(kind) for kind, count in needs.items()}
         return {kind: count for kind, count in lack.items() if count > 0}
 
@@ -148,44 +147,46 @@ class Ledger:
         return shelf.free if shelf is not None else 0
 
     def has_room(self, needs: Mapping[SlotKind, int], granules: int) -> bool:
-        """Whether `begin` would succeed with new slabs of so many granules."""
+        """Whether `begin` would succeed with new slabs of `granules` granules."""
         return slabs_needed(self.lacking(needs), granules * self.granule_bytes) <= self.granules.available(granules)
 
     def slab_at(self, offset: int) -> Slab | None:
         """The slab that contains the offset."""
-        return self._at[offset // self.granule_bytes] if 0 <= offset < self.granules.count * self.granule_bytes else None
+        return (
+            self._at[offset // self.granule_bytes] if 0 <= offset < self.granules.count * self.granule_bytes else None
+        )
 
     def slab_of_granule(self, granule: int) -> Slab | None:
-        """The slab that the granule is in; None: it is free, or there is no such granule."""
+        """The slab of the granule; None when it is free or does not exist."""
         return self._at[granule] if 0 <= granule < self.granules.count else None
 
     @property
     def reserved_slots(self) -> int:
-        """Slots whose bytes are on their way."""
+        """Number of reserved slots: their bytes have not come."""
         return len(self._reserved)
 
     @property
     def pinned_slots(self) -> int:
-        """Slots that somebody reads."""
+        """Number of pinned slots."""
         return len(self._pins)
 
     def pinned(self, offset: int) -> bool:
-        """Whether somebody reads the slot."""
+        """Whether the slot is pinned."""
         return offset in self._pins
 
     def held(self, offset: int) -> bool:
-        """Whether the slot is in use and no longer only reserved."""
+        """Whether the slot is in use and not merely reserved."""
         return self._used(offset) is not None and offset not in self._reserved
 
     @property
     def idle(self) -> bool:
-        """No slot is reserved or pinned."""
+        """Whether no slot is reserved or pinned."""
         return not self._reserved and not self._pins
 
     # ---- the two phases
 
     def begin(self, kinds: Sequence[SlotKind], holders: Sequence[object], granules: int) -> list[int] | None:
-        """Reserve one slot of each kind for its holder; new slabs have `granules` granules. None, and nothing changed, when
+        """Reserve one slot of each kind for its holder. granules: size of new slabs. None, with nothing changed, when
         there is no room."""
         if not self.has_room(Counter(kinds), granules):
             return None
@@ -207,7 +208,7 @@ class Ledger:
         return offsets
 
     def _shelve(self, slab: Slab | None) -> None:
-        """Slots were taken of the slab; what it has free is found again."""
+        """Slots of the slab were taken: put it back into the heap if it has free ones."""
         if slab is not None and slab.free:
             self._shelves[slab.kind].push(slab)
 
@@ -223,14 +224,14 @@ class Ledger:
         return slab
 
     def finish(self, offset: int) -> None:
-        """The reserved slot's bytes are there: it is held from now on. Raises IllegalTransition when it was not reserved."""
+        """The reserved slot's bytes have come: it is held. Raises IllegalTransition when it was not reserved."""
         if offset not in self._reserved:
             raise IllegalTransition(f"slot {offset} is not reserved")
         self._reserved.discard(offset)
         self._unlock(offset)
 
     def abort(self, offset: int) -> None:
-        """The reserved slot is not needed after all. Raises IllegalTransition when it was not reserved."""
+        """Give a reserved slot back. Raises IllegalTransition when it was not reserved."""
         self.finish(offset)
         self._free(offset)
 
@@ -241,7 +242,7 @@ class Ledger:
         self._free(offset)
 
     def pin(self, offset: int) -> None:
-        """One more reader of a held slot."""
+        """Pin a held slot once more. Raises IllegalTransition when it is not held."""
         slab = self._used(offset)
         if slab is None or offset in self._reserved:
             raise IllegalTransition(f"slot {offset} is not held")
@@ -250,7 +251,7 @@ class Ledger:
         self._pins[offset] = self._pins.get(offset, 0) + 1
 
     def unpin(self, offset: int) -> bool:
-        """One reader less; true when it was the last."""
+        """Remove one pin; true when it was the last. Raises IllegalTransition when there is none."""
         count = self._pins.get(offset, 0)
         if not count:
             raise IllegalTransition(f"slot {offset} is not pinned")
@@ -268,7 +269,7 @@ class Ledger:
         self.changes += 1
 
     def _used(self, offset: int) -> Slab | None:
-        """The slab, when the offset is that of a used slot."""
+        """The slab, if the offset is that of a used slot."""
         slab = self.slab_at(offset)
         if slab is None:
             return None
@@ -324,5 +325,5 @@ class Ledger:
 
 
 def slabs_needed(lacking: Mapping[SlotKind, int], slab_bytes: int) -> int:
-    """How many new slabs of so many bytes give the slots that are lacking."""
+    """Number of new slabs of `slab_bytes` that provide the lacking slots."""
     return sum(-(-count // (slab_bytes // kind.size)) for kind, count in lacking.items())

@@ -1,4 +1,4 @@
-"""One load: what is wanted, what has come, what is still awaited. Holds; decides nothing (loads.py does)."""
+"""The record of one load: what is wanted, has come and is still awaited. Decides nothing; loads.py does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from contracts.kv import KvShape
 from kvstore.core.events import LoadKind, LoadWanted, SourceKind, Want
 from kvstore.core.state import LoadState
 
-#: A load whose pieces stop coming is ended after this time.
+#: A load is ended when no piece has come for this long.
 SILENCE_S = {LoadKind.DEMAND: 6.0, LoadKind.PEER: 30.0, LoadKind.PREFETCH: 30.0, LoadKind.ADVISED: 60.0}
 
 
 def sound_wants(event: LoadWanted, shape: KvShape) -> list[Want]:
-    """The wants up to the first that makes no sense (a layer that does not exist, a key twice), with their layers spelled out."""
+    """The leading valid wants, with their layers listed. Cut at the first with a layer that does not exist or a key
+    that came before."""
     wants: list[Want] = []
     seen: set[bytes] = set()
     every = tuple(range(shape.layers))
@@ -23,13 +24,19 @@ def sound_wants(event: LoadWanted, shape: KvShape) -> list[Want]:
     return wants
 
 
-class Load:
-    """One load. `found`: chunks before this index may still come; `acquired`: those before it have been asked for. `late`: of a hint
-    (`prefetch.is_late`). `cut`: some of it did not come for want of room."""
+class StoreLoad:
+    """One load. Chunks with an index below `found` may still come; those below `acquired` have been asked for.
+
+    late: see `prefetch.is_late`. cut: some chunks did not come for lack of room. missing: by chunk, the layers awaited.
+    leased: by (chunk, layer), the offset of each pinned piece. fresh: leased pieces that the owner has not been told
+    of. void: chunks that will not come. tried: sources that failed, by chunk. asking: the lease that awaits an answer.
+    """
 
     __slots__ = (
-        "acquired", "arrival", "asked", "asking", "cut", "deferred", "found", "fresh", "ident", "kind", "late", "leased", "missing",
-        "offered", "order", "places", "priority", "probe_size", "probed", "probing", "progress", "session", "shape", "sources", "state",
+        "acquired", "arrival", "asked", "asking", "cut", "deferred", "found", "fresh", "ident", "kind", "late",
+        "leased", "missing",
+        "offered", "order", "places", "priority", "probe_size", "probed", "probing", "progress", "session", "shape",
+        "sources", "state",
         "tried", "void", "wants",
     )  # fmt: skip
 
@@ -54,8 +61,8 @@ class Load:
         self.void: set[int] = set()
         self.tried: set[tuple[bytes, SourceKind]] = set()
         self.asking = ""
-        self.asked: list[int] = []  #: indices of the chunks that the peer of `asking` was asked for
-        self.deferred: list[str] = []  #: peers to be asked only for what the blob tier lacks
+        self.asked: list[int] = []  #: indices of the chunks asked for under `asking`
+        self.deferred: list[str] = []  #: slow peers, asked only for what the blob tier lacks
         self.probing: frozenset[bytes] = frozenset()
         self.probed: set[bytes] = set()
         self.probe_size = 1
@@ -64,10 +71,10 @@ class Load:
 
     @property
     def leading_only(self) -> bool:
-        """A prompt's prefix, of which a gap voids the rest; a peer takes what there is."""
+        """Whether a gap makes later chunks useless, as in a prompt. A peer takes any chunk."""
         return self.kind is not LoadKind.PEER
 
     def is_stuck(self, now: float) -> bool:
-        """Something is awaited, and nothing has come for too long."""
+        """Whether something is awaited and nothing has come for SILENCE_S."""
         awaits = bool(self.missing) or self.state is LoadState.LOCATING
         return awaits and now - self.progress > SILENCE_S[self.kind]

@@ -1,30 +1,30 @@
-"""What becomes of a load: which chunks can be had, from which source each piece comes, what its owner is told, and when.
+"""A load's life: which of its chunks can be brought, and the source of each piece.
 
-A load is LOCATING while peers and the blob tier are asked, then FLOWING, then ENDED. Its owner hears once how many chunks
-come (Found), then pieces as they can be read (Pieces), then how many chunks really came (End). A piece that fails from
-one source is tried from the next; when none is left its chunk is void, and so are all later ones.
+A load is LOCATING while peers and the blob tier are asked, then FLOWING, then ENDED. A piece that fails from one source
+is tried from the next. When no source is left, its chunk is void; for a prompt all later chunks are void too. What the
+owner is told is in deliveries.py, whom a load asks in locating.py, which source is best in sources.py.
 
 Prior art: vLLM's offloading manager pins between prepare and complete; here the pin is per piece and per load.
 
-Invariants (`validate`): a load's `missing` pieces are exactly those that it waits for; its leased pieces are READY and pinned once.
+Invariant (`validate`): a load's `missing` pieces are exactly those that it waits for.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from contracts.ids import SessionKey
 from contracts.kv import leading
 from kvstore.core.arrivals import Arrivals
+from kvstore.core.deliveries import Deliveries
 from kvstore.core.events import Fault, FoundCopy, LoadId, LoadKind, LoadWanted, PeerHolds, SourceKind
 from kvstore.core.fetches import Fetches, PieceRef
-from kvstore.core.index import Chunk, Index
-from kvstore.core.instructions import Counted, DeleteBlob, DeleteSsd, End, Found, Instruction, Offer, Pieces
+from kvstore.core.index import Index
+from kvstore.core.instructions import Counted, DeleteBlob, DeleteSsd, End, Found, Instruction
 from kvstore.core.leases import Leases
 from kvstore.core.ledger import Ledger
 from kvstore.core.lent import lent_out
-from kvstore.core.load import Load, sound_wants
+from kvstore.core.load import StoreLoad, sound_wants
 from kvstore.core.locating import Locating
 from kvstore.core.meter import Meter
 from kvstore.core.prefetch import FetchRank, rank, reads
@@ -39,17 +39,24 @@ class Loads:
     """See the module."""
 
     def __init__(
-        self, index: Index, ledger: Ledger, sessions: Sessions, usefulness: Usefulness, meter: Meter, out: list[Instruction]
+        self,
+        index: Index,
+        ledger: Ledger,
+        sessions: Sessions,
+        usefulness: Usefulness,
+        meter: Meter,
+        out: list[Instruction],
     ) -> None:
         self._index = index
-        self._ledger = ledger
+        self._arena_bytes = ledger.arena_bytes
         self._sessions = sessions
         self._usefulness = usefulness
         self._meter = meter
         self._sources = Sources(index, meter)
         self._out = out
-        self._loads: dict[LoadId, Load] = {}
-        #: Sessions of hints whose load has ended with less than it wanted, since the store looked.
+        self._deliveries = Deliveries(ledger, sessions, usefulness, out)
+        self._loads: dict[LoadId, StoreLoad] = {}
+        #: Advised sessions whose load ended incomplete for lack of room. hints.py reads and clears it.
         self.short: dict[SessionKey, None] = {}
         self._orders = 0
         self._fetches: Fetches
@@ -59,7 +66,7 @@ class Loads:
         self._locating: Locating
 
     def connect(self, fetches: Fetches, leases: Leases) -> None:
-        """The two that this one and that are called by each other."""
+        """Complete the construction: `Fetches` and `Leases` need this object's callbacks."""
         self._fetches, self._leases = fetches, leases
         self._waiting = Waiting(self._index, fetches, leases)
         self._arrivals = Arrivals(self._sources, fetches, leases, self._meter)
@@ -68,24 +75,27 @@ class Loads:
     # ---- beginning
 
     def begin(self, event: LoadWanted) -> None:
-        """A new load. One with a name that is in use ends the old one."""
+        """Start a load; an open load of the same name is cancelled. A load of an unknown model, or for a peer beyond
+        what may be lent, ends at once with nothing."""
         self.cancel(event.load)
         shape = self._index.shapes.get(event.fingerprint)
         if shape is None:
             self._out.extend((Found(event.load, 0, False, ()), End(event.load, 0)))
             return
-        if event.kind is LoadKind.PEER and lent_out(event, shape, self._loads.values(), self._ledger.arena_bytes):
+        if event.kind is LoadKind.PEER and lent_out(event, shape, self._loads.values(), self._arena_bytes):
             self._out.extend((Counted("peer_loads_refused"), Found(event.load, 0, False, ()), End(event.load, 0)))
             return
         advice = self._sessions.live(event.session, event.now) if event.session else None
         self._orders += 1
-        load = Load(event, shape, sound_wants(event, shape), self._orders, advice.arrival if advice else float("inf"))
+        load = StoreLoad(
+            event, shape, sound_wants(event, shape), self._orders, advice.arrival if advice else float("inf")
+        )
         self._loads[load.ident], load.late = load, self._sources.late(load)
         self._acquire_leading(load, event.now)
         self._locate(load, event.now)
 
-    def _acquire_leading(self, load: Load, now: float) -> None:
-        """Start on the chunks that this node has, while others are still being located."""
+    def _acquire_leading(self, load: StoreLoad, now: float) -> None:
+        """Start on the leading chunks that this node has, while the others are still being located."""
         at_hand = self._sources.near if self._sources.own_first(load) else self._sources.coming
         while load.acquired < load.found and at_hand(load, load.acquired):
             self._acquire(load, load.acquired, now)
@@ -93,13 +103,13 @@ class Loads:
 
     # ---- locating
 
-    def _locate(self, load: Load, now: float) -> None:
-        """Ask the next source that could help, or settle."""
+    def _locate(self, load: StoreLoad, now: float) -> None:
+        """Ask the next source, or settle when there is none left to ask."""
         if self._locating.advance(load, now):
             self._settle(load, now)
 
     def probed(self, ident: LoadId, keys: Iterable[bytes], found: Sequence[FoundCopy], now: float) -> None:
-        """What the blob tier answered; copies are remembered whether or not the load still wants them."""
+        """The blob tier's answer to a Probe. Copies are remembered even when the load is gone."""
         for copy in found:
             chunk = self._index.chunk(copy.key, copy.shape)
             if chunk is None:
@@ -117,23 +127,22 @@ class Loads:
         if load.state is LoadState.LOCATING:
             self._locate(load, now)
         else:
-            self._deliver(load)
-            self._check_end(load)
+            self._update(load)
 
     def peer_holds(self, event: PeerHolds) -> None:
-        """What a peer promises."""
+        """A peer's answer: the chunks that it will bring."""
         if self._locating.peer_holds(event, self._loads.values()):
             self.peer_answered(event.lease, event.now)
 
     def peer_answered(self, lease: str, now: float) -> None:
-        """The peer that a load was asking has answered, failed or been given up."""
+        """The peer asked under this lease has answered, failed or been given up: its load goes on locating."""
         for load in list(self._loads.values()):
             if load.asking == lease:
                 load.asking = ""
                 self._locate(load, now)
 
-    def _settle(self, load: Load, now: float) -> None:
-        """Tell the owner what comes, and go for it."""
+    def _settle(self, load: StoreLoad, now: float) -> None:
+        """Everything that can be known is known: tell the owner what comes, and acquire it."""
         flags = [self._sources.obtainable(load, i) for i in range(load.found)]
         if load.leading_only:
             load.found = leading(flags)
@@ -144,35 +153,41 @@ class Loads:
         load.state = move(LOAD_MOVES, load.state, LoadState.FLOWING)
         if load.kind is LoadKind.DEMAND and load.found < len(load.wants):
             self._out.append(Counted("chunks_missed", len(load.wants) - load.found))
-        ready = tuple(i for i in indices if self._sources.ready(load, i))
-        expected, due_s = self._sources.expected(load, indices), self._arrivals.due_s(load, indices)
-        self._out.append(Found(load.ident, len(indices), () != ready == indices, indices, ready, expected, due_s))
+        self._deliveries.found(load, indices, self._sources, self._arrivals)
         load.progress = now
         for i in indices:
             if i >= load.acquired and i < load.found:
                 self._acquire(load, i, now)
         load.acquired = load.found
-        self._deliver(load)
-        self._check_end(load)
+        self._update(load)
 
     # ---- pieces
 
-    def _rank(self, load: Load, layer: int, i: int) -> FetchRank:
-        return rank(load.kind, layer=layer, priority=load.priority, arrival=load.arrival, order=load.order, position=i, late=load.late)
+    def _rank(self, load: StoreLoad, layer: int, i: int) -> FetchRank:
+        return rank(
+            load.kind,
+            layer=layer,
+            priority=load.priority,
+            arrival=load.arrival,
+            order=load.order,
+            position=i,
+            late=load.late,
+        )
 
-    def _acquire(self, load: Load, i: int, now: float) -> None:
-        """Lease what is READY of chunk `i`, join what is on its way, plan reads of the rest; else ask the blob tier, else void."""
+    def _acquire(self, load: StoreLoad, i: int, now: float) -> None:
+        """Get chunk `i`: lease its READY pieces, join pieces that are being brought, plan reads of the others. With no
+        known source ask the blob tier; the chunk is void when that cannot help."""
         key, wanted = load.wants[i]
         layers = sorted(load.missing.get(i, wanted))
         chunk = self._sources.usable(load, key)
         absent: list[int] = []
-        promised: list[int] = []
+        leased: list[int] = []
         for layer in layers:
             state = chunk.state(layer) if chunk else PieceState.ABSENT
             if chunk is not None and state is PieceState.READY:
                 self._waiting.end(load, i, layer)
                 self._usefulness.found(chunk, load.kind)
-                self._lease(load, i, layer, chunk)
+                self._deliveries.lease(load, i, layer, chunk)
                 continue
             self._waiting.begin(load, i, layer)
             if state in (PieceState.QUEUED, PieceState.LOADING):
@@ -180,17 +195,18 @@ class Loads:
             elif state is PieceState.EXPECTED and load.leading_only:
                 self._leases.lift(key, layer, load.kind, load.priority)
             elif state is PieceState.EXPECTED:
-                promised.append(layer)
+                leased.append(layer)
             elif state is PieceState.ABSENT:
                 absent.append(layer)
-        if not absent and not promised:
+        if not absent and not leased:
             return
-        source = self._sources.tier(load, chunk, len(absent) + len(promised)) if chunk else None
+        source = self._sources.tier(load, chunk, len(absent) + len(leased)) if chunk else None
         if source is not None:
-            # A peer never waits for another's promise, or two nodes could wait for each other: the piece is read here for all.
-            for layer in promised:
+            # A load for a peer never waits for another peer's lease, or two nodes could wait for each other. The piece
+            # is read here, for all loads.
+            for layer in leased:
                 self._leases.drop(key, layer)
-            absent = sorted(absent + promised)
+            absent = sorted(absent + leased)
         if chunk is not None and source is not None:
             sums = chunk.ssd_sums if source is SourceKind.SSD else chunk.blob_sums
             for band in reads(load.shape, absent, source, load.kind):
@@ -199,51 +215,28 @@ class Loads:
         elif (chunk and chunk.doomed) or not self._locating.probe_again(load, key):
             self._void(load, i)
 
-    def _lease(self, load: Load, i: int, layer: int, chunk: Chunk) -> None:
-        if load.kind is LoadKind.ADVISED:
-            return
-        self._usefulness.taken(chunk, layer, load.kind)
-        offset = chunk.offsets[layer]
-        self._ledger.pin(offset)
-        load.leased[i, layer] = offset
-        load.fresh.append((layer, i, offset, chunk.sums[layer]))
-
     def arrived(self, pieces: Iterable[PieceRef], now: float) -> None:
-        """Pieces became READY: whoever waits gets them, many in one message."""
-        touched: dict[LoadId, Load] = {}
+        """Pieces became READY: every load that waits for some gets them in one message."""
+        touched: dict[LoadId, StoreLoad] = {}
         for chunk, layer in pieces:
             for ident in self._waiting.of(chunk.key, layer):
                 load = self._loads[ident]
                 i = load.places[chunk.key]
                 self._waiting.end(load, i, layer)
-                self._lease(load, i, layer, chunk)
+                self._deliveries.lease(load, i, layer, chunk)
                 load.progress = now
                 touched[ident] = load
         for load in touched.values():
-            if load.state is not LoadState.LOCATING:
-                self._deliver(load)
-                self._check_end(load)
+            self._update(load)
 
     def hurry(self, now: float) -> None:
-        """Time passed: slow peers are left where that helps."""
+        """Time passed: pieces that slow peers still owe are taken from a sooner source."""
         self._locating.leave_slow_peers(self._loads, now)
 
     def lost(self, pieces: Sequence[PieceRef], source: SourceKind, fault: Fault, now: float) -> None:
-        """Pieces did not come from `source`: a bad copy is deleted, and whoever waits tries the next source,
-        unless there is no room for it from any."""
-        chunks = {chunk.key: chunk for chunk, _ in pieces}
-        # A medium error of a disk that otherwise works stays with that copy; those of a broken disk say nothing about its copies.
-        bad = fault in (Fault.CORRUPT, Fault.MISSING) or (fault is Fault.MEDIUM and self._meter.reads(source))
-        what = {Fault.CORRUPT: "checksum_failures", Fault.MISSING: "missing_pieces", Fault.MEDIUM: "medium_errors"}.get(fault)
-        if what is not None:
-            self._out.append(Counted(what, len(pieces), (source.name.lower(),)))
-        for chunk in chunks.values() if bad and source is not SourceKind.PEER else ():
-            tier = "ssd" if source is SourceKind.SSD else "blob"
-            if getattr(chunk, tier) is CopyState.PRESENT:
-                self._index.set_copy(chunk, tier, CopyState.ABSENT)
-                if fault is not Fault.MISSING:  # one answer that lacked it is no reason to delete what another may have
-                    delete = DeleteSsd if source is SourceKind.SSD else DeleteBlob
-                    self._out.append(delete(chunk.key, chunk.shape.fingerprint))
+        """Pieces did not come from `source`. A bad copy is deleted; loads that wait try the next source, but give up on
+        NO_ROOM and CANCELLED."""
+        self._judge_copies(pieces, source, fault)
         again: dict[tuple[LoadId, int], None] = {}
         for chunk, layer in pieces:
             for ident in self._waiting.of(chunk.key, layer):
@@ -259,11 +252,27 @@ class Loads:
                     self._void(found, i)
                 else:
                     self._acquire(found, i, now)
-                self._deliver(found)
-                self._check_end(found)
+                self._update(found)
 
-    def _void(self, load: Load, i: int) -> None:
-        """Chunk `i` cannot be had."""
+    def _judge_copies(self, pieces: Sequence[PieceRef], source: SourceKind, fault: Fault) -> None:
+        """Count the fault, and forget the copies that it shows to be bad; delete them unless they are merely missing
+        from one answer."""
+        counters = {Fault.CORRUPT: "checksum_failures", Fault.MISSING: "missing_pieces", Fault.MEDIUM: "medium_errors"}
+        if fault in counters:
+            self._out.append(Counted(counters[fault], len(pieces), (source.name.lower(),)))
+        # A medium error is the copy's fault only while the disk otherwise works.
+        bad = fault in (Fault.CORRUPT, Fault.MISSING) or (fault is Fault.MEDIUM and self._meter.reads(source))
+        if not bad or source is SourceKind.PEER:
+            return
+        tier, delete = ("ssd", DeleteSsd) if source is SourceKind.SSD else ("blob", DeleteBlob)
+        for chunk in {chunk.key: chunk for chunk, _ in pieces}.values():
+            if getattr(chunk, tier) is CopyState.PRESENT:
+                self._index.set_copy(chunk, tier, CopyState.ABSENT)
+                if fault is not Fault.MISSING:
+                    self._out.append(delete(chunk.key, chunk.shape.fingerprint))
+
+    def _void(self, load: StoreLoad, i: int) -> None:
+        """Chunk `i` cannot be brought."""
         if load.leading_only:
             load.found = min(load.found, i)
             gone = [j for j in load.missing if j >= i]
@@ -274,76 +283,58 @@ class Loads:
             self._waiting.leave(load, j)
 
     def void_key(self, key: bytes) -> None:
-        """The chunk was erased: no load gets more of it."""
+        """The chunk was erased: loads get no more of it."""
         for load in list(self._loads.values()):
             i = load.places.get(key)
             if i is not None and i < load.found:
                 self._void(load, i)
                 self._check_end(load)
 
-    # ---- telling the owner
+    # ---- the owner
 
-    def _deliver(self, load: Load) -> None:
-        if load.state is LoadState.LOCATING:
-            return
-        if load.fresh:
-            load.fresh.sort()
-            self._out.append(Pieces(load.ident, tuple((i, layer, offset, checksum) for layer, i, offset, checksum in load.fresh)))
-            load.fresh = []
-        if load.kind is LoadKind.ADVISED and not load.offered and load.found and all(0 not in m for m in load.missing.values()):
-            load.offered = True
-            self.offer(load, load.progress)
+    def _update(self, load: StoreLoad) -> None:
+        """Deliver what has come, and end the load when nothing is missing; nothing while it is LOCATING."""
+        if load.state is not LoadState.LOCATING:
+            self._deliveries.deliver(load)
+            self._check_end(load)
 
-    def offer(self, load: Load, now: float) -> None:
-        """Tell the worker that is to answer of an advised session whose first layer is in the arena."""
-        advice = self._sessions.live(load.session, now) if load.session else None
-        if advice is not None and load.session is not None:
-            keys = tuple(key for key, _ in load.wants[: load.found])
-            arrival = 0.0 if advice.arrival == math.inf else max(0.0, advice.arrival - now)
-            left_s = advice.expires - now
-            self._out.append(Offer(load.session, load.shape.fingerprint, keys, advice.priority, arrival, left_s, advice.device))
-
-    def _check_end(self, load: Load) -> None:
+    def _check_end(self, load: StoreLoad) -> None:
         if load.state is LoadState.FLOWING and not load.missing:
-            self._deliver(load)
+            self._deliveries.deliver(load)
             load.state = move(LOAD_MOVES, load.state, LoadState.ENDED)
-            self._out.append(End(load.ident, load.found - len(load.void)))
+            self._deliveries.end(load)
             if load.kind is LoadKind.ADVISED and load.cut and load.session is not None:
                 self.short[load.session] = None
         if load.state is LoadState.ENDED and not load.leased:
             self._loads.pop(load.ident, None)
 
     def taken(self, ident: LoadId, pieces: Iterable[tuple[int, int]], now: float) -> None:
-        """The owner has copied these pieces. Unknown ones are ignored."""
+        """The owner has copied these pieces, (chunk, layer). Unknown ones are ignored."""
         load = self._loads.get(ident)
         if load is None:
             return
         load.progress = now
-        for piece in pieces:
-            offset = load.leased.pop(piece, None)
-            if offset is not None:
-                self._ledger.unpin(offset)
+        self._deliveries.taken(load, pieces)
         self._check_end(load)
 
     def cancel(self, ident: LoadId) -> None:
-        """The owner wants nothing more; nothing is told to it."""
+        """The owner wants nothing more, and is told nothing."""
         load = self._loads.pop(ident, None)
         if load is None:
             return
         for i in list(load.missing):
             self._waiting.leave(load, i)
-        for offset in load.leased.values():
-            self._ledger.unpin(offset)
+        self._deliveries.release(load)
         if load.asking:
             self._leases.close_unanswered(load.asking)
 
     def cancel_owner(self, owner: str) -> None:
-        """The worker or reader is gone."""
+        """The owner, a worker or a reading peer, is gone: cancel all of its loads."""
         for ident in [i for i in self._loads if i[0] == owner]:
             self.cancel(ident)
 
     def awaited(self, key: bytes, layer: int) -> bool:
-        """Whether some load waits for the piece."""
+        """Whether a load waits for the piece."""
         return bool(self._waiting.of(key, layer))
 
     def of_session(self, session: SessionKey, kind: LoadKind) -> list[LoadId]:
@@ -351,25 +342,26 @@ class Loads:
         return [i for i, load in self._loads.items() if load.kind is kind and load.session == session]
 
     def repeated(self, ident: LoadId, keys: Sequence[bytes], now: float) -> bool:
-        """Whether this advised load brings just these chunks already; its offer, if it was made, is made again with new times."""
+        """Whether this advised load already brings exactly these chunks. If it was offered, the offer is repeated with
+        new times."""
         load = self._loads[ident]
         same = [key for key, _ in load.wants] == list(keys)
         if same and load.offered:
-            self.offer(load, now)
+            self._deliveries.offer(load, now)
         return same
 
     def shape_of(self, ident: LoadId) -> bytes | None:
-        """Fingerprint of the load's model; None when the load is gone."""
+        """The fingerprint of the load's model; None when the load is gone."""
         load = self._loads.get(ident)
         return load.shape.fingerprint if load else None
 
     @property
     def count(self) -> int:
-        """Loads that have not ended or whose leases have not."""
+        """Loads that have not ended, or that still have pieces pinned."""
         return len(self._loads)
 
     def expire(self, now: float) -> None:
-        """End loads whose pieces stopped coming; what has come stays leased."""
+        """End loads whose pieces stopped coming; delivered pieces stay pinned."""
         for load in list(self._loads.values()):
             if load.is_stuck(now):
                 self._out.append(Counted("loads_timed_out"))
@@ -383,18 +375,11 @@ class Loads:
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         self._waiting.validate(self._loads.values())
-        pins: dict[int, int] = {}
+        self._deliveries.validate(self._loads.values(), self._index)
         for load in self._loads.values():
             for i, layers in load.missing.items():
                 assert layers and i < load.found
                 for layer in layers:
                     if load.state is LoadState.FLOWING and not load.probing:
                         assert self._index.chunks[load.wants[i][0]].state(layer) in COMING
-            for (i, layer), offset in load.leased.items():
-                pins[offset] = pins.get(offset, 0) + 1
-                chunk = self._index.chunks[load.wants[i][0]]
-                assert chunk.state(layer) is PieceState.READY and chunk.offsets[layer] == offset
             assert load.state is not LoadState.ENDED or (load.leased and not load.missing)
-        for offset, count in pins.items():
-            for _ in range(count):
-                assert self._ledger.pinned(offset)

@@ -1,7 +1,8 @@
-"""Who is asked for what, until it is known which chunks of a load can be had: peers, soonest first, and the blob tier.
+"""Which peers and the blob tier a load asks, and in which order, until it is known which chunks can be brought.
 
-A peer so slow that the blob tier would be clearly sooner is asked only for what the blob tier lacks. A peer that has promised
-pieces and turns out slow is left for a tier that has them: its chunks are probed for in the blob tier meanwhile.
+Peers are asked soonest first, then the blob tier. A peer clearly slower than the blob tier is asked only for what that
+lacks. When a peer turns out slow under its lease, its chunks are probed in the blob tier and taken from there if that
+is sooner.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from kvstore.core.events import LoadId, LoadKind, PeerHolds, SourceKind
 from kvstore.core.index import Index
 from kvstore.core.instructions import Instruction, Probe
 from kvstore.core.leases import Leases
-from kvstore.core.load import Load
+from kvstore.core.load import StoreLoad
 from kvstore.core.meter import Meter
 from kvstore.core.sources import Sources
 from kvstore.core.waiting import Waiting
 
-#: How long the blob tier may take to answer: when nothing is known, and when something is here already.
+#: Seconds the blob tier may take to answer a probe; the short time applies to a request that has some chunks already.
 PROBE_S, SHORT_PROBE_S = 1.5, 0.3
-#: What a peer says of when it has something is believed up to so many seconds.
-PROMISE_S = 600.0
+#: A peer's `due_s` above this many seconds is ignored.
+_MOST_DUE_S = 600.0
 _MORE_PROBES, _PROBE_LIMIT = 4, 256
 
 
 class Locating:
-    """See the module. It changes of a load only what says whom it asks: `asking`, `asked`, `probing`, `sources`, `deferred`."""
+    """See the module. Of a load it changes only `asking`, `asked`, `probing`, `probe_size`, `sources` and
+    `deferred`."""
 
-    def __init__(self, index: Index, meter: Meter, sources: Sources, leases: Leases, waiting: Waiting, out: list[Instruction]) -> None:
+    def __init__(
+        self, index: Index, meter: Meter, sources: Sources, leases: Leases, waiting: Waiting, out: list[Instruction]
+    ) -> None:
         self._index = index
         self._meter = meter
         self._sources = sources
@@ -36,8 +40,8 @@ class Locating:
         self._waiting = waiting
         self._out = out
 
-    def advance(self, load: Load, now: float) -> bool:
-        """Ask the next source that could help. True: all that can be known is known."""
+    def advance(self, load: StoreLoad, now: float) -> bool:
+        """Ask the next source that could help. True when there is none left to ask or wait for."""
         if load.asking or load.probing:
             return False
         while (peer := self._sources.next_peer(load)) is not None:
@@ -46,7 +50,12 @@ class Locating:
             elif self._ask(load, peer, now):
                 return False
         unknown = [i for i in range(load.found) if not self._sources.obtainable(load, i)]
-        if unknown and load.leading_only and self._meter.reads(SourceKind.BLOB) and load.wants[unknown[0]][0] not in load.probed:
+        if (
+            unknown
+            and load.leading_only
+            and self._meter.reads(SourceKind.BLOB)
+            and load.wants[unknown[0]][0] not in load.probed
+        ):
             self._probe(load, [load.wants[i][0] for i in unknown])
             return False
         while unknown and load.deferred:
@@ -54,15 +63,17 @@ class Locating:
                 return False
         return True
 
-    def _ask(self, load: Load, peer: str, now: float) -> bool:
+    def _ask(self, load: StoreLoad, peer: str, now: float) -> bool:
         load.asked = self._sources.to_ask(load, peer)
         if load.asked:
             wants = [(load.wants[i][0], self._sources.absent(load, i)) for i in load.asked]
-            load.asking = self._leases.ask(peer, load.shape.fingerprint, wants, load.kind, load.priority, load.arrival, load.order, now)
+            load.asking = self._leases.ask(
+                peer, load.shape.fingerprint, wants, load.kind, load.priority, load.arrival, load.order, now
+            )
         return bool(load.asked)
 
-    def _probe(self, load: Load, unknown: list[bytes]) -> None:
-        """All that manifests name, else a growing number: most prompts' unknown tails are in no tier at all."""
+    def _probe(self, load: StoreLoad, unknown: list[bytes]) -> None:
+        """Probe the leading keys that manifests name, else a growing number: most unknown tails are in no tier."""
         named = leading(key in self._index.names for key in unknown)
         count = min(max(named, load.probe_size), _PROBE_LIMIT)
         load.probe_size *= _MORE_PROBES
@@ -71,8 +82,9 @@ class Locating:
         hurry = load.acquired > 0 and not named and load.kind is LoadKind.DEMAND
         self._out.append(Probe(load.ident, keys, SHORT_PROBE_S if hurry else PROBE_S))
 
-    def probe_again(self, load: Load, key: bytes) -> bool:
-        """A piece of the chunk was lost: ask the blob tier for it, unless it was asked. False when that cannot help."""
+    def probe_again(self, load: StoreLoad, key: bytes) -> bool:
+        """Probe the blob tier for a chunk that lost a piece. False when that cannot help: it was asked, or is not
+        read."""
         if not load.leading_only or key in load.probed or not self._meter.reads(SourceKind.BLOB):
             return False
         if key not in load.probing:
@@ -80,17 +92,20 @@ class Locating:
             self._out.append(Probe(load.ident, (key,), PROBE_S))
         return True
 
-    def peer_holds(self, event: PeerHolds, loads: Iterable[Load]) -> bool:
-        """The peer's answer; what would sooner come from elsewhere is not taken from it. False when nobody waits for it."""
+    def peer_holds(self, event: PeerHolds, loads: Iterable[StoreLoad]) -> bool:
+        """The peer's answer. Chunks that another source would bring sooner are not taken from it. False when the lease
+        is not open."""
         indices, in_dram = list(dict.fromkeys(event.indices)), frozenset(event.in_dram)
-        due_s = {i: seconds for i, seconds in zip(event.indices, event.due_s, strict=False) if 0.0 <= seconds <= PROMISE_S}
+        due_s = {
+            i: seconds for i, seconds in zip(event.indices, event.due_s, strict=False) if 0.0 <= seconds <= _MOST_DUE_S
+        }
         for load in loads:
             if load.asking == event.lease:
                 indices = self._sources.accepted(load, self._leases.peer_of(event.lease), load.asked, indices, in_dram)
         return self._leases.holds(event.lease, indices, in_dram, due_s, event.now)
 
-    def leave_slow_peers(self, loads: dict[LoadId, Load], now: float) -> None:
-        """Time passed: what slow peers still owe is taken from where it comes sooner, or looked for in the blob tier."""
+    def leave_slow_peers(self, loads: dict[LoadId, StoreLoad], now: float) -> None:
+        """Time passed: pieces that slow peers owe are taken from a sooner tier; chunks not known there are probed."""
         for lease, remaining_s in self._leases.late(now):
             left: set[bytes] = set()
             unknown: dict[LoadId, dict[bytes, None]] = {}
@@ -100,7 +115,9 @@ class Locating:
                 waiting = [loads[ident] for ident in self._waiting.of(key, layer) if loads[ident].leading_only]
                 if waiting and all(self._sources.leaves(load, key, remaining_s, size) for load in waiting):
                     left.add(key)
-                elif waiting and key not in waiting[0].probed | waiting[0].probing and self._meter.reads(SourceKind.BLOB):
+                elif (
+                    waiting and key not in waiting[0].probed | waiting[0].probing and self._meter.reads(SourceKind.BLOB)
+                ):
                     unknown.setdefault(waiting[0].ident, {})[key] = None
             for ident, keys in unknown.items():
                 loads[ident].probing |= set(keys)

@@ -1,36 +1,42 @@
-"""What every transfer tells about its source: `rates` learns from it, and `health` is told whether that was well, bad or slow.
+"""Judges every transfer: `rates` learns its speed, and `health` is told whether it was good, bad or slow.
 
-Everyone who starts or ends a transfer says so here. Peers have rates but no health: a peer that fails is another's tier.
+Every start and end of a transfer is reported here. Peers have rates but no health.
 
-Slow is: many times longer than usual for that source, and longer than a busy machine explains. Usual drifts with what is
-measured, trials included; so a disk that stays slow is the usual one after some twenty minutes, and is then chosen by its estimate.
+Slow means many times longer than usual for that source, and longer than a busy machine explains. The usual time follows
+measurements, trials included: a disk that stays slow counts as usual after about twenty minutes and is then chosen by
+its estimate.
 
-Invariant (`validate`): `_writes` are the writes that slower tiers have not answered.
+Invariant: `_writes` are the writes that slower tiers have not answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from kvstore.core.events import Fault, SourceKind, Tier, Wrote
+from kvstore.core.events import Fault, SourceKind, TierChannel, Wrote
 from kvstore.core.health import Health
 from kvstore.core.instructions import Instruction
 from kvstore.core.rates import BLOB, SSD, Cost, Rates, Source
 
-#: How many times longer than usual, and how long at least, a transfer takes that counts as slow.
+#: A slow transfer takes at least _FAR times longer than usual, and at least this long.
 _FAR = 20.0
-_SLOW_S = {Tier.SSD_READ: 0.5, Tier.SSD_WRITE: 3.0, Tier.BLOB_READ: 1.0, Tier.BLOB_WRITE: 10.0}
-#: Nothing was written for so long though something waits: the tier is stalled.
-_STALL_S = {Tier.SSD_WRITE: 8.0, Tier.BLOB_WRITE: 20.0}
-#: A read is given up after so many times its estimate, within these limits.
+_SLOW_S = {
+    TierChannel.SSD_READ: 0.5,
+    TierChannel.SSD_WRITE: 3.0,
+    TierChannel.BLOB_READ: 1.0,
+    TierChannel.BLOB_WRITE: 10.0,
+}
+#: A tier is stalled when writes wait and none has ended for this long.
+_STALL_S = {TierChannel.SSD_WRITE: 8.0, TierChannel.BLOB_WRITE: 20.0}
+#: A read is given up after _GIVE_UP times its estimate, within these limits.
 _GIVE_UP = 20.0
 _GIVE_UP_S = {SourceKind.SSD: (2.0, 6.0), SourceKind.PEER: (1.5, 2.5), SourceKind.BLOB: (3.0, 6.0)}
-#: A disk's write-back as one believes it before the first: the gathering and syncing of a group, then its bytes.
-_WRITE_COST = {Tier.SSD_WRITE: Cost(0.1, 5e-9), Tier.BLOB_WRITE: Cost(0.2, 2e-8)}
+#: Assumed cost of write-back before the first measurement: gathering and syncing a group, then its bytes.
+_WRITE_COST = {TierChannel.SSD_WRITE: Cost(0.1, 5e-9), TierChannel.BLOB_WRITE: Cost(0.2, 2e-8)}
 _WRITE_USUAL_WEIGHT = 0.02
 
-READ_TIER = {SourceKind.SSD: Tier.SSD_READ, SourceKind.BLOB: Tier.BLOB_READ}
-_SOURCE_OF = {Tier.SSD_READ: SSD, Tier.BLOB_READ: BLOB}
+READ_TIER = {SourceKind.SSD: TierChannel.SSD_READ, SourceKind.BLOB: TierChannel.BLOB_READ}
+_SOURCE_OF = {TierChannel.SSD_READ: SSD, TierChannel.BLOB_READ: BLOB}
 _AT_ONCE = {
     Wrote.FULL: "no space is left",
     Wrote.RESERVED: "what is left of the disk stays free (kv.disk_reserve)",
@@ -41,34 +47,37 @@ _ERRORS = (Fault.UNAVAILABLE, Fault.MEDIUM)
 
 
 class Meter:
-    """See the module. `now`: the time of the event that is being handled, monotonic seconds."""
+    """See the module. `now`: time of the current event, monotonic seconds."""
 
     def __init__(self, out: list[Instruction]) -> None:
         self.rates = Rates()
         self.health = Health(out)
         self.now = 0.0
-        self._writes: dict[Tier, dict[bytes, tuple[float, int]]] = {Tier.SSD_WRITE: {}, Tier.BLOB_WRITE: {}}
-        self._written: dict[Tier, int] = dict.fromkeys(self._writes, 0)
-        self._progress: dict[Tier, float] = dict.fromkeys(self._writes, 0.0)
+        self._writes: dict[TierChannel, dict[bytes, tuple[float, int]]] = {
+            TierChannel.SSD_WRITE: {},
+            TierChannel.BLOB_WRITE: {},
+        }
+        self._written: dict[TierChannel, int] = dict.fromkeys(self._writes, 0)
+        self._progress: dict[TierChannel, float] = dict.fromkeys(self._writes, 0.0)
         self._usual = dict(_WRITE_COST)
 
-    def admits(self, tier: Tier) -> bool:
-        """Whether the tier is used at the moment."""
+    def admits(self, tier: TierChannel) -> bool:
+        """Whether the tier is in use."""
         return self.health.usable(tier)
 
     def reads(self, kind: SourceKind) -> bool:
-        """Whether this kind of source is read at the moment."""
+        """Whether this kind of source is in use."""
         return kind is SourceKind.PEER or self.health.usable(READ_TIER[kind])
 
     # ---- reads
 
     def give_up_s(self, source: Source, size: int) -> float:
-        """After which time a read of `size` bytes that begins now is looked for elsewhere."""
+        """Seconds after which a read of `size` bytes that begins now is given up."""
         least, most = _GIVE_UP_S[source.kind]
         return min(max(_GIVE_UP * self.rates.estimate_s(source, size, self.now), least), most)
 
     def fetched(self, source: Source, size: int, began: float, moved_before: int, faults: Collection[Fault]) -> None:
-        """A read ended. Corrupt and missing pieces are answers; what counts against a tier is that it gave none."""
+        """A read ended. Corrupt and missing pieces are answers; only unanswered reads count against the tier."""
         tier, took_s = READ_TIER.get(source.kind), self.now - began
         if any(fault in _ERRORS for fault in faults):
             self.rates.failed(source, size, took_s, self.now)
@@ -84,27 +93,27 @@ class Meter:
             self.health.good(tier, began, self.now)
 
     def stalled(self, source: Source, size: int, began: float) -> None:
-        """A read has not ended in its time."""
+        """A read did not end in time."""
         self.rates.failed(source, size, self.now - began, self.now)
         tier = READ_TIER.get(source.kind)
         if tier is not None:
             self.health.bad(tier, "reads do not end", began, self.now)
 
     def probed(self, answered: int, failed: int) -> None:
-        """The blob tier was asked for chunks: how many questions it answered, and how many not."""
+        """The blob tier was probed: numbers of questions it answered, and did not."""
         if answered:
-            self.health.good(Tier.BLOB_READ, self.now, self.now)
+            self.health.good(TierChannel.BLOB_READ, self.now, self.now)
         else:
             for _ in range(failed):
-                self.health.bad(Tier.BLOB_READ, "it does not answer", self.now, self.now)
+                self.health.bad(TierChannel.BLOB_READ, "it does not answer", self.now, self.now)
 
     # ---- writes
 
-    def write_began(self, tier: Tier, key: bytes) -> None:
+    def write_began(self, tier: TierChannel, key: bytes) -> None:
         """A chunk was handed to a slower tier."""
         self._writes[tier][key] = (self.now, self._written[tier])
 
-    def written(self, tier: Tier, key: bytes, size: int, outcome: Wrote) -> None:
+    def written(self, tier: TierChannel, key: bytes, size: int, outcome: Wrote) -> None:
         """The slower tier answered."""
         began, before = self._writes[tier].pop(key, (self.now, self._written[tier]))
         self._progress[tier] = self.now
@@ -116,7 +125,7 @@ class Meter:
         elif outcome is Wrote.FAILED:
             self.health.bad(tier, "writes fail", began, self.now)
 
-    def _judge(self, tier: Tier, moved: int, began: float) -> None:
+    def _judge(self, tier: TierChannel, moved: int, began: float) -> None:
         took_s = self.now - began
         slowness = took_s / self._usual[tier].of(moved)
         self._usual[tier] = self._usual[tier].corrected(moved, took_s, _WRITE_USUAL_WEIGHT)
@@ -127,8 +136,8 @@ class Meter:
 
     # ---- trials and time
 
-    def tried(self, tier: Tier, outcome: Wrote, size: int) -> None:
-        """A trial of the shell ended (TryTier); `size`: bytes that it moved."""
+    def tried(self, tier: TierChannel, outcome: Wrote, size: int) -> None:
+        """A trial by the shell (TryTier) ended. size: bytes moved."""
         began = self.health.trial_since(tier)
         if outcome is not Wrote.OK:
             self.health.bad(tier, _AT_ONCE.get(outcome, "it does not answer"), began, self.now)
@@ -139,8 +148,8 @@ class Meter:
         else:
             self.health.good(tier, began, self.now)
 
-    def tick(self) -> list[Tier]:
-        """Time passed: stalled writes are noticed. Returns the tiers that are to be tried now."""
+    def tick(self) -> list[TierChannel]:
+        """Time passed: detect stalled writes. Returns the tiers to try now."""
         for tier, writes in self._writes.items():
             oldest = min((began for began, _ in writes.values()), default=self.now)
             if self.now - max(oldest, self._progress[tier]) > _STALL_S[tier]:
@@ -149,7 +158,7 @@ class Meter:
 
     @property
     def idle(self) -> bool:
-        """Nothing is waited for and every tier is well: time alone changes nothing."""
+        """Whether no write is pending and every tier is HEALTHY, so that ticks change nothing."""
         return self.health.all_well and not any(self._writes.values())
 
     def validate(self) -> None:

@@ -1,7 +1,8 @@
-"""Which chunks sessions name that are too many to be kept in memory: a Bloom filter (Bloom 1970), as chunk keys are hashes already.
+"""Chunks named by sessions whose manifests are not kept in memory: a Bloom filter (Bloom 1970) over chunk keys, which
+are hashes already.
 
-It never forgets a chunk that was added, and takes a few others for such: an orphan then stays for a sweep more. A million sessions
-of 30 chunks fill it to a third; with many times that it says yes to everything, and nothing is taken from anybody.
+It contains every chunk that was added and, falsely, a few others: such an orphan stays for one more sweep. A million
+sessions of 30 chunks set a third of the bits. With many times that it contains everything, and no orphan is deleted.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: 64 MiB of bits, and how many of them a key sets: its 32-bit words, one each.
+#: 64 MiB of bits; a key sets one bit for each of its first six 32-bit words.
 _BITS, _WORDS = 1 << 29, 6
 
 
 class Named:
-    """See the module. Takes no memory before a chunk is added."""
+    """See the module. Allocates its memory when the first chunk is added."""
 
     def __init__(self) -> None:
         self._bits = np.zeros(0, np.uint8)
 
     def add(self, keys: Sequence[bytes]) -> None:
-        """These are named."""
+        """Add named chunks."""
         if not keys:
             return
         if not len(self._bits):

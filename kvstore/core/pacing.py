@@ -1,7 +1,7 @@
-"""How fast prefetch may read: so many bytes a second, evenly, so that what runs beside it is not held up. Demand is never paced.
+"""When the next prefetch read may start, at a fixed rate of bytes a second. Demand is never paced.
 
-A read may start when those before it have had their time at the rate. After a pause nothing is caught up but `_CATCH_UP_S`,
-which covers how late a wake-up comes.
+A read may start when the reads before it have had their time at the rate. Unused time is not saved up, except
+`_CATCH_UP_S`, which covers late wake-ups.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 _CATCH_UP_S = 0.02
 
 
-class Pace:
-    """bytes_per_s: 0 is no limit."""
+class ReadPacer:
+    """bytes_per_s: 0 means no limit."""
 
     def __init__(self, bytes_per_s: float = 0.0) -> None:
         self.bytes_per_s = bytes_per_s
@@ -21,6 +21,6 @@ class Pace:
         return max(0.0, self._free_at - now)
 
     def started(self, size_bytes: int, now: float) -> None:
-        """A read of so many bytes starts now."""
+        """A read of `size_bytes` starts now."""
         if self.bytes_per_s:
             self._free_at = max(self._free_at, now - _CATCH_UP_S) + size_bytes / self.bytes_per_s

@@ -1,12 +1,12 @@
-"""How fast each source is, and which one would bring some bytes soonest. Estimates only: who is asked is decided in sources.py.
+"""Estimates how fast each source is, and which would bring some bytes soonest. What is asked is decided in sources.py.
 
-A source has a latency and a time a byte, learned from every transfer: what a transfer took beside what it was expected to
-take corrects both, each by its share of the expectation, as a moving average of logarithms, so that one transfer of a
-hundred times the usual time counts at once and one hiccup does not stay. An estimate that is not renewed drifts back to
-its prior: a source that was left because it was slow is tried again some day. `usual` is the same average over a long time.
+A source has a latency and a time per byte. Each transfer corrects both, each by its share of the expected time, as a
+moving average of logarithms: a transfer of a hundred times the usual time counts at once, and one hiccup does not stay.
+An estimate without new measurements drifts back to its prior, so an abandoned source is tried again. `usual` is the
+same average over a long time.
 
-Bytes in flight share a source; so a transfer is measured by all bytes that its source moved meanwhile, and an estimate
-adds the bytes that are queued ahead.
+Transfers share a source: each is measured by all bytes that its source moved meanwhile, and an estimate adds the bytes
+queued ahead.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import NamedTuple
 
 from kvstore.core.events import SourceKind
 
-#: Weight of a new measurement, and the least of one in `usual` (the first ones count more).
+#: Weight of a new measurement in `cost`, and its minimum in `usual`, where the first ones count more.
 _WEIGHT, _USUAL_WEIGHT, _PRIOR_SAMPLES = 0.3, 0.02, 8
-#: What took so many times longer than usual is not what the first ones teach.
+#: A first measurement this many times above usual gets the minimum weight.
 _UNUSUAL = 5.0
 #: An estimate's distance from its prior shrinks by e in this time without measurements.
 _FADE_S = 60.0
-#: A source later in the order is preferred when it takes less than this part of the time; it stays so until it takes longer.
+#: A source later in the order overtakes when it takes less than this part of the time, until it takes longer.
 _CLEARLY = 0.5
 _LATENCY_S, _BYTE_S = (1e-5, 60.0), (1e-11, 1e-3)
 
 
 class Source(NamedTuple):
-    """Something that can be read. `on_disk`: what the peer must read from its own SSD first."""
+    """Something that can be read. on_disk: chunks that the peer must first read from its own SSD."""
 
     kind: SourceKind
     peer: str = ""
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
         return self.latency_s + size * self.byte_s
 
     def corrected(self, size: float, took_s: float, weight: float) -> Cost:
-        """This cost after a transfer of `size` bytes that took `took_s`."""
+        """This cost, corrected by a transfer of `size` bytes that took `took_s`."""
         expected = self.of(size)
         share = size * self.byte_s / expected
         off = max(took_s, 1e-6) / expected
@@ -58,18 +58,18 @@ class Cost(NamedTuple):
         return Cost(_within(latency_s, _LATENCY_S), _within(byte_s, _BYTE_S))
 
 
-#: What is believed before anything was measured.
+#: Costs before the first measurement.
 PRIORS = {
     SourceKind.SSD: Cost(0.0005, 1e-9),
     SourceKind.PEER: Cost(0.003, 1e-9),
     SourceKind.BLOB: Cost(0.02, 1e-8),
 }
-#: A peer's SSD, on top of the way from its arena to ours.
+#: Reading a peer's SSD, in addition to the transfer from its arena.
 PEER_DISK_PRIOR = Cost(0.002, 1e-9)
 
 
 def prior(source: Source) -> Cost:
-    """The belief about an unmeasured source."""
+    """The assumed cost of an unmeasured source."""
     return PEER_DISK_PRIOR if source.on_disk else PRIORS[source.kind]
 
 
@@ -90,8 +90,8 @@ class Rates:
     def __init__(self) -> None:
         self._sources: dict[Source, _Measured] = {}
         self._ahead: dict[Source, int] = {}
-        self._optional: dict[Source, int] = {}  #: of these, what hints want
-        self._late: dict[Source, int] = {}  #: and of these, what will be late
+        self._optional: dict[Source, int] = {}  #: the part of `_ahead` that hints want
+        self._late: dict[Source, int] = {}  #: the part of `_optional` that will be late
         self._overtaken: set[tuple[Source, Source]] = set()
 
     def _of(self, source: Source) -> _Measured:
@@ -102,8 +102,8 @@ class Rates:
     # ---- what happens
 
     def queue(self, source: Source, size: int, *, optional: bool = False, late: bool = False) -> None:
-        """So many bytes more (fewer when negative) wait for the source or are being read from it. optional: for a hint, behind what
-        somebody waits for; late: behind all others."""
+        """Add `size` bytes (negative: remove) to those queued at or being read from the source. optional: for a hint,
+        behind demand. late: behind all others."""
         self._ahead[source] = self._ahead.get(source, 0) + size
         if optional:
             self._optional[source] = self._optional.get(source, 0) + size
@@ -111,15 +111,15 @@ class Rates:
             self._late[source] = self._late.get(source, 0) + size
 
     def ahead(self, source: Source, *, of_demand: bool = False) -> int:
-        """Bytes that wait for the source or are being read from it; of_demand: ahead of what somebody waits for."""
+        """Bytes queued at or being read from the source. of_demand: without those of hints."""
         return self._ahead.get(source, 0) - (self._optional.get(source, 0) if of_demand else 0)
 
     def moved(self, source: Source) -> int:
-        """Bytes that the source has brought so far: a transfer remembers this when it begins."""
+        """Bytes that the source has brought so far. A transfer records this when it begins."""
         return self._of(source).moved
 
     def observe(self, source: Source, size: int, moved_before: int, took_s: float, now: float) -> float:
-        """A transfer of `size` bytes ended well. Returns how many times longer than usual it took."""
+        """A transfer of `size` bytes succeeded. Returns how many times longer than usual it took."""
         measured = self._of(source)
         measured.moved += size
         moved = measured.moved - moved_before
@@ -133,7 +133,7 @@ class Rates:
         return slowness
 
     def failed(self, source: Source, size: int, took_s: float, now: float) -> None:
-        """A transfer did not end, or not well, in `took_s`: the source counts as that slow at least, and slower than before."""
+        """A transfer failed or did not end in `took_s`: counts as at least that slow, and slower than estimated."""
         measured = self._of(source)
         current = self._now(source, measured, now)
         took_s = max(took_s, 4 * current.of(size))
@@ -142,28 +142,28 @@ class Rates:
     # ---- questions
 
     def cost(self, source: Source, now: float) -> Cost:
-        """What the source is believed to cost now."""
+        """The source's estimated cost now."""
         return self._now(source, self._of(source), now)
 
     def is_known(self, source: Source, now: float) -> bool:
-        """It was measured lately, so that its cost is more than a guess."""
+        """Whether the source was measured lately."""
         measured = self._of(source)
         return measured.samples > 0 and now - measured.measured_at < _FADE_S
 
     def usual_s(self, source: Source, size: int) -> float:
-        """How long `size` bytes usually take."""
+        """Seconds that `size` bytes usually take."""
         return self._of(source).usual.of(size)
 
     def estimate_s(self, source: Source, size: int, now: float, *, before_late: bool = False) -> float:
-        """Seconds until `size` more bytes would be here; `before_late`: ahead of what will be late."""
+        """Seconds until `size` more bytes would be here. before_late: if queued ahead of late hints."""
         link = Source(source.kind, source.peer)
         ahead = self.ahead(link) - (self._late.get(link, 0) if before_late else 0)
         total = self.cost(link, now).of(ahead + size)
         return total + self.cost(source, now).of(size) if source.on_disk else total
 
     def sooner(self, first: Source, second: Source, size: int, now: float) -> bool:
-        """Whether `second`, later in the order, is to be preferred to `first`. It takes a clear lead to overtake, and falling
-        behind to be overtaken again: two nearly equal sources do not take turns."""
+        """Whether `second`, later in the order, is preferred to `first`. With hysteresis (_CLEARLY), so that nearly
+        equal sources do not alternate. Remembers the answer."""
         a, b = self.estimate_s(first, size, now), self.estimate_s(second, size, now)
         pair = (first, second)
         if b < a * (1.0 if pair in self._overtaken else _CLEARLY):
@@ -173,7 +173,7 @@ class Rates:
         return False
 
     def soonest(self, candidates: Sequence[Source], size: int, now: float) -> Source | None:
-        """The candidate (in the order of preference) that would bring `size` bytes first; None when there is none."""
+        """The candidate that would bring `size` bytes first; ties keep their order. None when there is none."""
         best: Source | None = None
         for candidate in candidates:
             if best is None or self.sooner(best, candidate, size, now):

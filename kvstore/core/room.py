@@ -1,11 +1,11 @@
-"""How slots are found for what comes: free ones first, else victims, else a slab that wastes more, else none.
+"""How slots are found for incoming pieces: free slots, else evicted ones, else a slab with more waste, else none.
 
-Demand and saves may displace any victim. Prefetch and peers' reads may displace only what no live advisory protects: a
-spurious hint never costs somebody else's memory. A reservation that cannot succeed changes nothing.
+Demand and saves may evict any victim. Prefetch and peers' reads may evict only what no live advisory protects: a false
+hint never costs another session its memory. A reservation that cannot succeed changes nothing.
 
-Where a slot is lacking, two things can make one: a victim in a slab of the same kind, or a slab of another kind that is
-emptied whole. That is taken whose most precious piece goes first in the order of `eviction`: so a first layer that comes
-takes the place of somebody's last layers.
+A missing slot can come from a victim in a slab of the same kind, or from evicting a slab of another kind whole. The
+option is chosen whose most valuable piece comes first in the order of `eviction`: so an incoming first layer replaces
+another session's last layers.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
-from kvstore.core.emptying import LOOK, Emptying
-from kvstore.core.eviction import Below, VictimKey, Victims, kinds_of, protected
+from contracts.memory.victim_order import VictimKey
+from kvstore.core.defragmentation import LOOK, Defragmentation
+from kvstore.core.eviction import Below, Victims, kinds_of, protected
+from kvstore.core.eviction_plan import EvictionPlan
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Instruction
 from kvstore.core.ledger import Ledger, Slab, SlotKind
 from kvstore.core.sessions import Sessions
 from kvstore.core.state import PieceState
 from kvstore.core.usefulness import Usefulness
-from kvstore.core.vacating import Vacating
 
-#: Room is made for so much at once: this share of the arena, and no more than these bytes and pieces: others wait while victims are chosen.
+#: Most room made at once: 1 / share of the arena, bytes, and pieces. Everything else waits while victims are chosen.
 _HEADROOM, _HEADROOM_BYTES, _HEADROOM_PIECES = 32, 16 << 20, 64
 
-#: After a look through more victims than this that found no room, slabs are not looked for again for so long, in seconds for each of the
-#: victims. A look takes a tenth of that, and so at most a tenth of the time of a store whose arena is full of what may not leave.
+#: After a search through more than _MANY victims in vain, slabs are not searched again for _AGAIN_S per victim. That is
+#: ten times what the search takes, so searches take at most a tenth of the time of a store full of protected pieces.
 _MANY, _AGAIN_S = 1000, 2e-4
 
 #: What to free next: one slot, or slabs.
@@ -40,18 +41,27 @@ class Room:
     """Reserves slots of the ledger, evicting by rank."""
 
     def __init__(
-        self, index: Index, ledger: Ledger, sessions: Sessions, usefulness: Usefulness, out: list[Instruction], *, layer_priority: bool
+        self,
+        index: Index,
+        ledger: Ledger,
+        sessions: Sessions,
+        usefulness: Usefulness,
+        out: list[Instruction],
+        *,
+        layer_priority: bool,
     ) -> None:
         self._index = index
         self._ledger = ledger
         self._usefulness = usefulness
         self._out = out
         self._victims = Victims(index, sessions, layer_priority=layer_priority)
-        self._futile: dict[tuple[object, ...], int] = {}  #: what found no room -> the ledger's `changes` then
-        self._again_s: dict[Below | None, float] = {}  #: when slabs may be looked for again below it
+        #: request that found no room -> the ledger's `changes` at that time
+        self._futile: dict[tuple[object, ...], int] = {}
+        self._again_s: dict[Below | None, float] = {}  #: when slabs may be searched again, by limit
 
     def reserve(self, pieces: Sequence[tuple[Chunk, int]], now: float, *, below: Below | None) -> list[int] | None:
-        """A reserved slot for each (chunk, layer), all of one model, or None. `below`: evict only what stands below it; None: any."""
+        """Reserve a slot for each (chunk, layer), all of one model. None when there is no room. below: evict only what
+        ranks below it; None: anything evictable."""
         of_layer = kinds_of(pieces[0][0].shape)
         kinds = [of_layer[layer] for _, layer in pieces]
         chunks = [chunk for chunk, _ in pieces]
@@ -75,37 +85,44 @@ class Room:
         self._index.set_piece(chunk, layer, PieceState.ABSENT)
 
     def refresh(self, now: float) -> None:
-        """Bring the order of victims up to date. Called now and then, so that what has changed does not pile up."""
+        """Update the order of victims. Called on ticks, so that changes do not accumulate."""
         if self._victims.refresh(now):
             self._futile.clear()
 
     def _evict_ahead(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None) -> bool:
-        """As `_evict`, for more than is needed where that can easily be had: what comes next wants as much, and choosing is dear."""
+        """Like `_evict`, for more than is needed where that is cheap: the next reservation needs as much again."""
         size = sum(kind.size * count for kind, count in needs.items())
-        ahead = min(min(self._ledger.arena_bytes // _HEADROOM, _HEADROOM_BYTES) // size, _HEADROOM_PIECES // needs.total())
+        ahead = min(
+            min(self._ledger.arena_bytes // _HEADROOM, _HEADROOM_BYTES) // size, _HEADROOM_PIECES // needs.total()
+        )
         more = Counter({kind: count * ahead for kind, count in needs.items()})
         if ahead > 1 and self._may_look(now, below) and self._evict(more, granules, now, below, most=LOOK):
             return True
         return self._evict(needs, granules, now, below)
 
-    def _evict(self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None, most: float = math.inf) -> bool:
-        """Free what makes `begin` succeed; false, and nothing changed, when nothing does. most: victims whose slabs may be looked at."""
+    def _evict(
+        self, needs: Counter[SlotKind], granules: int, now: float, below: Below | None, most: float = math.inf
+    ) -> bool:
+        """Evict so that `Ledger.begin` succeeds. False, with nothing changed, when that is impossible. most: limit of
+        victims whose slabs are examined."""
         question = (frozenset(needs.items()), granules, below)
         self.refresh(now)
         if self._futile.get(question) == self._ledger.changes:
             return False
-        plan = Vacating(self._ledger, needs, granules)
-        emptying = Emptying(self._ledger, self._victims, plan, below, most if self._may_look(now, below) else 0)
+        plan = EvictionPlan(self._ledger, needs, granules)
+        defragmentation = Defragmentation(
+            self._ledger, self._victims, plan, below, most if self._may_look(now, below) else 0
+        )
         while not plan.enough():
-            step = self._next(plan, emptying, below)
+            step = self._next(plan, defragmentation, below)
             if step is None:
-                if emptying.looked_at:
-                    self._out.append(Counted("victims_looked_at_in_vain", emptying.looked_at))
+                if defragmentation.looked_at:
+                    self._out.append(Counted("victims_looked_at_in_vain", defragmentation.looked_at))
                 self._victims.settle()
-                if emptying.looked_at and most == math.inf:
+                if defragmentation.looked_at and most == math.inf:
                     self._futile[question] = self._ledger.changes
-                if emptying.looked_at > _MANY:
-                    self._again_s[below] = now + _AGAIN_S * emptying.looked_at
+                if defragmentation.looked_at > _MANY:
+                    self._again_s[below] = now + _AGAIN_S * defragmentation.looked_at
                 return False
             if isinstance(step, int):
                 plan.free_slot(step)
@@ -121,7 +138,7 @@ class Room:
         return True
 
     def _may_look(self, now: float, below: Below | None) -> bool:
-        """Whether slabs may be looked for: not soon after that was in vain."""
+        """Whether slabs may be searched: not soon after a long search in vain."""
         return now >= self._again_s.get(below, now)
 
     def _piece_at(self, offset: int) -> tuple[Chunk, int]:
@@ -130,14 +147,14 @@ class Room:
         chunk = cast(Chunk, slab.holders[(offset - slab.base) // slab.kind.size])
         return chunk, chunk.offsets.index(offset)
 
-    def _next(self, plan: Vacating, emptying: Emptying, below: Below | None) -> _Step | None:
-        """What is freed next: the victim or the slabs whose most precious piece goes first."""
+    def _next(self, plan: EvictionPlan, defragmentation: Defragmentation, below: Below | None) -> _Step | None:
+        """What to free next: the victim or the slabs whose most valuable piece ranks lowest."""
         found: tuple[VictimKey, SlotKind, int] | None = None
         for kind in plan.lacking():
             first = self._first(plan, kind)
             if first is not None and not protected(first[0], below) and (found is None or first[0] < found[0]):
                 found = (first[0], kind, first[1])
-        slabs = emptying.next(found[0] if found is not None else None)
+        slabs = defragmentation.next(found[0] if found is not None else None)
         if slabs is not None:
             return slabs
         if found is None:
@@ -145,8 +162,8 @@ class Room:
         self._victims.skip(found[1])
         return found[2]
 
-    def _first(self, plan: Vacating, kind: SlotKind) -> tuple[VictimKey, int] | None:
-        """The kind's first victim that nobody reads, and its offset."""
+    def _first(self, plan: EvictionPlan, kind: SlotKind) -> tuple[VictimKey, int] | None:
+        """The kind's first unpinned victim that is not in the plan: its key and offset."""
         while (first := self._victims.first(kind)) is not None:
             key, chunk, layer = first
             offset = chunk.offsets[layer]

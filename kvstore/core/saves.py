@@ -1,8 +1,8 @@
-"""Which of a worker's chunks get a place in the arena, and which slower tiers they are then written to.
+"""Which of a worker's chunks get slots in the arena, and which slower tiers they are then written to.
 
-Write-back is bounded: when more than `limit_bytes` wait for the SSD, or for the blob tier, further saves to it are skipped
-and counted, so decoding never waits. A chunk that was granted room but skipped by every slower tier is the first victim.
-A chunk for which the SSD has no room (capacity.py) goes to the blob tier straight from the arena.
+Write-back is bounded: when more than `limit_bytes` wait for the SSD, or for the blob tier, further saves to it are
+skipped and counted, so decoding never waits. A granted chunk that every slower tier skipped is the first victim. A
+chunk for which the SSD has no room (capacity.py) goes to the blob tier straight from the arena.
 
 Invariants (`validate`): `ssd_waiting_bytes` and `blob_waiting_bytes` count exactly the granted and WAITING chunks.
 """
@@ -13,7 +13,18 @@ from collections.abc import Callable, Sequence, Set
 
 from contracts.kv import KEY_BYTES, KvShape
 from kvstore.core.capacity import Capacity
-from kvstore.core.events import BlobWritten, Fault, SaveEnded, SaveId, SaveWanted, SourceKind, SsdWritten, Summed, Tier, Wrote
+from kvstore.core.events import (
+    BlobWritten,
+    Fault,
+    SaveEnded,
+    SaveId,
+    SaveWanted,
+    SourceKind,
+    SsdWritten,
+    Summed,
+    TierChannel,
+    Wrote,
+)
 from kvstore.core.fetches import PieceRef
 from kvstore.core.index import Chunk, Index
 from kvstore.core.instructions import Counted, Grant, Instruction, Sum, WriteBlob, WriteSsd
@@ -24,13 +35,13 @@ from kvstore.core.state import CopyState, PieceState
 
 _SKIPPED = (Wrote.NOT_TRIED, Wrote.RESERVED)
 _LACKING = (CopyState.ABSENT, CopyState.SKIPPED)
-#: The share of the arena from which on it is so full that it will soon let go of what was brought.
+#: Chunks from a peer are copied to the SSD only when this share of the arena is used.
 _FILLING = 0.75
 
 
 class Saves:
-    """See the module. `arrived(pieces)` and `lost(...)` tell loads that wait for a chunk that was being saved;
-    `make_way(bytes)` takes room back from prefetches when a save found none."""
+    """See the module. `arrived(...)` and `lost(...)` tell loads that wait for a chunk being saved; `make_way(bytes)`
+    cancels prefetches when a save found no room."""
 
     def __init__(
         self,
@@ -57,13 +68,14 @@ class Saves:
         self._make_way = make_way
         self._open: dict[SaveId, dict[int, Chunk]] = {}
         self._summing: dict[bytes, Chunk] = {}
-        self._owed_ssd: dict[bytes, None] = {}  #: chunks to be written when there is nothing else to write, oldest first
+        #: chunks to write when the tier is idle, oldest first
+        self._owed_ssd: dict[bytes, None] = {}
         self._owed_blob: dict[bytes, None] = {}
         self.ssd_waiting_bytes = 0
         self.blob_waiting_bytes = 0
 
     def want(self, event: SaveWanted, refused_session: bool, beyond: Set[int] = frozenset()) -> None:
-        """Grant, hold or refuse each chunk; refuse those `beyond` the tenant's quota, by index."""
+        """Answer for each chunk: granted, held already, or refused. beyond: indices over a quota; they are refused."""
         shape = self._index.shapes.get(event.fingerprint)
         grants: dict[int, Chunk] = {}
         offsets: list[int] = []
@@ -71,7 +83,14 @@ class Saves:
         refused: list[int] = []
         for i, key in enumerate(event.keys):
             chunk = self._index.chunk(key, shape) if shape is not None and len(key) == KEY_BYTES else None
-            if shape is None or chunk is None or chunk.doomed or refused_session or i in beyond or event.save in self._open:
+            if (
+                shape is None
+                or chunk is None
+                or chunk.doomed
+                or refused_session
+                or i in beyond
+                or event.save in self._open
+            ):
                 refused.append(i)
             elif self._held(chunk):
                 held.append(i)
@@ -89,14 +108,14 @@ class Saves:
         self._out.append(Grant(event.save, tuple(grants), tuple(offsets), tuple(held), tuple(refused)))
 
     def _held(self, chunk: Chunk) -> bool:
-        """It is in the arena, or in a slower tier that can be read at the moment, or will be."""
+        """Whether the chunk is in the arena or a readable slower tier, or is being written to the SSD."""
         if chunk.complete or chunk.ssd is CopyState.WAITING:
             return True
-        on_ssd = chunk.ssd is CopyState.PRESENT and self._meter.admits(Tier.SSD_READ)
-        return on_ssd or (chunk.blob is CopyState.PRESENT and self._meter.admits(Tier.BLOB_READ))
+        on_ssd = chunk.ssd is CopyState.PRESENT and self._meter.admits(TierChannel.SSD_READ)
+        return on_ssd or (chunk.blob is CopyState.PRESENT and self._meter.admits(TierChannel.BLOB_READ))
 
     def _slots(self, chunk: Chunk, shape: KvShape, now: float) -> list[int] | None:
-        """Reserved slots for all layers, the chunk SAVING; None when another transfer has it or there is no room."""
+        """Reserve slots for all layers; the chunk becomes SAVING. None when a transfer uses it or there is no room."""
         if any(s not in (PieceState.ABSENT, PieceState.READY) for s in chunk.states):
             return None
         if any(o >= 0 and self._ledger.pinned(o) for o in chunk.offsets):
@@ -117,7 +136,7 @@ class Saves:
         return slots
 
     def ended(self, event: SaveEnded) -> None:
-        """The worker has written these chunks, or never will."""
+        """The worker has written the `ok` chunks, and will never write the `aborted` ones."""
         grants = self._open.get(event.save, {})
         for i in event.ok:
             chunk = grants.pop(i, None)
@@ -132,7 +151,7 @@ class Saves:
             self._open.pop(event.save, None)
 
     def cancel_owner(self, worker: str, now: float) -> None:
-        """The worker is gone: what it has not finished will never be."""
+        """The worker is gone: abort its unfinished saves."""
         for save in [s for s in self._open if s[0] == worker]:
             for chunk in self._open.pop(save).values():
                 self._abort(chunk, now)
@@ -145,7 +164,7 @@ class Saves:
         self._lost([(chunk, layer) for layer in range(chunk.shape.layers)], SourceKind.SSD, Fault.UNAVAILABLE, now)
 
     def summed(self, event: Summed) -> None:
-        """The chunk is in the arena; it is queued for the SSD (its bytes were counted when it was granted)."""
+        """The chunk's checksums are known: it becomes READY and is queued for the SSD."""
         chunk = self._summing.pop(event.key, None)
         if chunk is None:
             return
@@ -162,35 +181,41 @@ class Saves:
         self._arrived([(chunk, layer) for layer in range(chunk.shape.layers)], event.now)
 
     def replicate(self, chunks: Sequence[Chunk], source: SourceKind, now: float) -> None:
-        """Chunks that came whole from a peer or the blob tier get a copy on the SSD while that costs nobody anything but a
-        lower ranked chunk's copy that the blob tier has too. What a peer has gets none while the arena has room: it lets go of nothing
-        then, and a second copy on an SSD would be for a session that leaves and comes back."""
+        """Copy chunks that came whole from a peer or the blob tier to the SSD, while write-back is quiet and at the
+        cost only of copies that the blob tier has too. Chunks from a peer are not copied while the arena is below
+        _FILLING: nothing is evicted then, and the peer has them."""
         if source is SourceKind.PEER and self._ledger.used_bytes < _FILLING * self._ledger.arena_bytes:
             return
         for chunk in chunks:
             size = chunk.shape.chunk_bytes
-            fresh = chunk.complete and chunk.ssd in _LACKING and not chunk.doomed and self._meter.admits(Tier.SSD_WRITE)
+            fresh = (
+                chunk.complete
+                and chunk.ssd in _LACKING
+                and not chunk.doomed
+                and self._meter.admits(TierChannel.SSD_WRITE)
+            )
             quiet = self.ssd_waiting_bytes + size <= self._limit_bytes // 2
             if fresh and quiet and self._capacity.admit(chunk.shape, now, backed_only=True):
                 self.ssd_waiting_bytes += size
                 self._write_ssd(chunk)
 
     def _write_ssd(self, chunk: Chunk) -> None:
-        """Hand it to the SSD, or, while that is left alone or has no room, to the next tier. Its bytes are counted as waiting already."""
-        if not self._meter.admits(Tier.SSD_WRITE) or not self._capacity.admit(chunk.shape, self._meter.now):
+        """Write to the SSD, or to blob while the SSD is degraded or full. The caller has counted the bytes as
+        waiting."""
+        if not self._meter.admits(TierChannel.SSD_WRITE) or not self._capacity.admit(chunk.shape, self._meter.now):
             self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
             self._not_on_ssd(chunk, "ssd_writes_skipped")
             return
-        self._meter.write_began(Tier.SSD_WRITE, chunk.key)
+        self._meter.write_began(TierChannel.SSD_WRITE, chunk.key)
         self._index.set_copy(chunk, "ssd", CopyState.WAITING)
         self._out.append(WriteSsd(chunk.key, chunk.shape, tuple(chunk.offsets), tuple(chunk.sums)))
 
     def ssd_written(self, event: SsdWritten) -> None:
-        """The SSD has the chunk, or could not take it; the blob tier is next when this node owes it a copy."""
+        """The SSD has written or refused the chunk. The blob tier is next if this node saved the chunk."""
         chunk, outcome = self._index.chunks.get(event.key), Wrote(event.outcome)
         if chunk is None or chunk.ssd is not CopyState.WAITING:
             return
-        self._meter.written(Tier.SSD_WRITE, event.key, chunk.shape.chunk_bytes, outcome)
+        self._meter.written(TierChannel.SSD_WRITE, event.key, chunk.shape.chunk_bytes, outcome)
         self.ssd_waiting_bytes -= chunk.shape.chunk_bytes
         if outcome is Wrote.OK:
             self._index.set_copy(chunk, "ssd", CopyState.PRESENT, event.sums or tuple(chunk.sums), event.encoded_bytes)
@@ -217,10 +242,10 @@ class Saves:
 
     def _write_blob(self, chunk: Chunk) -> None:
         size = chunk.shape.chunk_bytes
-        if self.blob_waiting_bytes + size > self._limit_bytes or not self._meter.admits(Tier.BLOB_WRITE):
+        if self.blob_waiting_bytes + size > self._limit_bytes or not self._meter.admits(TierChannel.BLOB_WRITE):
             self._not_in_blob(chunk, "blob_writes_skipped")
             return
-        self._meter.write_began(Tier.BLOB_WRITE, chunk.key)
+        self._meter.write_began(TierChannel.BLOB_WRITE, chunk.key)
         self.blob_waiting_bytes += size
         from_arena = chunk.ssd is not CopyState.PRESENT
         sums = tuple(chunk.sums) if from_arena else chunk.ssd_sums
@@ -229,11 +254,11 @@ class Saves:
         self._out.append(WriteBlob(chunk.key, chunk.shape, tuple(chunk.offsets) if from_arena else (), sums))
 
     def blob_written(self, event: BlobWritten) -> None:
-        """The blob tier has the chunk, or could not take it."""
+        """The blob tier has written or refused the chunk."""
         chunk, outcome = self._index.chunks.get(event.key), Wrote(event.outcome)
         if chunk is None or chunk.blob is not CopyState.WAITING:
             return
-        self._meter.written(Tier.BLOB_WRITE, event.key, chunk.shape.chunk_bytes, outcome)
+        self._meter.written(TierChannel.BLOB_WRITE, event.key, chunk.shape.chunk_bytes, outcome)
         self.blob_waiting_bytes -= chunk.shape.chunk_bytes
         if outcome is Wrote.OK:
             self._index.set_copy(chunk, "blob", CopyState.PRESENT, event.sums or chunk.ssd_sums or tuple(chunk.sums))
@@ -242,7 +267,7 @@ class Saves:
         self.pay()
 
     def catch_up(self, fingerprint: bytes, present: Set[bytes]) -> None:
-        """Chunks of known sessions that only the SSD has, since a write was skipped or cut short: they are written little by little."""
+        """Owe blob the named chunks on the SSD that are not among `present`, its listing."""
         for key, chunk in self._index.chunks.items():
             named = key in self._index.names and chunk.shape.fingerprint == fingerprint
             chunk.backed = chunk.backed or key in present
@@ -251,31 +276,34 @@ class Saves:
         self.pay()
 
     def pay(self) -> None:
-        """Write a chunk of what is owed to each slower tier that has nothing else to do and is well."""
-        while self._owed_ssd and not self.ssd_waiting_bytes and self._meter.admits(Tier.SSD_WRITE):
+        """Write one owed chunk to each slower tier that is healthy and idle."""
+        while self._owed_ssd and not self.ssd_waiting_bytes and self._meter.admits(TierChannel.SSD_WRITE):
             chunk = self._pop(self._owed_ssd)
             if chunk is None or chunk.ssd not in _LACKING or not chunk.complete:
                 continue
             if not self._capacity.admit(chunk.shape, self._meter.now):
-                self._owed_ssd[chunk.key] = None  # the last now: whichever is asked for finds no more room at this moment
+                # back to the end of the queue: no other chunk would find room now either
+                self._owed_ssd[chunk.key] = None
                 break
             self.ssd_waiting_bytes += chunk.shape.chunk_bytes
             self._write_ssd(chunk)
-        while self._owed_blob and not self.blob_waiting_bytes and self._meter.admits(Tier.BLOB_WRITE):
+        while self._owed_blob and not self.blob_waiting_bytes and self._meter.admits(TierChannel.BLOB_WRITE):
             chunk = self._pop(self._owed_blob)
             if chunk is not None and chunk.blob in _LACKING and (chunk.ssd is CopyState.PRESENT or chunk.complete):
                 self._write_blob(chunk)
 
     def _pop(self, owed: dict[bytes, None]) -> Chunk | None:
-        """The oldest debt, unless it cannot be paid any more."""
+        """Remove the oldest owed chunk; None when it no longer exists or is erased."""
         key = next(iter(owed))
         del owed[key]
         chunk = self._index.chunks.get(key)
-        return chunk if chunk is not None and not chunk.doomed and chunk.shape.chunk_bytes <= self._limit_bytes else None
+        return (
+            chunk if chunk is not None and not chunk.doomed and chunk.shape.chunk_bytes <= self._limit_bytes else None
+        )
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that some slower tier still has to be given."""
+        """Bytes that wait for a slower tier."""
         return self.ssd_waiting_bytes + self.blob_waiting_bytes
 
     def validate(self) -> None:

@@ -1,7 +1,7 @@
 """The states of pieces, copies and loads, and which moves between them are legal.
 
 The tables are data: `move` is the only way a state changes, and a move that its table does not list raises
-IllegalTransition. What a move means is decided elsewhere; this file only says which ones exist.
+IllegalTransition.
 
 A piece, in this node's arena:
 
@@ -30,7 +30,7 @@ class PieceState(IntEnum):
     """Where one layer of one chunk stands in the arena."""
 
     ABSENT = 0
-    EXPECTED = 1  #: a peer has promised it
+    EXPECTED = 1  #: covered by a lease from a peer
     QUEUED = 2  #: a fetch is planned; no slot yet
     LOADING = 3  #: a fetch runs; the slot is reserved
     SAVING = 4  #: the worker writes it; the slot is reserved
@@ -47,7 +47,7 @@ class CopyState(IntEnum):
 
 
 class LoadState(IntEnum):
-    """LOCATING: sources are being asked. FLOWING: the worker knows how many chunks come. ENDED: nothing more comes."""
+    """LOCATING: sources are being asked. FLOWING: the owner knows how many chunks come. ENDED: nothing more comes."""
 
     LOCATING = 0
     FLOWING = 1
@@ -94,7 +94,7 @@ S = TypeVar("S", PieceState, CopyState, LoadState, TierState)
 
 
 def move(moves: dict[S, frozenset[S]], old: S, new: S) -> S:
-    """`new`, when the table allows it after `old`. Raises IllegalTransition otherwise."""
+    """`new`, if the table allows it after `old`. Raises IllegalTransition otherwise."""
     if new not in moves[old]:
         raise IllegalTransition(f"{type(old).__name__}: {old.name} -> {new.name}")
     return new

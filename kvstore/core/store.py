@@ -1,8 +1,8 @@
 """The node's KV store as one synchronous machine: `handle(event)` returns the instructions that follow from it.
 
-Here events meet the parts that decide: `loads` (sources and deliveries), `leases` (peers), `fetches` (what is read next),
-`room` and `eviction` (who makes way), `saves` (write-back), `erasure`; and here advisories become loads of their own. The
-shell (kvstore/node.py) executes instructions and reports back; the simulator does the same with virtual time.
+It dispatches events to the parts that decide: `loads`, `leases` (peers), `fetches` (what is read next), `room` (what is
+evicted), `saves` (write-back), `hints`, `erasure`, `quotas`. The shell (kvstore/node.py) executes instructions and
+reports back; the simulator does the same in virtual time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvstore.core.ledger import Ledger
 from kvstore.core.loads import Loads
 from kvstore.core.meter import READ_TIER, Meter
 from kvstore.core.orphans import Orphans
-from kvstore.core.pacing import Pace
+from kvstore.core.pacing import ReadPacer
 from kvstore.core.prefetch import rank
 from kvstore.core.quotas import Quotas
 from kvstore.core.room import Room
@@ -35,17 +35,16 @@ from kvstore.core.sessions import Sessions, use_s
 from kvstore.core.state import CopyState, PieceState
 from kvstore.core.usefulness import Usefulness
 
-#: Among so many pieces the one is chosen by which a disk is tried.
+#: A trial of the SSD reads one of this many candidate pieces.
 _TRIAL_CHOICES = 64
 
 
 class Store:
     """See the module.
 
-    node: this node's name. arena_bytes: size of the arena. granule_bytes: see `Ledger`.
-    prefetch_bytes_per_s: see `Pace`.
-    default_quota_bytes, quota_bytes: of a tenant's sessions in the slow tiers; 0 is no limit.
-    most_sessions: whose manifests are kept though nothing that they name is here.
+    node: this node's name. granule_bytes: see `Ledger`. prefetch_bytes_per_s: see `ReadPacer`.
+    default_quota_bytes, quota_bytes: limit of a tenant's sessions in the slow tiers; 0 means none.
+    most_sessions: manifests kept although none of their chunks is here.
     """
 
     def __init__(
@@ -68,7 +67,9 @@ class Store:
         self.ledger = Ledger(arena_bytes, granule_bytes)
         self.usefulness = Usefulness()
         self.meter = Meter(self._out)
-        self.room = Room(self.index, self.ledger, self.sessions, self.usefulness, self._out, layer_priority=layer_priority)
+        self.room = Room(
+            self.index, self.ledger, self.sessions, self.usefulness, self._out, layer_priority=layer_priority
+        )
         self.loads = Loads(self.index, self.ledger, self.sessions, self.usefulness, self.meter, self._out)
         self.fetches = Fetches(
             self.index,
@@ -76,7 +77,7 @@ class Store:
             self.room,
             self.usefulness,
             self.meter,
-            Pace(prefetch_bytes_per_s),
+            ReadPacer(prefetch_bytes_per_s),
             self._out,
             self._arrived,
             self.loads.lost,
@@ -114,7 +115,7 @@ class Store:
         self._most_sessions = most_sessions
 
     def handle(self, event: ev.Event) -> list[do.Instruction]:
-        """Mutates the store and returns what is to be done, in order. Unknown ids in events are ignored."""
+        """Handle one event. Returns the instructions to execute, in order. Unknown ids in events are ignored."""
         if not isinstance(event, ev.Recovered):
             self.meter.now = event.now
         now = self._dispatch(event)
@@ -229,7 +230,7 @@ class Store:
         self.leases.read(lease, pieces)
 
     def _tiers_changed(self, now: float) -> None:
-        """What follows when tiers were given up or came back while an event was handled."""
+        """Act on tiers that degraded or recovered during this event: divert queued reads, write what is owed."""
         health = self.meter.health
         for tier in health.fallen:
             for kind, read in READ_TIER.items():
@@ -240,17 +241,19 @@ class Store:
             health.risen.clear()
             self.saves.pay()
 
-    def _try(self, tier: ev.Tier, now: float) -> None:
-        """Begin a tier's trial: the SSD is tried by reading a piece that nobody waits for, the others as the shell sees fit."""
-        if tier is ev.Tier.SSD_READ and self._has_recovered:
+    def _try(self, tier: ev.TierChannel, now: float) -> None:
+        """Begin a tier's trial. The SSD is tried by reading a piece that no load wants; the shell tries the others."""
+        if tier is ev.TierChannel.SSD_READ and self._has_recovered:
             on_ssd = (c for c in self.index.chunks.values() if c.ssd is CopyState.PRESENT and not c.doomed)
             lacking = ((c, i) for c in on_ssd for i in range(c.shape.layers) if c.state(i) is PieceState.ABSENT)
-            self._numbers += 1  # another one every time: one bad file must not keep a good disk away
+            self._numbers += 1  # another piece every time: one bad file must not keep the disk degraded
             choices = list(islice(lacking, _TRIAL_CHOICES))
             if choices:
                 chunk, layer = choices[self._numbers % len(choices)]
                 where = rank(ev.LoadKind.PEER, layer=0, priority=0, arrival=now, order=0, position=0)
-                self.fetches.plan(ev.SourceKind.SSD, chunk.shape, [(chunk, layer, 0, chunk.ssd_sums[layer])], where, ev.LoadKind.PEER)
+                self.fetches.plan(
+                    ev.SourceKind.SSD, chunk.shape, [(chunk, layer, 0, chunk.ssd_sums[layer])], where, ev.LoadKind.PEER
+                )
                 return
         self._out.append(do.TryTier(tier, max((s.chunk_bytes for s in self.index.shapes.values()), default=1 << 20)))
 
@@ -277,8 +280,9 @@ class Store:
         self._out.append(do.PutManifest(self.index.manifests[manifest.session]))
 
     def _learn(self, manifest: Manifest, *, asked: bool = False) -> bool:
-        """Keep the manifest when it is newer than what is known and not of a life that an erasure ended. One that nobody `asked` for is
-        kept when it names something that is here, or while there are few. False: it is not kept."""
+        """Keep the manifest if it is newer than the known one and its life has not ended. A manifest of an unknown
+        session that was not `asked` for is kept only if it names a chunk that is here, or while few are kept. False if
+        not kept."""
         if self.erasure.void(manifest):
             self.erasure.exhumed(manifest)
             return False
@@ -329,16 +333,26 @@ class Store:
 
     @property
     def busy(self) -> bool:
-        """Whether ticks are of use."""
+        """Whether the store needs ticks."""
         return self.loads.count > 0 or not self.meter.idle or self.hints.waiting
 
     def queued(self, what: str) -> int:
-        """How many reads of a source ("ssd", "peer", "blob") wait or run, or how many loads have not ended ("loads")."""
+        """Number of queued and running reads of a source ("ssd", "peer", "blob"), or of open loads ("loads")."""
         return self.loads.count if what == "loads" else self.fetches.depth(ev.SourceKind[what.upper()])
 
     def validate(self) -> None:
         """Raise AssertionError when any part's invariant does not hold. Tests call it after every event."""
-        for part in (self.index, self.ledger, self.fetches, self.leases, self.loads, self.hints, self.saves, self.erasure, self.meter):
+        for part in (
+            self.index,
+            self.ledger,
+            self.fetches,
+            self.leases,
+            self.loads,
+            self.hints,
+            self.saves,
+            self.erasure,
+            self.meter,
+        ):
             part.validate()
         self.usefulness.validate(self.index)
         slots = [o for c in self.index.resident.values() for o in c.offsets if o >= 0]

@@ -1,4 +1,4 @@
-"""What is remembered of an erasure, in the journal of each node that was told of it and in the blob tier."""
+"""The record of an erasure, in the journal of each node that was told of it and in blob."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contracts.ids import SessionKey
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """The session's lives before `number` are over (graves.py). chunks: key -> fingerprint of those that only it named."""
+    """The session's lives before `number` have ended (graves.py). chunks: key -> fingerprint, of chunks that no other
+    session named."""
 
     session: SessionKey
     number: int
@@ -19,7 +20,7 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class OpenErasure:
-    """An erasure that some tier of this node has not confirmed. blind: what the session held could not be read yet."""
+    """An erasure that a tier of this node has not confirmed. blind: the session's manifest could not be read yet."""
 
     tombstone: Tombstone
     blind: bool = False

@@ -1,7 +1,7 @@
-"""What was found where, and what hints were good for: bytes, added up while an event is handled.
+"""Metrics of hits by tier and of the use of hints, in bytes, summed while an event is handled.
 
-A piece that was brought for a hint is *used* when a request or the worker's HBM takes it, *late* when a request came for it
-while it was still on its way, and *wasted* when it leaves the arena before anybody took it.
+A piece brought for a hint is *used* when a request or the worker's HBM takes it, *late* when a request wants it while
+it is still being read, and *wasted* when it is evicted before it was taken.
 
 Invariant (`validate`): only READY pieces are untouched.
 """
@@ -20,14 +20,15 @@ _TAKERS = (LoadKind.DEMAND, LoadKind.PREFETCH)
 
 
 class Usefulness:
-    """See the module. Everybody reports what happens to a piece; `drain` gives the sums."""
+    """See the module. Other parts report what happens to a piece; `drain` returns the sums."""
 
     def __init__(self) -> None:
-        self._untouched: dict[bytes, int] = {}  #: chunk key -> bit mask of layers that came for a hint and that nobody took yet
+        #: chunk key -> bit mask of layers that came for a hint and have not been taken
+        self._untouched: dict[bytes, int] = {}
         self._sums: Counter[tuple[str, str]] = Counter()
 
     def read(self, chunk: Chunk, layer: int, source: SourceKind, kind: LoadKind) -> None:
-        """A fetch brought the piece, for a load of this kind."""
+        """A fetch brought the piece for a load of this kind."""
         if kind is LoadKind.DEMAND:
             self._add("hit_bytes", source.name.lower(), chunk)
         elif kind in OPTIONAL:

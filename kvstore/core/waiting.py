@@ -1,4 +1,4 @@
-"""Who waits for which piece. A piece that nobody waits for any more is not brought.
+"""Which loads wait for which piece. A piece that no load waits for any more is not brought.
 
 Invariant (`validate`): a load is listed under a piece exactly when the piece is in its `missing`.
 """
@@ -11,7 +11,7 @@ from kvstore.core.events import LoadId
 from kvstore.core.fetches import Fetches
 from kvstore.core.index import Index
 from kvstore.core.leases import Leases
-from kvstore.core.load import Load
+from kvstore.core.load import StoreLoad
 from kvstore.core.state import PieceState
 
 
@@ -28,13 +28,13 @@ class Waiting:
         """The loads that wait for the piece, oldest first."""
         return list(self._waiting.get((key, layer), ()))
 
-    def begin(self, load: Load, i: int, layer: int) -> None:
-        """The load waits for a piece; nothing when it does already."""
+    def begin(self, load: StoreLoad, i: int, layer: int) -> None:
+        """The load waits for the piece. Idempotent."""
         load.missing.setdefault(i, set()).add(layer)
         self._waiting.setdefault((load.wants[i][0], layer), {})[load.ident] = None
 
-    def end(self, load: Load, i: int, layer: int) -> None:
-        """The load has the piece, or wants it no more; nothing when it was not waiting."""
+    def end(self, load: StoreLoad, i: int, layer: int) -> None:
+        """The load no longer waits for the piece. Idempotent."""
         layers = load.missing.get(i)
         if layers is None or layer not in layers:
             return
@@ -47,8 +47,9 @@ class Waiting:
         if not waiting:
             del self._waiting[piece]
 
-    def leave(self, load: Load, i: int) -> None:
-        """The load wants nothing more of chunk `i`; what nobody else waits for is taken out of its fetch or promise."""
+    def leave(self, load: StoreLoad, i: int) -> None:
+        """The load wants nothing more of chunk `i`. Pieces no other load waits for are taken out of their fetch or
+        lease."""
         key = load.wants[i][0]
         for layer in list(load.missing.get(i, ())):
             self.end(load, i, layer)
@@ -63,7 +64,7 @@ class Waiting:
         elif state is PieceState.EXPECTED:
             self._leases.drop(key, layer)
 
-    def validate(self, loads: Iterable[Load]) -> None:
+    def validate(self, loads: Iterable[StoreLoad]) -> None:
         """Raise AssertionError when the invariant does not hold."""
         waiting: dict[tuple[bytes, int], set[LoadId]] = {}
         for load in loads:

@@ -1,1 +1,1 @@
-"""Where bytes lie and how they move: the arena, files, blobs and other nodes."""
+"""Where bytes are stored and how they move: the arena, files, blobs and other nodes."""

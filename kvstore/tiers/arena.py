@@ -1,7 +1,7 @@
 """The node's DRAM tier: one file on a tmpfs, mapped shared by this process and by the node's workers.
 
-Nothing in it outlives the process: it is made anew at start, under a new name, and unlinked at stop. What a killed store left is removed
-at the next start; what a living one has, of whatever configuration, is left alone (storelink/arena_sharing.py).
+It does not outlive the process: each start makes a file with a new name, and stop unlinks it. Files of killed stores
+are removed at the next start; those of running stores are not touched (storelink/arena_sharing.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from storelink.arena_sharing import MARK_BYTES, NONCE_BYTES, OWNER
 
 
 class Arena:
-    """`view` is the whole arena, `address` where it lies in this process; offsets are the ledger's. `nonce`: what marks the file."""
+    """view: the whole arena. address: of the mapping in this process. nonce: the mark at the file's end."""
 
     def __init__(self, stem: Path, size_bytes: int, hugepages: HugePages = "auto") -> None:
-        """Make the file. `stem`: what its name begins with. On a hugetlbfs the arena is what whole pages hold beside the mark.
+        """Make the file. stem: the beginning of its name. On a hugetlbfs the arena is whole pages, less the mark.
 
-        Raises OSError when the file system cannot hold it, ConfigError when `kv.hugepages` cannot be had.
+        Raises OSError when the file system cannot hold it, ConfigError when `kv.hugepages` cannot be satisfied.
         """
         stem.parent.mkdir(parents=True, exist_ok=True)
         arena_sharing.remove_dead(arena_sharing.arenas_of(stem))
@@ -34,9 +34,12 @@ class Arena:
         self.size_bytes = file_bytes - MARK_BYTES
         room = free_bytes(stem.parent)
         if room < file_bytes:
-            # A tmpfs that fills up later kills whoever touches the next page.
+            # A tmpfs that fills up later kills the process that touches the next page.
             more = "raise vm.nr_hugepages" if self.pages.kind == "hugetlbfs" else "enlarge it (--shm-size)"
-            raise OSError(f"the arena needs {file_bytes >> 20} MiB and {stem.parent} has {room >> 20}; lower kv.dram_gib or {more}")
+            raise OSError(
+                f"the arena needs {file_bytes >> 20} MiB and {stem.parent} has {room >> 20}; lower kv.dram_gib or "
+                f"{more}"
+            )
         self.path, self.nonce, self._fd = _made(stem)
         try:
             os.ftruncate(self._fd, file_bytes)
@@ -55,31 +58,31 @@ class Arena:
         return xxhash.xxh3_64_intdigest(self.view[offset : offset + length])
 
     def checksums(self, ranges: Sequence[tuple[int, int]]) -> Sequence[int]:
-        """xxh3-64 of each (offset, length); of many at a time without the GIL where that can be had."""
+        """xxh3-64 of each (offset, length); of many at a time, without the GIL where possible."""
         return checksums.sums(self.view, self.address, ranges)
 
     def attachment(self) -> int:
-        """The number of a new attachment."""
+        """A new attachment's number."""
         self._attached += 1
         return self._attached
 
     def is_used_by(self, attachment: int) -> bool:
-        """Whether this attachment's worker has mapped the file and may still copy from or to it."""
+        """Whether this attachment's worker has the file mapped and may still copy from or to it."""
         return arena_sharing.is_locked(self._fd, attachment)
 
     def close(self) -> None:
-        """Unlink the file; the mapping goes with the process, as transports may still refer to it."""
+        """Unlink the file. The mapping stays until the process ends, because transports may still use it."""
         self.path.unlink(missing_ok=True)
         os.close(self._fd)
 
 
 def _made(stem: Path) -> tuple[Path, bytes, int]:
-    """A new file, which this process owns from now on: (path, nonce, descriptor)."""
+    """A new file owned by this process: (path, nonce, descriptor)."""
     while True:
         nonce = os.urandom(NONCE_BYTES)
         path = arena_sharing.path_of(stem, nonce)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         if arena_sharing.lock(fd, OWNER) and os.fstat(fd).st_nlink:
             return path, nonce, fd
-        # Somebody who removes what dead stores left has found it before it was ours.
+        # Another store, cleaning up, removed it before we had locked it.
         os.close(fd)

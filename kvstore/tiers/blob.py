@@ -1,7 +1,9 @@
-"""The blob tier, where every chunk and every manifest ends up: any store that obstore can reach, a local directory by default.
+"""The blob tier, where every chunk and manifest is finally stored: any store that obstore supports, by default a local
+directory.
 
-`chunks/<first half of the fingerprint>/<key>` in the format of format.py, and what manifests.py names. Every call is bounded in
-time; a failure is a value (None, False, faults), never an exception: the blob tier being away is an ordinary day.
+Objects: `chunks/<first half of the fingerprint>/<key>` in the format of format.py, and those of manifests.py. Every
+call is bounded in time. A failure is a value (None, False, faults), never an exception, because the blob tier may be
+unreachable at any time.
 """
 
 from __future__ import annotations
@@ -31,22 +33,22 @@ from kvstore.tiers.ssd import folder_name
 from kvstore.tiers.ssd_reads import verify
 from kvstore.tiers.tombstones import TombstoneTier
 
-#: Headers that loads wait for at once, all of them together.
+#: Most header reads for loads at a time.
 _PROBES = 64
-#: From here on a question that gets no answer in time counts as a failure of the store.
+#: A question with at least this timeout counts as a failure of the store when not answered in time.
 PATIENT_S = 1.0
-#: Where trials look, and write what they remove at once.
+#: The prefix that trials list and write below.
 _TRIAL_PATH = "trials"
-#: Objects whose layout is remembered; that of any other costs a read which fails and one of its header.
+#: Most encoded objects whose layout is remembered; others cost a failed read and one of the header.
 _LAYOUTS_LIMIT = 1 << 16
-#: Manifests that are kept from one listing to the next. Others are read again each time.
+#: Most manifests kept from one listing to the next. Others are read again each time.
 _REMEMBERED = 100_000
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
 _FOLDER_NAME = re.compile("[0-9a-f]{16}")
 
 
 def chunk_path(key: bytes, fingerprint: bytes) -> str:
-    """The object's name."""
+    """The name of a chunk's object."""
     return f"chunks/{folder_name(fingerprint)}/{key.hex()}"
 
 
@@ -58,25 +60,25 @@ class BlobTier:
         self._probes = asyncio.Semaphore(_PROBES)
         self._arena = arena
         self._codecs = codecs or Codecs()
-        self._encoded: dict[bytes, Layout] = {}  #: of objects that were last seen encoded; any other is taken for raw
+        self._encoded: dict[bytes, Layout] = {}  #: layouts of objects last seen encoded; others are assumed raw
         self._manifests = Remembered(self._objects, _manifest_of, _REMEMBERED)
         self.tombstones = TombstoneTier(self._objects)
 
     # ---- chunks
 
     async def probe(self, key: bytes, fingerprint: bytes) -> FoundCopy | None:
-        """The chunk's header, or None: not there, damaged (then it is deleted), or no answer in time."""
+        """The chunk's header; None when it is missing, damaged (it is then deleted), or not answered in time."""
         found = await self.locate(key, fingerprint)
         return found if isinstance(found, FoundCopy) else None
 
     async def locate(self, key: bytes, fingerprint: bytes) -> FoundCopy | Fault:
-        """As `probe`, and why there is none: MISSING, CORRUPT or UNAVAILABLE."""
+        """Like `probe`, with the reason: MISSING, CORRUPT or UNAVAILABLE."""
         path = chunk_path(key, fingerprint)
         for last in (False, True):
             try:
                 found = await self._header(path, key, fingerprint)
             except PieceLost:
-                if last:  # it is asked twice, as an answer may be damaged where the object is not
+                if last:  # asked twice, because the answer may be damaged and not the object
                     count("blob_headers_damaged")
                     await self.delete_chunk(key, fingerprint)
             except FileNotFoundError:
@@ -90,8 +92,8 @@ class BlobTier:
     async def locate_many(
         self, keys: Sequence[bytes], fingerprint: bytes, timeout_s: float, *, waited_for: bool = True
     ) -> tuple[list[FoundCopy], int]:
-        """Headers of those chunks that the store shows within the time, and how many questions it failed to answer. waited_for: by a load;
-        whoever only looks around keeps out of its way."""
+        """Headers of the chunks found within the time, and the number of questions not answered. waited_for: by a load;
+        other callers use a separate limit."""
         gate = self._probes if waited_for else self._objects.looks
         found: list[FoundCopy] = []
         failed = 0
@@ -113,7 +115,7 @@ class BlobTier:
             if late:
                 count("probes_timed_out", len(late))
                 failed += len(late)
-        # No answer to a hasty question is no failure.
+        # An unanswered question with a short timeout is no failure.
         return found, failed if timeout_s >= PATIENT_S else 0
 
     async def _header(self, path: str, key: bytes, fingerprint: bytes) -> Header:
@@ -131,11 +133,11 @@ class BlobTier:
         return found
 
     async def answers(self) -> bool:
-        """Whether the store answers a question at all."""
+        """Whether the store answers at all."""
         return await self._objects.has(_TRIAL_PATH) is not None
 
     async def try_write(self, node: str) -> bool:
-        """Store an empty object and remove it: would a chunk be taken?"""
+        """Whether an empty object can be stored and removed."""
         path = f"{_TRIAL_PATH}/{node}"
         if not await self._objects.put("blob", path, b""):
             return False
@@ -150,7 +152,7 @@ class BlobTier:
                 del self._encoded[next(iter(self._encoded))]
 
     async def _readable(self, header: Header) -> bool:
-        """Whether this process has the object's codec."""
+        """Whether the object's codec works in this process."""
         if header.layout.codec == RAW or await asyncio.to_thread(self._codecs.find, header.layout.codec) is not None:
             return True
         count_unreadable()
@@ -163,18 +165,18 @@ class BlobTier:
         sums: dict[int, int] | None = None,
         entering: Callable[[], None] = lambda: None,
     ) -> dict[int, Fault]:
-        """Consecutive layers of one chunk into the arena, verified. Returns the faults by index.
+        """Read consecutive layers of one chunk into the arena and verify them. Returns the faults by index.
 
-        Mutates `sums`: by index, the arena's checksums of pieces where they are not those of the FetchPiece.
-        entering: called before the arena is written to. Until then the call may be cancelled; after that it must not be, as a thread
-        goes on writing.
+        Mutates `sums`: by index, the arena's checksums where they differ from those of the FetchPiece. entering: called
+        before the arena is written. The call may be cancelled until then, but not after, because a thread goes on
+        writing.
         """
         key, sums = pieces[0].key, {} if sums is None else sums
         assumed = self._encoded.get(key) or raw_layout(shape)
         faults = await self._read(shape, assumed, pieces, sums, entering)
         if Fault.CORRUPT not in faults.values():
             return faults
-        # Perhaps it is not damaged: another node, whose codec is another, has replaced it since.
+        # It may not be damaged: a node with another codec may have replaced it.
         try:
             header = await self._header(chunk_path(key, shape.fingerprint), key, shape.fingerprint)
         except Exception:
@@ -186,7 +188,12 @@ class BlobTier:
         return await self._read(shape, header.layout, pieces, sums, entering)
 
     async def _read(
-        self, shape: KvShape, layout: Layout, pieces: Sequence[FetchPiece], sums: dict[int, int], entering: Callable[[], None]
+        self,
+        shape: KvShape,
+        layout: Layout,
+        pieces: Sequence[FetchPiece],
+        sums: dict[int, int],
+        entering: Callable[[], None],
     ) -> dict[int, Fault]:
         start, last = layout.offsets[pieces[0].layer], pieces[-1].layer
         end = layout.offsets[last] + layout.lengths[last]
@@ -208,7 +215,13 @@ class BlobTier:
         return await asyncio.to_thread(self._decode, shape, layout, pieces, data, start, sums)
 
     def _decode(
-        self, shape: KvShape, layout: Layout, pieces: Sequence[FetchPiece], data: memoryview, start: int, sums: dict[int, int]
+        self,
+        shape: KvShape,
+        layout: Layout,
+        pieces: Sequence[FetchPiece],
+        data: memoryview,
+        start: int,
+        sums: dict[int, int],
     ) -> dict[int, Fault]:
         codec = self._codecs.find(layout.codec)
         if codec is None:
@@ -216,7 +229,7 @@ class BlobTier:
         return decode_pieces(self._arena, codec, shape, layout, pieces, data, start, sums)
 
     async def _wrong_size(self, path: str, expected: int) -> bool:
-        """Whether the object itself has another size, which never heals; an answer may be short for other reasons."""
+        """Whether the store itself names a wrong size. A short answer alone may have other reasons."""
         try:
             return await self._objects.size(path) != expected
         except Exception:
@@ -229,7 +242,8 @@ class BlobTier:
         return verify(self._arena, [(shape, pieces)])[0]
 
     async def write(self, key: bytes, fingerprint: bytes, data: Path | bytes, header: Header | None = None) -> bool:
-        """Store the object, whole or not at all. `data`: its bytes, or the SSD's file of it; `header`: its header when it is known."""
+        """Store the object, completely or not at all. data: its bytes, or the SSD's file of it. header: its header, if
+        known."""
         ok = await self._objects.put("blob", chunk_path(key, fingerprint), data)
         if ok and header is not None:
             self._remember(header)
@@ -244,7 +258,9 @@ class BlobTier:
         keys: set[bytes] = set()
         try:
             async for names in self._objects.names(f"chunks/{folder_name(fingerprint)}/"):
-                listed = (bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name))
+                listed = (
+                    bytes.fromhex(name) for name in (n.rpartition("/")[2] for n in names) if _CHUNK_NAME.fullmatch(name)
+                )
                 keys.update(key for key in listed if key in known)
         except Exception:
             return None
@@ -253,16 +269,16 @@ class BlobTier:
     # ---- manifests
 
     async def put_manifest(self, manifest: Manifest) -> bool:
-        """Store the session's manifest in place of the older one."""
+        """Store the session's manifest, replacing the older one."""
         return await self._objects.put("manifest", manifest_path(manifest.session), encode_manifest(manifest))
 
     async def get_manifest(self, session: SessionKey) -> Manifest | None:
-        """The session's manifest; None when there is none, it is damaged, or no answer came in time."""
+        """The session's manifest; None when it is missing, damaged, or not answered in time."""
         found = await self.find_manifest(session)
         return found if isinstance(found, Manifest) else None
 
     async def find_manifest(self, session: SessionKey) -> Manifest | Fault:
-        """As `get_manifest`, and why there is none: MISSING, CORRUPT or UNAVAILABLE."""
+        """Like `get_manifest`, with the reason: MISSING, CORRUPT or UNAVAILABLE."""
         path = manifest_path(session)
         try:
             manifest = _manifest_of(path, await self._objects.get(path))
@@ -281,23 +297,24 @@ class BlobTier:
     # ---- what is there
 
     async def stored_bytes(self) -> int | None:
-        """Of everything in it; None when the store does not answer."""
+        """Total size of all objects; None when the store does not answer."""
         try:
             return await self._objects.stored_bytes()
         except Exception:
             return None
 
     async def has_chunk(self, key: bytes, fingerprint: bytes) -> bool:
-        """Whether the chunk's object is there, or may be, as the store does not answer."""
+        """Whether the chunk's object is there, or may be because the store does not answer."""
         async with self._objects.looks:
             return await self._objects.has(chunk_path(key, fingerprint)) is not False
 
     async def has_manifest(self, session: SessionKey) -> bool:
-        """Likewise, the session's manifest."""
+        """Like `has_chunk`, for the session's manifest."""
         return await self._objects.has(manifest_path(session)) is not False
 
     async def old_chunks(self, before_s: float) -> AsyncIterator[tuple[bytes, list[bytes]]]:
-        """(first half of a fingerprint, keys) of chunks written before that time, by the store's clock. Raises when the store fails."""
+        """Yields (first half of a fingerprint, keys) of chunks written before that time, by the store's clock. Raises
+        when the store fails."""
         async for batch in self._objects.listed("chunks/"):
             found: dict[bytes, list[bytes]] = {}
             for path, written, _ in batch:
@@ -308,8 +325,8 @@ class BlobTier:
                 yield fingerprint, keys
 
     async def manifests(self) -> AsyncIterator[list[Manifest]]:
-        """All sessions' manifests, a page at a time; some of those that are as they were are not read again. Damaged ones and those deleted
-        meanwhile are left out. Raises OSError when one cannot be read, or the listing does not come to its end."""
+        """Yields all sessions' manifests in pages; unchanged ones may come from memory. Skips damaged ones and those
+        deleted meanwhile. Raises OSError when one cannot be read or the listing is incomplete."""
         self._manifests.begin()
         try:
             async for page in self._objects.listed(PREFIX + "/"):
@@ -325,12 +342,13 @@ class BlobTier:
         self._manifests.complete()
 
 
-#: An object that is listed and was deleted or is damaged.
+#: Errors for an object that is listed but deleted meanwhile, or damaged.
 _GONE = (FileNotFoundError, PieceLost)
 
 
 def _manifest_of(path: str, data: bytes) -> Manifest:
-    """The manifest in the object of that name. Raises PieceLost when it is damaged or another session's."""
+    """Decode the manifest in the object of that name. Raises PieceLost when it is damaged or belongs to another
+    session."""
     manifest = decode_manifest(data)
     if manifest_path(manifest.session) != path:
         raise PieceLost("another session's manifest")

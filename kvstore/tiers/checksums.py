@@ -1,8 +1,8 @@
-"""xxh3-64 of many ranges of memory at a time, without holding the GIL where that can be had.
+"""xxh3-64 of many memory ranges at a time, without the GIL where possible.
 
-python-xxhash holds it for as long as it computes, so that nothing else in the process runs meanwhile. Its library is called directly
-here instead: one call of a small loop, which is compiled once for the machine (runtime/native.py), for any number of ranges. The
-digests are those of python-xxhash, which is what computes until the loop is there, and where there is no compiler.
+python-xxhash holds the GIL while it computes. Here its library is called directly, in a small loop that is compiled
+once for the machine (runtime/native.py). Until that is available, and where there is no compiler, python-xxhash
+computes; the digests are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runtime.native import NotBuilt
 
 _SOURCE = Path(__file__).parent / "native" / "sums.cpp"
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC")
-#: Less than this is done before the GIL could be had back.
+#: Smaller ranges are done before the GIL could be taken again.
 _WORTH_BYTES = 32 << 10
 #: Lengths that xxh3 treats differently.
 _TRIED = (0, 1, 7, 16, 100, 200, 300, 1024, 4096, 65_537)
@@ -34,12 +34,13 @@ log = telemetry.logger("kvstore.checksums")
 
 
 class _Loop:
-    """The compiled loop over the hash function that python-xxhash's own library exports. Raises NotBuilt, OSError, AttributeError."""
+    """The compiled loop over the hash function exported by python-xxhash's library. Raises NotBuilt, OSError,
+    AttributeError."""
 
     def __init__(self) -> None:
         library: Any = ctypes.CDLL(str(native.library(_SOURCE, _FLAGS)))
         hashes: Any = ctypes.CDLL(python_xxhash.__file__)
-        # The one that asks the processor what it can, where the build has it.
+        # The variant that detects the processor, if the build has it.
         best = hashes.XXH3_64bits_dispatch if hasattr(hashes, "XXH3_64bits_dispatch") else hashes.XXH3_64bits
         self._hash = ctypes.cast(best, ctypes.c_void_p)
         self._call = library.upbeat_sums
@@ -50,11 +51,13 @@ class _Loop:
     def _check(self) -> None:
         data = os.urandom(max(_TRIED) + 1)
         held = np.frombuffer(data, dtype=np.uint8)
-        if self.sums(held.ctypes.data, _array([(1, n) for n in _TRIED])) != [xxhash.xxh3_64_intdigest(data[1 : 1 + n]) for n in _TRIED]:
+        if self.sums(held.ctypes.data, _array([(1, n) for n in _TRIED])) != [
+            xxhash.xxh3_64_intdigest(data[1 : 1 + n]) for n in _TRIED
+        ]:
             raise NotBuilt("its digests are not those of python-xxhash")
 
     def sums(self, base: int, ranges: npt.NDArray[np.int64]) -> list[int]:
-        """Of each (offset from `base`, length)."""
+        """xxh3-64 of each (offset from `base`, length)."""
         sums = np.empty(len(ranges), dtype=np.uint64)
         self._call(self._hash, base, ranges.ctypes.data, len(ranges), sums.ctypes.data)
         found: list[int] = sums.tolist()
@@ -67,8 +70,9 @@ _ended = threading.Event()
 
 
 def prepare(*, wait_s: float = 0.0) -> bool:
-    """Make the loop in the background, once a process. Whether it is there, after waiting for it for so long at most."""
-    if _started.acquire(blocking=False):  # for good
+    """Build the loop in the background, once per process. Returns whether it is ready, after waiting for up to the
+    given time."""
+    if _started.acquire(blocking=False):  # never released
         threading.Thread(target=_prepare, name="checksums", daemon=True).start()
     _ended.wait(wait_s)
     return _loop is not None
@@ -85,8 +89,7 @@ def _prepare() -> None:
 
 
 def sums(view: memoryview, address: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """xxh3-64 of each (offset, length) of the memory that `view` shows and that lies at `address`. Raises ValueError when one is not
-    within it."""
+    """xxh3-64 of each (offset, length) of the memory `view` at `address`. Raises ValueError when one is outside it."""
     wanted = _array(ranges)
     offsets, lengths = wanted[:, 0], wanted[:, 1]
     if wanted.min(initial=0) < 0 or (lengths > len(view) - offsets).any():

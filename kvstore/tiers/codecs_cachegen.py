@@ -1,10 +1,11 @@
-"""CacheGen by LMCache: each token's K and V quantised to a few levels, then entropy-coded by channel. On CUDA.
+"""CacheGen by LMCache: each token's K and V quantised to a few levels, then entropy-coded by channel. Needs CUDA.
 
-LMCache serialises its encoder's output with pickle, which nothing here may read; so its tensors are laid out here: both
-coders' tables (the cumulative frequencies of a channel's levels), the largest value of each token, the lengths of the
-channels' streams, the streams. LMCache's kernels also exist in plain Python, which tests use; they are far too slow to serve with.
+LMCache serialises its encoder's output with pickle, which must not be read here. So the tensors have our own layout:
+both coders' tables (cumulative frequencies of a channel's levels), the largest value of each token, the lengths of the
+channels' streams, the streams. LMCache's kernels also exist in plain Python; only tests use them, because they are far
+too slow to serve.
 
-The paper: Liu et al., "CacheGen: KV Cache Compression and Streaming for Fast LLM Serving", SIGCOMM '24.
+Liu et al., "CacheGen: KV Cache Compression and Streaming for Fast LLM Serving", SIGCOMM '24.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import torch
 
 from contracts.errors import PieceLost
 from contracts.kv import KvShape
-from kvstore.tiers.codecs import Unavailable, Unencodable
+from kvstore.tiers.codec import Unavailable, Unencodable
 from kvstore.tiers.codecs_lmcache import load_lmcache, tensor_of
 
 _NEEDS = "install LMCache with its dependencies in an environment that has them (docs/design/0006)"
-#: How many tokens one stream of LMCache's coder holds for certain.
+#: Most tokens that one stream of LMCache's coder is known to hold.
 _MAX_TOKENS = 256
-#: What the coder may read behind the last stream.
+#: Bytes that the coder may read past the last stream.
 _SLACK_BYTES = 4
 
 
 def levels_of(layer: int) -> int:
-    """Levels of a layer's values. LMCache's for K of models that it does not list; there V of layers 2 to 9 has 16."""
+    """Quantisation levels of a layer: LMCache's default for K of models that it does not list. Its default for V of
+    layers 2 to 9 is 16."""
     return 32 if layer < 10 else 16
 
 
@@ -37,7 +39,7 @@ class CacheGen:
     name = "cachegen"
 
     def __init__(self, device: str) -> None:
-        """Raises Unavailable where LMCache is not, or where `device` is "cuda" and there is none."""
+        """Raises Unavailable where LMCache is missing, or where `device` is "cuda" and there is none."""
         if device == "cuda" and not torch.cuda.is_available():
             raise Unavailable("CacheGen runs on CUDA, and torch sees no CUDA device; choose fp8 or k16v8")
         self._device = device

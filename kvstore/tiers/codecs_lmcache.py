@@ -1,9 +1,9 @@
-"""FP8 and K16V8 by LMCache's KV quantisation (`lmcache.v1.kv_codec`): float8 e4m3 with a scale for each head's K and V.
+"""FP8 and K16V8 by LMCache's KV quantisation (`lmcache.v1.kv_codec`): float8 e4m3 with a scale per head for K and for
+V.
 
-LMCache chooses the scale that its largest value needs and converts; the bytes are laid out here, since every length, shape and
-checksum is in the object's header already, and LMCache's own serialisation stores one scale for a whole tensor.
-Scales are rounded up to powers of two. This costs no precision in a floating-point format and makes both directions exact
-scalings, so that encoding what was decoded changes nothing, and a scale is one byte.
+LMCache chooses scales and converts. The byte layout is ours, because the object's header already has every length,
+shape and checksum, and LMCache's serialisation stores one scale per tensor. Scales are rounded up to powers of two:
+exact in a floating-point format, so encoding a decoded piece changes nothing, and a scale takes one byte.
 
 Importing this module imports torch; it raises Unavailable where LMCache or torch is missing.
 """
@@ -17,21 +17,21 @@ from typing import Any
 
 from contracts.errors import PieceLost
 from contracts.kv import KvShape
-from kvstore.tiers.codecs import INSTALL, Unavailable, Unencodable
+from kvstore.tiers.codec import INSTALL, Unavailable, Unencodable
 
 
 def load_lmcache(module: str, needs: str) -> Any:
-    """One of LMCache's modules. Raises Unavailable, saying what to install."""
-    # LMCache logs to stdout as it is imported, and reports usage to its makers when its engine starts.
+    """Import one of LMCache's modules. Raises Unavailable, saying what to install."""
+    # LMCache logs to stdout on import, and reports usage to its vendor when its engine starts.
     os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
     os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
     try:
         return import_module(module)
-    except Exception as e:  # it imports much, and each part fails in its own way
+    except Exception as e:  # its many imports fail in different ways
         raise Unavailable(f"{module} cannot be imported ({type(e).__name__}: {e}); {needs}") from e
 
 
-# torch takes seconds to import: what is missing is said before.
+# Checked before importing torch, which takes seconds.
 for package in ("lmcache", "torch"):
     if find_spec(package) is None:
         raise Unavailable(f"the package {package} is not installed; install torch, and LMCache by `{INSTALL}`")
@@ -39,13 +39,13 @@ import torch  # noqa: E402
 
 _kv_codec = load_lmcache("lmcache.v1.kv_codec", f"install it by `{INSTALL}`")
 
-# Several threads code pieces at a time, and the worker needs the cores too.
+# Several threads encode and decode at a time, and the worker needs the cores too.
 torch.set_num_threads(1)
 
-#: The bit pattern of NaN in e4m3, sign aside.
+#: The bit pattern of NaN in e4m3, without the sign.
 _NAN = 0x7F
 _SCALES = torch.int8
-#: Exponents of scales: what float32 holds without losing precision.
+#: Exponents of scales that float32 represents exactly.
 _LEAST, _MOST = -126, 127
 
 
@@ -75,8 +75,10 @@ def _dequantize(values: torch.Tensor, exponents: torch.Tensor, into: torch.Tenso
     if int(exponents.min()) < _LEAST:
         raise PieceLost("impossible scale")
     scales = torch.ldexp(torch.ones(len(exponents)), exponents.to(torch.int32))
-    exact = _kv_codec.dequantize_v_fp8(values, scales, scope=_kv_codec.ScaleScope.PER_LAYER_HEAD, out_dtype=torch.float32, head_axis=0)
-    # Rounding up to the next float8 may have left the range of the model's type.
+    exact = _kv_codec.dequantize_v_fp8(
+        values, scales, scope=_kv_codec.ScaleScope.PER_LAYER_HEAD, out_dtype=torch.float32, head_axis=0
+    )
+    # Rounding up to the next float8 may exceed the range of the model's type.
     most = torch.finfo(into.dtype).max
     into.copy_(exact.clamp_(-most, most))
 
@@ -90,7 +92,7 @@ def _packed(*parts: torch.Tensor) -> memoryview:
 def _split(stored: memoryview, *lengths: int) -> list[torch.Tensor]:
     if len(stored) != sum(lengths):
         raise PieceLost("the stored length is not the codec's")
-    # torch wants memory that it may write to.
+    # torch requires writable memory.
     whole = torch.frombuffer(bytearray(stored) if stored.readonly else stored, dtype=torch.uint8)
     return list(torch.split_with_sizes(whole, lengths))
 

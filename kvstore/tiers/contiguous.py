@@ -1,4 +1,4 @@
-"""Ranges of two memories that are to be moved, as few as there can be: what a transfer costs besides its bytes grows with their number."""
+"""Merges ranges to transfer, because a transfer's overhead grows with their number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def joined(ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Each (offset there, offset here, length), those that follow each other in both as one."""
+    """Each (offset there, offset here, length), with ranges that are adjacent in both memories merged."""
     there = here = length = 0
     for next_there, next_here, more in ranges:
         if length and there + length == next_there and here + length == next_here:

@@ -1,4 +1,4 @@
-"""What makes files durable, and what an error on the way says about the disk."""
+"""Makes files durable, and classifies errors of writes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OUTCOMES = {
 
 
 def write_outcome(error: OSError) -> Wrote:
-    """What an error of a write says about the next one."""
+    """What an error of a write means for the next write."""
     return _OUTCOMES.get(error.errno or 0, Wrote.FAILED)
 
 
 def sync_file(fd: int) -> OSError | None:
-    """Make the file's bytes durable; the error when they are not."""
+    """Make the file's bytes durable. Returns the error, if any."""
     try:
         os.fdatasync(fd)
     except OSError as e:
@@ -37,7 +37,7 @@ def sync_file(fd: int) -> OSError | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's names durable. Raises OSError."""
+    """Make the folder's entries durable. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
-"""A chunk on its way into a slow tier's codec and back: from pieces in the arena to the bytes of an object, and the reverse.
+"""Encodes a chunk from pieces in the arena to the bytes of an object, and back.
 
-Nothing unverified is encoded, or damage would get a good checksum: a piece that is no longer what its checksum says is
-stored raw, with that checksum, so that its reader finds out. Nothing unverified is decoded either.
+Only verified pieces are encoded, because otherwise damage would get a valid checksum: a damaged piece makes its chunk
+raw, with the checksum it should have, so that its reader finds the damage. Only verified bytes are decoded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvstore.core.events import Fault
 from kvstore.core.instructions import FetchPiece
 from kvstore.metrics import count
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.codecs import Codec, Unencodable
+from kvstore.tiers.codec import Codec, Unencodable
 from kvstore.tiers.format import Header, Layout, encode_header, raw_layout
 
 Buffer = bytes | bytearray | memoryview
@@ -26,13 +26,13 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk as an object: its header and what is stored of each piece."""
+    """A chunk as an object: its header and the stored bytes of each piece."""
 
     header: Header
     pieces: Sequence[Buffer]
 
     def to_bytes(self) -> bytes:
-        """The whole object, padding included."""
+        """The whole object, with padding."""
         layout = self.header.layout
         parts: list[Buffer] = [encode_header(self.header.key, self.header.shape, self.header.checksums, layout)]
         for piece, start, end in zip(self.pieces, layout.offsets[:-1], layout.offsets[1:], strict=True):
@@ -45,9 +45,11 @@ def views(arena: Arena, shape: KvShape, offsets: Sequence[int]) -> list[memoryvi
     return [arena.view[offset : offset + shape.piece_bytes] for offset in offsets]
 
 
-def encode_chunk(key: bytes, shape: KvShape, pieces: Sequence[memoryview], checksums: tuple[int, ...], codec: Codec | None) -> StoredChunk:
-    """The chunk by `codec`; raw without one, where a piece is not K and V of heads, and where the codec cannot hold it in at most as
-    many bytes. `checksums`: of `pieces`."""
+def encode_chunk(
+    key: bytes, shape: KvShape, pieces: Sequence[memoryview], checksums: tuple[int, ...], codec: Codec | None
+) -> StoredChunk:
+    """The chunk encoded by `codec`; raw without one, if pieces are not K and V of heads, or if encoding fails or saves
+    nothing. checksums: of `pieces`."""
     if codec is not None:
         stored = _encode(shape, pieces, checksums, codec) if shape.is_of_heads else None
         if stored is not None:
@@ -57,14 +59,16 @@ def encode_chunk(key: bytes, shape: KvShape, pieces: Sequence[memoryview], check
     return StoredChunk(Header(key, shape, raw_layout(shape), checksums), pieces)
 
 
-def _encode(shape: KvShape, pieces: Sequence[memoryview], checksums: tuple[int, ...], codec: Codec) -> list[memoryview] | None:
+def _encode(
+    shape: KvShape, pieces: Sequence[memoryview], checksums: tuple[int, ...], codec: Codec
+) -> list[memoryview] | None:
     stored: list[memoryview] = []
     for layer, (piece, checksum) in enumerate(zip(pieces, checksums, strict=True)):
         try:
             stored.append(codec.encode(piece, shape, layer))
         except Unencodable:
             return None
-        except Exception:  # a codec is other people's code: a device without memory left, say
+        except Exception:  # third-party code; for example a device without memory
             count("codec_failures")
             return None
         if len(stored[-1]) > shape.piece_bytes or xxhash.xxh3_64_intdigest(piece) != checksum:
@@ -82,9 +86,9 @@ def decode_pieces(
     start: int,
     sums: dict[int, int],
 ) -> dict[int, Fault]:
-    """Pieces from `stored`, the object's bytes from `start` on, into the arena. Returns the faults by index.
+    """Decode pieces from `stored`, the object's bytes from `start` on, into the arena. Returns the faults by index.
 
-    Mutates `sums`: by index, the arena's checksums of the pieces that came.
+    Mutates `sums`: by index, the arena's checksums of the decoded pieces.
     """
     faults: dict[int, Fault] = {}
     for i, piece in enumerate(pieces):
@@ -102,7 +106,7 @@ def decode_pieces(
 
 
 def load_chunk(fd: int, header: Header, codec: Codec | None) -> tuple[list[memoryview], tuple[int, ...]]:
-    """All pieces of an object in a file as they would be in the arena, and their checksums there. Raises PieceLost, OSError."""
+    """All pieces of an object in a file, decoded, and their checksums. Raises PieceLost, OSError."""
     shape, layout = header.shape, header.layout
     pieces: list[memoryview] = []
     for layer, (offset, length) in enumerate(zip(layout.offsets[:-1], layout.lengths, strict=True)):
@@ -112,7 +116,9 @@ def load_chunk(fd: int, header: Header, codec: Codec | None) -> tuple[list[memor
     return pieces, tuple(map(xxhash.xxh3_64_intdigest, pieces))
 
 
-def _decode(codec: Codec | None, shape: KvShape, layer: int, stored: memoryview, length: int, checksum: int, into: memoryview) -> None:
+def _decode(
+    codec: Codec | None, shape: KvShape, layer: int, stored: memoryview, length: int, checksum: int, into: memoryview
+) -> None:
     if len(stored) != length or (codec is None and length != len(into)) or xxhash.xxh3_64_intdigest(stored) != checksum:
         raise PieceLost("checksum of a stored piece")
     if codec is None:
@@ -122,7 +128,7 @@ def _decode(codec: Codec | None, shape: KvShape, layer: int, stored: memoryview,
 
 
 def read_range(fd: int, start: int, length: int) -> memoryview:
-    """A range of a file, in memory of its own; shorter where the file ends. Raises OSError."""
+    """A range of a file as new bytes; shorter where the file ends. Raises OSError."""
     data = memoryview(bytearray(length))
     filled = 0
     while filled < length and (moved := os.preadv(fd, [data[filled:]], start + filled)):

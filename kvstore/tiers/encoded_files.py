@@ -1,8 +1,8 @@
-"""The files of the SSD tier whose pieces went through a codec: which they are, and how they are written and read.
+"""The SSD tier's files whose pieces went through a codec: which they are, and how they are written and read.
 
-Their bytes are not those of the arena, so plain calls move them, through the page cache. A few threads read and decode.
+Their bytes differ from the arena's, so plain calls move them, through the page cache. A few threads read and decode.
 
-Invariant: `_headers` has exactly the files that are in place, were not stored raw, and can be read by this process.
+Invariant: `_headers` has exactly the files that are in place, not raw, and readable by this process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kvstore.core.events import Fault
 from kvstore.core.instructions import FetchPiece, WriteSsd
 from kvstore.metrics import log
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.codecs import Codec, Codecs, count_unreadable
+from kvstore.tiers.codec import Codec
+from kvstore.tiers.codecs import Codecs, count_unreadable
 from kvstore.tiers.encoded import StoredChunk, decode_pieces, encode_chunk, load_chunk, read_range, views
 from kvstore.tiers.format import RAW, Header
 from kvstore.tiers.ssd_reads import Done
@@ -29,7 +30,7 @@ class EncodedFiles:
     """See the module. Written by one thread at a time, read by several."""
 
     def __init__(self, arena: Arena, codecs: Codecs, codec: Codec | None) -> None:
-        """`codec`: how new files are written; None: raw."""
+        """codec: for new files; None: raw."""
         self._arena = arena
         self._codecs = codecs
         self._codec = codec
@@ -38,11 +39,11 @@ class EncodedFiles:
         self._pool = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="ssd-decode")
 
     def header(self, key: bytes) -> Header | None:
-        """The chunk's header when its file is encoded."""
+        """The chunk's header if its file is encoded, else None."""
         return self._headers.get(key)
 
     def found(self, header: Header) -> bool:
-        """At start: whether this process can read the file, which stays where it is in either case."""
+        """At recovery: whether this process can read the file. It is kept either way."""
         if header.layout.codec == RAW:
             return True
         if self._codecs.find(header.layout.codec) is None:
@@ -54,10 +55,12 @@ class EncodedFiles:
     # ---- writing
 
     def encode(self, chunk: WriteSsd) -> StoredChunk | None:
-        """What the chunk's file is to hold; None when it is written raw."""
+        """The content for the chunk's file; None when it is to be written raw."""
         if self._codec is None:
             return None
-        stored = encode_chunk(chunk.key, chunk.shape, views(self._arena, chunk.shape, chunk.offsets), chunk.checksums, self._codec)
+        stored = encode_chunk(
+            chunk.key, chunk.shape, views(self._arena, chunk.shape, chunk.offsets), chunk.checksums, self._codec
+        )
         if stored.header.layout.codec == RAW:
             return None
         self._unsettled[chunk.key] = stored.header
@@ -72,7 +75,7 @@ class EncodedFiles:
             self._headers[key] = header
 
     def written(self) -> None:
-        """The group is done: what was not settled left no file."""
+        """The group commit has ended: chunks that were not settled left no file."""
         self._unsettled.clear()
 
     def forget(self, key: bytes) -> None:
@@ -82,7 +85,7 @@ class EncodedFiles:
     # ---- reading
 
     def read(self, path: Path, header: Header, pieces: Sequence[FetchPiece], sums: dict[int, int]) -> dict[int, Fault]:
-        """Consecutive pieces into the arena. Returns the faults by index; mutates `sums` as `decode_pieces` does."""
+        """Read consecutive pieces into the arena. Returns the faults by index; mutates `sums` like `decode_pieces`."""
         start, last = header.layout.offsets[pieces[0].layer], pieces[-1].layer
         length = header.layout.offsets[last] + header.layout.lengths[last] - start
         try:
@@ -103,9 +106,16 @@ class EncodedFiles:
         return decode_pieces(self._arena, codec, header.shape, header.layout, pieces, stored, start, sums)
 
     def begin_read(
-        self, path: Path, header: Header, pieces: Sequence[FetchPiece], sums: dict[int, int], done: Done, given_up: Callable[[], bool]
+        self,
+        path: Path,
+        header: Header,
+        pieces: Sequence[FetchPiece],
+        sums: dict[int, int],
+        done: Done,
+        given_up: Callable[[], bool],
     ) -> None:
-        """As `read`, and does not block: `done` is called on another thread, always. A read that is `given_up` by then is left out."""
+        """Like `read`, without blocking: `done` is always called on another thread. A read that is `given_up` by then
+        ends with CANCELLED."""
 
         def work() -> None:
             faults = dict.fromkeys(range(len(pieces)), Fault.UNAVAILABLE)
@@ -119,7 +129,7 @@ class EncodedFiles:
         self._pool.submit(work)
 
     def convert(self, path: Path, header: Header, codec: Codec | None) -> StoredChunk:
-        """The chunk of the file, whose header this is, by another codec. Raises PieceLost, OSError."""
+        """The chunk of the file with this header, encoded by another codec. Raises PieceLost, OSError."""
         reader = None if header.layout.codec == RAW else self._codecs.find(header.layout.codec)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:

@@ -1,10 +1,11 @@
-"""How file ranges get into the arena and out of it: NIXL's POSIX or GDS backend, or preadv and pwritev.
+"""Moves ranges between files and the arena: by NIXL's POSIX or GDS backend, or by preadv and pwritev.
 
-One seam, two implementations, one conformance suite (tests/kvstore/test_tiers.py). A transfer is begun and then asked whether it
-has ended, so that one thread keeps many under way; `read` and `write` wait for one. Each instance is used by one thread at a
-time (`threads` says by how many it may be).
+One interface, two implementations, one conformance suite (tests/kvstore/test_file_io.py). A transfer is begun and then
+polled, so that one thread keeps many in flight; `read` and `write` wait for one. At most `threads` threads use an
+instance at a time.
 
-Where a file is open with O_DIRECT, offsets and lengths are multiples of 4096: so are slots, and pieces in a file (`direct_works`).
+Where a file is open with O_DIRECT, offsets and lengths are multiples of 4096; slots and pieces in files are
+(`direct_works`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from kvstore.tiers.contiguous import joined
 
 Operation = Literal["READ", "WRITE"]
 
-#: What one call may move at most, by the kernel's limit on vectors.
+#: The kernel's limit on vectors of one call.
 _IOV_MAX = 1024
-#: Between two looks at a transfer.
+#: Pause between two polls of a transfer.
 POLL_S = 0.00005
 _BLOCK = 4096
 
@@ -43,16 +44,17 @@ class Part(NamedTuple):
 
 
 class Moving(Protocol):
-    """A transfer that was begun."""
+    """A transfer in progress."""
 
     def ended(self) -> bool:
-        """Whether nothing moves any more; not to be asked again after that. Raises OSError when it failed: then too nothing moves."""
+        """Whether the transfer has ended; not to be called again after that. Raises OSError when it failed; nothing
+        moves then either."""
         ...
 
 
 class FileIo(abc.ABC):
-    """See the module. `threads`: how many threads may call at the same time. `depth`: reads or writes that each should have under way.
-    `joined_bytes`: short reads are joined to one transfer up to so much."""
+    """See the module. threads: threads that may call at the same time. depth: transfers that each thread should keep in
+    flight. joined_bytes: short reads are joined up to this size."""
 
     threads: int
     depth: int
@@ -60,24 +62,24 @@ class FileIo(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, operation: Operation, fd: int, parts: Sequence[Part], header: bytes = b"") -> Moving:
-        """Start to move `parts` (READ: file to arena), and when writing `header` to the file's beginning.
+        """Begin to move `parts` (READ: file to arena). A write also puts `header` at the file's beginning.
 
-        Raises PieceLost when a file that is read is too short, OSError when it cannot be moved.
+        Raises PieceLost when a file to read is too short, OSError when the transfer cannot begin.
         """
 
     def begin_joined(self, reads: Sequence[tuple[int, Sequence[Part]]]) -> Moving:
-        """Start to read parts of several files as one transfer, each file at least as long as its parts want. Raises OSError, and its
-        `ended` does, when any of it cannot be moved; which is not known."""
+        """Begin to read parts of several files as one transfer; each file must be long enough. Raises OSError, and so
+        does its `ended`, when any part fails; which one is unknown."""
         for fd, parts in reads:
             self.begin("READ", fd, parts)
         return _Moved()
 
     def read(self, fd: int, parts: Sequence[Part]) -> None:
-        """File to arena. Raises PieceLost when the file is too short, OSError when it cannot be read."""
+        """Read into the arena. Raises PieceLost when the file is too short, OSError when it cannot be read."""
         _wait(self.begin("READ", fd, parts))
 
     def write(self, fd: int, parts: Sequence[Part], header: bytes = b"") -> None:
-        """Arena to file. Raises OSError."""
+        """Write from the arena. Raises OSError."""
         _wait(self.begin("WRITE", fd, parts, header))
 
 
@@ -87,14 +89,14 @@ def _wait(moving: Moving) -> None:
 
 
 class _Moved:
-    """It was done when it was begun."""
+    """A transfer that ended as it began."""
 
     def ended(self) -> bool:
         return True
 
 
 class ThreadFileIo(FileIo):
-    """preadv and pwritev: neighbouring ranges of the file are one call."""
+    """preadv and pwritev; adjacent ranges of the file take one call."""
 
     threads = 4
     depth = 1
@@ -140,14 +142,14 @@ def _runs(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _aligned(data: bytes) -> mmap.mmap:
-    """A copy that begins a page, as O_DIRECT wants it."""
+    """A page-aligned copy, as O_DIRECT requires."""
     pages = mmap.mmap(-1, len(data))
     pages[:] = data
     return pages
 
 
 class NixlFileIo(FileIo):
-    """NIXL's POSIX backend (the kernel's asynchronous I/O), or GDS, which reads into device memory's neighbourhood without a copy."""
+    """NIXL's POSIX backend (the kernel's asynchronous I/O), or GDS."""
 
     threads = 1
     depth = 16
@@ -176,12 +178,12 @@ class NixlFileIo(FileIo):
     def _begin(self, moving: _NixlMoving) -> Moving:
         try:
             moving.start(self._agent, self._arena.address, self._name, self._backends)
-        except Exception:  # NIXL's errors have no base of their own
+        except Exception:  # NIXL's errors have no common base class
             moving.failed()
         return moving
 
     def again(self, operation: Operation, fd: int, parts: Sequence[Part], header: bytes) -> None:
-        """Move it by plain calls, as NIXL could not: succeeds, or raises the OSError that says why."""
+        """Move the bytes by plain calls after NIXL failed. Raises the OSError that says why."""
         try:
             self._direct.begin(operation, fd, parts, header)
         except PieceLost as e:
@@ -189,11 +191,13 @@ class NixlFileIo(FileIo):
 
 
 class _NixlMoving:
-    """One transfer. `files`: descriptors and what is moved of each; `header` goes to the beginning of the first."""
+    """One transfer. files: descriptors and the parts of each. `header` goes to the beginning of the first."""
 
     __slots__ = ("_agent", "_done", "_files", "_handle", "_header", "_io", "_operation", "_registered")
 
-    def __init__(self, io: NixlFileIo, operation: Operation, files: Sequence[tuple[int, Sequence[Part]]], header: bytes) -> None:
+    def __init__(
+        self, io: NixlFileIo, operation: Operation, files: Sequence[tuple[int, Sequence[Part]]], header: bytes
+    ) -> None:
         self._io = io
         self._operation = operation
         self._files = files
@@ -211,7 +215,7 @@ class _NixlMoving:
         if self._header:
             length, fd = len(self._header), self._files[0][0]
             pages = _aligned(self._header)
-            # The address of a page that `pages` keeps mapped until the transfer has ended.
+            # `pages` keeps the page mapped until the transfer has ended.
             address = _address(pages)
             self._registered.append(agent.register_memory([(address, length, 0, "")], "DRAM", backends=backends))
             self._registered.append(pages)
@@ -235,8 +239,8 @@ class _NixlMoving:
             self.failed()
 
     def failed(self) -> None:
-        """NIXL gave up; it says no errno. Raises OSError when the bytes cannot be moved without it either, or when more than one file is
-        concerned: then each is better tried by itself."""
+        """NIXL failed, without an errno: try plain calls. Raises OSError when they fail too, or when several files are
+        joined: each is then better tried alone."""
         self._release()
         if len(self._files) > 1:
             raise OSError(errno.EIO, "a transfer of several files failed")
@@ -264,7 +268,7 @@ class _NixlMoving:
 
 
 def check_length(fd: int, parts: Sequence[Part]) -> None:
-    """Raises PieceLost when the file is too short for what is to be read of it."""
+    """Raises PieceLost when the file is too short for these parts."""
     if os.fstat(fd).st_size < max(p.file_offset + p.length for p in parts):
         raise PieceLost("short file")
 
@@ -274,7 +278,8 @@ def _address(pages: mmap.mmap) -> int:
 
 
 def make_file_io(choice: str, arena: Arena, name: str) -> FileIo:
-    """The implementation that `kv.file_io` chooses; "auto" is NIXL where it works. Raises ConfigError for "nixl" and "gds"."""
+    """The implementation that `kv.file_io` chooses; "auto" is NIXL where it works. Raises ConfigError when "nixl" or
+    "gds" does not work."""
     if choice == "threads":
         return ThreadFileIo(arena)
     try:
@@ -282,13 +287,15 @@ def make_file_io(choice: str, arena: Arena, name: str) -> FileIo:
     except Exception as e:
         if choice != "auto":
             needs = "; it needs NVIDIA's cuFile library and driver" if choice == "gds" else ""
-            raise ConfigError(f"kv.file_io = {choice!r} does not work here: {e}{needs}; set kv.file_io: auto or threads") from e
+            raise ConfigError(
+                f"kv.file_io = {choice!r} does not work here: {e}{needs}; set kv.file_io: auto or threads"
+            ) from e
         return ThreadFileIo(arena)
 
 
 def direct_works(folder: Path) -> bool:
-    """Whether files there can be read and written past the page cache, at multiples of 4096. Raises OSError when that cannot be tried,
-    as on a disk that is read-only or full."""
+    """Whether files in the folder support O_DIRECT at multiples of 4096. Raises OSError when that cannot be tested, as
+    on a read-only or full disk."""
     path = folder / f".direct-{os.getpid()}.part"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT, 0o600)

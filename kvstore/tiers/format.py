@@ -1,11 +1,11 @@
-"""A chunk as an object on the SSD and in the blob tier: a header, then the pieces in layer order, each 4 KiB aligned.
+"""The format of a chunk on the SSD and in the blob tier: a header, then the pieces in layer order, each 4 KiB aligned.
 
 The header is 4 KiB, or the next multiple that holds 12 bytes a layer: magic, format version, its own length, chunk key,
-model fingerprint, shape, the codec's name, a checksum and a length a piece, padding, and in its last 8 bytes the xxh3-64 of
-all of itself before them. A piece's checksum is the xxh3-64 of its bytes as they are stored, so that nothing unchecked reaches
-a decoder; its length says where it ends, and the padding after it is never served. So "the first m layers" is one range, and
-recovery reads headers only. With the codec "raw" a piece's bytes are those of the arena, and their length is the shape's `piece_bytes`;
-other codecs take only K and V of heads, whose size follows from heads and dtype. Little-endian throughout.
+model fingerprint, shape, the codec's name, a checksum and a length per piece, padding, and in its last 8 bytes the
+xxh3-64 of everything before. A piece's checksum is the xxh3-64 of its stored bytes, so nothing unverified reaches a
+decoder; padding is never served. So the first m layers are one range, and recovery reads headers only. With the codec
+"raw" a piece has the arena's bytes and the shape's `piece_bytes`; other codecs accept only K and V of heads, whose size
+follows from heads and dtype. Little-endian throughout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK = 4096
 RAW = "raw"
 _FIXED = struct.Struct("<8sII32s32sIIII16s16s")
 _SUM = struct.Struct("<Q")
-#: Of each layer: checksum and stored length.
+#: Per layer: checksum and stored length.
 _PIECE = struct.Struct("<QI")
 _CODEC_NAME = re.compile(r"[a-z0-9-]{1,16}")
 
@@ -38,7 +38,7 @@ def _padded(length: int) -> int:
 
 
 class Layout:
-    """Which codec an object's pieces went through, and where each lies. Immutable."""
+    """An object's codec, and the offset and length of each piece. Immutable."""
 
     __slots__ = ("codec", "lengths", "offsets")
 
@@ -61,7 +61,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a header says. `checksums`: one xxh3-64 a layer, of the piece as it is stored."""
+    """A decoded header. checksums: one xxh3-64 per layer, of the stored piece."""
 
     key: bytes
     shape: KvShape
@@ -70,17 +70,17 @@ class Header:
 
 
 def header_bytes(layers: int) -> int:
-    """Length of the header of a chunk of so many layers."""
+    """Length of the header of a chunk with this many layers."""
     return _padded(_FIXED.size + _PIECE.size * layers + _SUM.size)
 
 
-#: Most codecs give all chunks of a model one layout.
+#: Interned: most codecs give all chunks of a model the same layout.
 _shared_layout = lru_cache(256)(Layout)
 
 
 @lru_cache(64)
 def raw_layout(shape: KvShape) -> Layout:
-    """The layout of an object whose pieces are stored as they are in the arena."""
+    """The layout of a raw object."""
     return Layout(RAW, [shape.piece_bytes] * shape.layers)
 
 
@@ -95,12 +95,24 @@ def object_bytes(shape: KvShape) -> int:
 
 
 def encode_header(key: bytes, shape: KvShape, checksums: tuple[int, ...], layout: Layout | None = None) -> bytes:
-    """The header of a chunk; `checksums` is one xxh3-64 a layer, `layout` the raw one by default."""
+    """The header of a chunk. checksums: one xxh3-64 per layer. layout: raw by default."""
     layout = layout or raw_layout(shape)
-    if len(key) != 32 or len(shape.fingerprint) != 32 or len(checksums) != shape.layers or len(layout.lengths) != shape.layers:
+    if (
+        len(key) != 32
+        or len(shape.fingerprint) != 32
+        or len(checksums) != shape.layers
+        or len(layout.lengths) != shape.layers
+    ):
         raise ValueError("a header needs a 32-byte key and fingerprint, and one checksum and length a layer")
     length = header_bytes(shape.layers)
-    geometry = (shape.layers, shape.kv_heads, shape.head_dim, shape.chunk_tokens, shape.dtype.encode(), layout.codec.encode())
+    geometry = (
+        shape.layers,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.chunk_tokens,
+        shape.dtype.encode(),
+        layout.codec.encode(),
+    )
     fixed = _FIXED.pack(MAGIC, VERSION, length, key, shape.fingerprint, *geometry)
     pieces = b"".join(map(_PIECE.pack, checksums, layout.lengths))
     body = (fixed + pieces).ljust(length - _SUM.size, b"\0")
@@ -108,7 +120,8 @@ def encode_header(key: bytes, shape: KvShape, checksums: tuple[int, ...], layout
 
 
 def header_length(start: bytes | memoryview) -> int:
-    """Length of the header that begins with `start` (at least BLOCK bytes). Raises PieceLost when this is no header."""
+    """Length of the header that begins with `start` (at least BLOCK bytes). Raises PieceLost when it is not a
+    header."""
     if len(start) < BLOCK or bytes(start[: len(MAGIC)]) != MAGIC:
         raise PieceLost("not a chunk")
     _, version, length, _, _, layers, *_ = _FIXED.unpack_from(start)
@@ -118,9 +131,9 @@ def header_length(start: bytes | memoryview) -> int:
 
 
 def decode_header(header: bytes | memoryview) -> Header:
-    """The header's content. Every field is checked before it is trusted. Raises PieceLost when anything is odd.
+    """The header's content, fully validated. Raises PieceLost when invalid.
 
-    The codec's name is well formed and need not be one that this process knows.
+    The codec's name is well-formed, but may be unknown to this process.
     """
     length = header_length(header)
     if len(header) < length:

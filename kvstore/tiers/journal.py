@@ -1,9 +1,10 @@
-"""The node's journal of erasures that some tier has not confirmed: one file, appended to, durable before an erasure is answered.
+"""The node's journal of erasures that a tier has not confirmed: one file, appended to, durable before an erasure is
+answered.
 
-A line an entry: 16 hex digits (xxh3-64 of the rest), a space, JSON. `open`: an erasure, in place of an earlier one of its session.
-`done`: the session's has ended. `floor`: the highest number of an erasure known. A torn or damaged line is left out, counted and
-reported; the lines around it hold. The file is written anew, beside itself and then in its place, when most of it is history.
-Only its own thread writes (the shell's), so no two appends mix.
+One line per entry: 16 hex digits (xxh3-64 of the rest), a space, JSON. `open`: an erasure, replacing the session's
+earlier one. `done`: the session's erasure has ended. `floor`: the highest number of an erasure known. Torn or damaged
+lines are skipped, counted and reported. The file is rewritten beside itself and renamed when most of it is obsolete.
+Only one thread writes.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from kvstore.core.tombstone import OpenErasure, Tombstone
 from kvstore.failpoints import reach
 from kvstore.tiers.durability import sync_folder
 
-#: How many erasures may be open, how many of one tenant, and how many bytes of their chunks' names are kept. One more is refused; names
-#: beyond that are left out: what they name is swept as orphans.
+#: Most open erasures, most of one tenant, and most bytes of chunk keys. Further erasures are refused; further keys are
+#: left out, and their chunks are deleted as orphans.
 MOST_OPEN, MOST_OF_A_TENANT, MOST_BYTES = 10_000, 5_000, 64 << 20
-#: The file is written anew when it has this many times the bytes that count, and at least so many.
+#: The file is rewritten when it has this many times the current bytes, and at least this many.
 _HISTORY_TIMES, _HISTORY_BYTES = 2, 1 << 20
-#: A file that no sound journal can be is not read into memory.
+#: A larger file cannot be a valid journal and is not read.
 _LONGEST = 4 * (MOST_BYTES * _HISTORY_TIMES + _HISTORY_BYTES)
 
 
@@ -39,20 +40,20 @@ class JournalFull(Exception):
 
 
 class Journal:
-    """See the module. Blocking: the shell calls it from one thread. `open`, `floor`: what it says."""
+    """See the module. Blocking: the shell calls it from one thread. `open`, `floor`: the current content."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.open: dict[SessionKey, OpenErasure] = {}
         self.floor = 0
         self.damaged = 0  #: lines that could not be read at the start
-        self._of: Counter[str] = Counter()  #: open ones by tenant
-        self._lines: dict[SessionKey, int] = {}  #: bytes of each open one's line
+        self._of: Counter[str] = Counter()  #: number of open erasures by tenant
+        self._lines: dict[SessionKey, int] = {}  #: bytes of each open erasure's line
         self._written = 0
         self._fd = -1
 
     def load(self) -> None:
-        """Read the file, where there is one, and make it whole. Raises OSError."""
+        """Read the file, if there is one, and repair it. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -64,7 +65,7 @@ class Journal:
             if line:
                 self._take(line)
         self._of = Counter(session.tenant for session in self.open)
-        with contextlib.suppress(OSError):  # what was read holds; the next entry tries again
+        with contextlib.suppress(OSError):  # the content read is valid; the next entry tries again
             self._rewrite()
 
     def _take(self, line: bytes) -> None:
@@ -75,14 +76,16 @@ class Journal:
             if session is not None and entry["what"] == "done":
                 self.open.pop(session, None)
             elif session is not None:
-                self.open[session] = OpenErasure(Tombstone(session, int(entry["number"]), dict(_chunks(entry))), bool(entry["blind"]))
+                self.open[session] = OpenErasure(
+                    Tombstone(session, int(entry["number"]), dict(_chunks(entry))), bool(entry["blind"])
+                )
         except (ValueError, KeyError, TypeError):
             self.damaged += 1
 
     # ---- writing
 
     def note(self, erasure: OpenErasure) -> None:
-        """This erasure is open. Raises JournalFull, OSError; then nothing is noted."""
+        """Append an open erasure. Raises JournalFull or OSError; nothing is noted then."""
         session = erasure.tombstone.session
         if session not in self.open and (len(self.open) >= MOST_OPEN or self._of[session.tenant] >= MOST_OF_A_TENANT):
             raise JournalFull
@@ -96,7 +99,7 @@ class Journal:
         self.floor = max(self.floor, erasure.tombstone.number)
 
     def done(self, session: SessionKey) -> None:
-        """The session's erasure has ended. Raises OSError; then it is open still, and ends once more after a restart."""
+        """The session's erasure has ended. Raises OSError; it is then still open and ends again after a restart."""
         erasure = self.open.get(session)
         if erasure is None:
             return
@@ -121,12 +124,12 @@ class Journal:
             reach("journal.before_sync")
             os.fdatasync(self._fd)
         except OSError:
-            self.close()  # what came of the line is not known: the next one begins with a file that is whole
+            self.close()  # the line may be torn: the next entry repairs the file
             raise
         self._written += len(line)
 
     def _rewrite(self) -> None:
-        """A new file with what counts takes the old one's place."""
+        """Replace the file by one with the current content only."""
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = {session: _line(erasure) for session, erasure in self.open.items()}
@@ -163,7 +166,7 @@ def _sealed(entry: dict[str, Any]) -> bytes:
 
 
 def _opened(line: bytes) -> dict[str, Any]:
-    """Raises ValueError when the line is damaged."""
+    """Decode a line. Raises ValueError when it is damaged."""
     digest, _, body = line.partition(b" ")
     if xxhash.xxh3_64_hexdigest(body).encode() != digest:
         raise ValueError("the line is not what was written")
@@ -183,7 +186,13 @@ def _line(erasure: OpenErasure) -> bytes:
     for key, fingerprint in tombstone.chunks.items():
         models.setdefault(fingerprint, []).append(key)
     chunks = [[_text(f), _text(b"".join(keys))] for f, keys in models.items()]
-    entry = {"what": "open", **_named(tombstone.session), "number": tombstone.number, "blind": erasure.blind, "chunks": chunks}
+    entry = {
+        "what": "open",
+        **_named(tombstone.session),
+        "number": tombstone.number,
+        "blind": erasure.blind,
+        "chunks": chunks,
+    }
     return _sealed(entry)
 
 

@@ -1,4 +1,4 @@
-"""A file of the SSD tier as an object of a blob tier that is a directory of the same file system: another name, and nothing is copied
+"""Hard links: a file of the SSD tier becomes an object of a blob tier on the same file system without a copy
 (docs/design/0001-kvstore.md)."""
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def link(source: Path, target: Path) -> bool:
-    """Give the file a second name, in place of what has that name; it counts as written now, under both. False: the file systems are two,
-    or this one has no links. Raises OSError otherwise, as when the file is not there or the directory is full."""
+    """Link the file to a second name, replacing an existing file, and update its time. False when the file systems
+    differ or have no links. Raises OSError otherwise, as when the file is missing or the directory is full."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         try:
-            os.link(source, target, follow_symlinks=False)  # nothing is left half done by whoever kills us here
+            os.link(source, target, follow_symlinks=False)  # atomic
         except FileExistsError:
             _replace(source, target)
     except OSError as e:
@@ -31,9 +31,10 @@ def link(source: Path, target: Path) -> bool:
 def _replace(source: Path, target: Path) -> None:
     if target.samefile(source):
         return
-    staged = target.with_name(f"{target.name}#{secrets.randbits(62)}")  # as obstore calls what is not whole yet: staged.py
+    # the name obstore uses for incomplete files: staged.py
+    staged = target.with_name(f"{target.name}#{secrets.randbits(62)}")
     try:
         os.link(source, staged, follow_symlinks=False)
         staged.replace(target)
     finally:
-        staged.unlink(missing_ok=True)  # it stays where it was if both became names of one file meanwhile
+        staged.unlink(missing_ok=True)  # rename does nothing if both names are of one file

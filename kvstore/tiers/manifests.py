@@ -1,9 +1,8 @@
-"""Sessions' manifests, tombstones of erased ones, and which nodes have confirmed them, as objects of the blob tier: where they lie and
-what their bytes are.
+"""The names and bytes of manifests, tombstones and confirmations as objects of the blob tier.
 
-`manifests/<tenant>/<session>`, `tombstones/<tenant>/<session>/<its digest>` and `confirmed/<node>`: magic, xxh3-64 of the rest,
-msgpack. Names are escaped so that no session or tenant, however it was checked before, can name a place outside its folder; the true
-names are inside the object.
+`manifests/<tenant>/<session>`, `tombstones/<tenant>/<session>/<its digest>` and `confirmed/<node>`: magic, xxh3-64 of
+the rest, msgpack. Names are escaped so that no session or tenant can name a path outside its folder; the true names are
+inside the object.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ def _escape(name: str) -> str:
 
 
 def manifest_path(session: SessionKey) -> str:
-    """The object's name. Never contains `..` as a part, an empty part, or anything that a file system gives a meaning."""
+    """The object's name. It contains no `..`, no empty part, and no character special to a file system."""
     return f"{PREFIX}/{_escape(session.tenant)}/{_escape(session.session_id)}"
 
 
 def tombstone_folder(session: SessionKey) -> str:
-    """Where the session's tombstones lie."""
+    """The prefix of the session's tombstones."""
     return f"{ERASED_PREFIX}/{_escape(session.tenant)}/{_escape(session.session_id)}"
 
 
 def tombstone_path(session: SessionKey, data: bytes) -> str:
-    """A tombstone is named by its bytes: nodes that know the same write the same object, and none writes over another's."""
+    """Named by content: nodes that know the same write the same object, and none overwrites another's."""
     return f"{tombstone_folder(session)}/{blake3(data).hexdigest()[:32]}"
 
 
@@ -59,7 +58,7 @@ def object_name(node: str) -> str:
 
 
 def confirmed_path(node: str) -> str:
-    """Which tombstones the node has confirmed."""
+    """The name of the node's list of confirmed tombstones."""
     return f"{CONFIRMED_PREFIX}/{object_name(node)}"
 
 
@@ -86,7 +85,7 @@ def _sealed(magic: bytes, body: bytes) -> bytes:
 
 
 def _opened(magic: bytes, data: bytes) -> Any:
-    """What was packed. Raises PieceLost when anything is odd."""
+    """The unpacked content. Raises PieceLost when invalid."""
     start = len(magic) + 8
     if data[: len(magic)] != magic or xxhash.xxh3_64_digest(data[start:]) != data[len(magic) : start]:
         raise PieceLost("not what its name says")
@@ -103,17 +102,22 @@ def _cut(keys: object) -> list[bytes]:
 
 
 def encode_tombstone(tombstone: Tombstone) -> bytes:
-    """The object's bytes: the same for the same erasure."""
+    """The object's bytes; equal erasures give equal bytes."""
     models: dict[bytes, list[bytes]] = {}
     for key, fingerprint in sorted(tombstone.chunks.items()):
         models.setdefault(fingerprint, []).append(key)
     session = tombstone.session
-    body = [session.tenant, session.session_id, tombstone.number, [[f, b"".join(keys)] for f, keys in sorted(models.items())]]
+    body = [
+        session.tenant,
+        session.session_id,
+        tombstone.number,
+        [[f, b"".join(keys)] for f, keys in sorted(models.items())],
+    ]
     return _sealed(_TOMBSTONE_MAGIC, msgpack.packb(body))
 
 
 def decode_tombstone(data: bytes) -> Tombstone:
-    """The tombstone. Raises PieceLost when anything is odd."""
+    """The tombstone. Raises PieceLost when invalid."""
     try:
         tenant, session_id, number, models = _opened(_TOMBSTONE_MAGIC, data)
         chunks = {key: bytes(fingerprint) for fingerprint, keys in models for key in _cut(keys)}
@@ -128,7 +132,7 @@ def encode_confirmed(names: Iterable[str]) -> bytes:
 
 
 def decode_confirmed(data: bytes) -> frozenset[str]:
-    """The names. Raises PieceLost when anything is odd."""
+    """The names. Raises PieceLost when invalid."""
     names = _opened(_CONFIRMED_MAGIC, data)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PieceLost("no list of names")
@@ -136,11 +140,13 @@ def decode_confirmed(data: bytes) -> frozenset[str]:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest. Raises PieceLost when anything is odd."""
+    """The manifest. Raises PieceLost when invalid."""
     try:
         tenant, session_id, model, fingerprint, keys, tokens, last_use_s, *more = _opened(_MAGIC, data)
     except (ValueError, TypeError) as e:
         raise PieceLost("not a manifest") from e
-    # Those written before manifests told of former chunks, or of lives, lack these fields.
+    # Older manifests lack former chunks and lives.
     former, life = [*more, b"", 0][:2] if len(more) < 2 else more[:2]
-    return Manifest(SessionKey(tenant, session_id), model, fingerprint, _cut(keys), tokens, last_use_s, _cut(former), int(life))
+    return Manifest(
+        SessionKey(tenant, session_id), model, fingerprint, _cut(keys), tokens, last_use_s, _cut(former), int(life)
+    )

@@ -1,6 +1,7 @@
-"""An object store as obstore reaches it: opened by its URL, every call bounded in time, ranges where the server has them.
+"""An object store through obstore: opened by URL, every call bounded in time, range reads where the server supports
+them.
 
-Names and meanings of objects are blob.py's.
+Names and meanings of objects are in blob.py.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from runtime import telemetry
 from runtime.disk_shares import local_directory
 
 _READ_S, _WRITE_S = 5.0, 30.0
-#: A listing comes in pages; each has this long.
+#: Timeout of each page of a listing.
 _LIST_S = 10.0
-#: Objects of a page; how often a page is asked for, and how long it takes to ask again.
+#: Objects of a page, tries per page, and the pause between them.
 _PAGE, _LIST_TRIES, _LIST_PAUSE_S = 1000, 3, 0.5
-#: Small reads at once that somebody looks around with: for a listing, an erasure, the display. A directory's take a thread each.
+#: Most small background reads at a time: for listings, erasures, the display. On a directory each takes a
+#: thread.
 _LOOKS = 32
-#: obstore's words for a server that ignores `Range`.
+#: Part of obstore's error for a server that ignores `Range`.
 _NO_RANGES = "non-partial response"
 
 log = telemetry.logger("kvstore.blob")
 
 
 class Listed(NamedTuple):
-    """An object as a listing shows it. written: by the store's clock. version: another after every write; "" where there is none."""
+    """An object in a listing. written: by the store's clock. version: changes with every write; "" where the store has
+    none."""
 
     path: str
     written: float
@@ -44,13 +47,13 @@ class Listed(NamedTuple):
 
 
 class Directory:
-    """A directory as a store, which may not be there yet."""
+    """A directory as a store. It may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def open(self) -> LocalStore:
-        """Make the directory. Raises OSError, never FileNotFoundError: that no object is there is another thing."""
+        """Make the directory. Raises OSError, but never FileNotFoundError, which means a missing object."""
         try:
             return LocalStore(self._path, mkdir=True)
         except Exception as e:
@@ -58,8 +61,8 @@ class Directory:
 
 
 def open_store(url: str, options: dict[str, str], default: Path) -> Any:
-    """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy. A directory that cannot be made now is no
-    mistake of the configuration: it is a Directory, and tried again whenever it is used."""
+    """The store that `kv.blob_url` names. Raises ConfigError naming key, value and remedy. A directory that cannot be
+    made now is not an error: it is a Directory, tried again at every use."""
     if path := local_directory(url, default):
         directory = Directory(path)
         try:
@@ -72,14 +75,16 @@ def open_store(url: str, options: dict[str, str], default: Path) -> Any:
         config: Any = options
         return from_url(url, config=config, client_options=client, retry_config=retry)
     except Exception as e:
-        why = str(e).partition("\n")[0]  # what follows is a dump of obstore's own
+        why = str(e).partition("\n")[0]  # the rest is obstore's debug output
         raise ConfigError(
-            f"kv.blob_url = {url!r}: {why}; give s3://bucket/prefix, gs://…, az://… or file:///path, and kv.blob_options"
+            f"kv.blob_url = {url!r}: {why}; give s3://bucket/prefix, gs://…, az://… or file:///path, and "
+            "kv.blob_options"
         ) from e
 
 
 class Objects:
-    """See the module. What fails raises, except where a method says otherwise; FileNotFoundError: there is no such object."""
+    """See the module. Methods raise on failure unless they say otherwise; FileNotFoundError: the object does not
+    exist."""
 
     def __init__(self, store: Any) -> None:
         self._opened = store
@@ -106,7 +111,7 @@ class Objects:
         return data, size
 
     async def _ends_by(self, path: str, start: int) -> bool:
-        """Whether a range could not be had because the object is too short: it is damaged then, and the store is well."""
+        """Whether a range failed because the object is too short: then the object is damaged, not the store."""
         try:
             return await self.size(path) <= start
         except Exception:
@@ -120,7 +125,9 @@ class Objects:
                 except GenericError as e:
                     if _NO_RANGES not in str(e):
                         raise
-                    log.warning("this blob store answers range requests with whole objects; every read will be of a whole chunk")
+                    log.warning(
+                        "this blob store answers range requests with whole objects; every read will be of a whole chunk"
+                    )
                     self._ranges = False
             result = await obstore.get_async(self._store, path)
             data = memoryview(await result.bytes_async())
@@ -137,13 +144,13 @@ class Objects:
             return bytes(await result.bytes_async())
 
     async def size(self, path: str) -> int:
-        """The object's size, as the store itself says."""
+        """The object's size, as the store reports it."""
         async with asyncio.timeout(_READ_S):
             meta = await obstore.head_async(self._store, path)
         return int(meta["size"])
 
     async def has(self, path: str) -> bool | None:
-        """Whether the object is there; None when the store does not answer."""
+        """Whether the object exists; None when the store does not answer."""
         try:
             await self.size(path)
         except FileNotFoundError:
@@ -153,13 +160,13 @@ class Objects:
         return True
 
     async def names(self, prefix: str) -> AsyncIterator[list[str]]:
-        """Paths below `prefix`, in batches. Raises when the store fails, or is silent for too long."""
+        """Yields paths below `prefix` in batches. Raises when the store fails or is silent for too long."""
         async for batch in self.listed(prefix):
             yield [item.path for item in batch]
 
     async def listed(self, prefix: str) -> AsyncIterator[list[Listed]]:
-        """As `names`, with what the store says of each object. Pages come one at a time. A store that lists in order and fails on the way
-        is asked again from where it failed, some times."""
+        """Like `names`, with each object's metadata, one page at a time. A store that lists in order and fails is asked
+        again from where it failed, a few times."""
         last, ordered, tries = "", True, _LIST_TRIES
         while True:
             try:
@@ -169,7 +176,9 @@ class Objects:
                         batch = await anext(batches, None)
                     if batch is None:
                         return
-                    page = [Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch]
+                    page = [
+                        Listed(item["path"], item["last_modified"].timestamp(), item["e_tag"] or "") for item in batch
+                    ]
                     ordered = ordered and all(a < b for a, b in pairwise([last, *(item.path for item in page)]))
                     last, tries = page[-1].path if page else last, _LIST_TRIES
                     yield page
@@ -180,7 +189,7 @@ class Objects:
                 await asyncio.sleep(_LIST_PAUSE_S)
 
     async def stored_bytes(self) -> int:
-        """Of all objects. Raises when the store fails, or is silent for too long."""
+        """Total size of all objects. Raises when the store fails or is silent for too long."""
         size = 0
         batches = aiter(obstore.list(self._store))
         while True:
@@ -191,7 +200,8 @@ class Objects:
             size += sum(item["size"] for item in batch)
 
     async def put(self, kind: str, path: str, data: Path | bytes) -> bool:
-        """Store the object, whole or not at all; false when that failed. A file is linked where it can be. `kind`: for failpoints."""
+        """Store the object, completely or not at all; false on failure. A file is hard-linked where possible. kind: for
+        failpoints."""
         try:
             reach(f"{kind}.before_put")
             async with asyncio.timeout(_WRITE_S):
@@ -203,7 +213,7 @@ class Objects:
         return True
 
     async def _linked(self, source: Path, path: str) -> bool:
-        """Whether the file became the object without being copied."""
+        """Whether the file was hard-linked into the store."""
         if self._links and isinstance(self._store, LocalStore):
             self._links = await asyncio.to_thread(link, source, Path(str(self._store.prefix)) / path)
             return self._links
@@ -220,6 +230,6 @@ class Objects:
             return
 
     async def forget(self, path: str) -> None:
-        """`delete`, among the looks: nobody waits for it."""
+        """Like `delete`, within the limit of background reads: no request waits for it."""
         async with self.looks:
             await self.delete(path)

@@ -1,7 +1,7 @@
-"""What the kernel's page cache holds of a file: bytes that need not come from the disk, although the tier reads and writes past it.
+"""Whether the kernel's page cache holds parts of a file, although the tier bypasses it.
 
-They are there when something else has read the file, such as the copy to the blob tier. cachestat(2) says so, since Linux 6.5, for about a
-microsecond; where it is missing nothing counts as held.
+It does when something else has read the file, such as the copy to the blob tier. cachestat(2), since Linux 6.5, tells
+in about a microsecond; without it nothing counts as cached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 def holds(fd: int, offset: int, length: int) -> bool:
-    """Whether the page cache holds all of these bytes; they may leave it at any time. False where the kernel or file system cannot say."""
+    """Whether the page cache holds all of these bytes; they may be dropped at any time. False where the kernel or file
+    system cannot tell."""
     pages = (offset + length - 1) // mmap.PAGESIZE - offset // mmap.PAGESIZE + 1
     stat = _Stat()
     failed = _syscall(_CACHESTAT, fd, ctypes.byref(_Range(offset, length)), ctypes.byref(stat), 0)
@@ -34,9 +35,9 @@ def holds(fd: int, offset: int, length: int) -> bool:
 
 
 def turn_to(fd: int, offset: int, length: int) -> bool:
-    """Have a descriptor that was opened with O_DIRECT read through the page cache from now on, if that holds all of these bytes.
+    """Make a descriptor opened with O_DIRECT read through the page cache from now on, if that holds all of these bytes.
 
-    False, with nothing changed, if it does not, or if the descriptor reads through it anyway. Raises OSError.
+    False, with nothing changed, if it does not or the descriptor already reads through it. Raises OSError.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if not flags & os.O_DIRECT or not holds(fd, offset, length):

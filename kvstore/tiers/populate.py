@@ -1,8 +1,8 @@
-"""Pages of the arena are made before something is read into them: what a page costs is then not on the way of a load.
+"""Populates pages of the arena before they are used, so that loads do not wait for the kernel to clear them (0.5 s a
+GiB).
 
-A new page is cleared by the kernel, some 0.5 s a GiB, and one at a time as bytes arrive it is dearer than that. A thread stays a little
-ahead of what the ledger has ever given out; so a store that holds little takes little memory. Where the kernel cannot do it (before
-Linux 5.14) pages are made as they are touched.
+A thread stays ahead of the highest byte ever used, so a store that holds little takes little memory. Before Linux 5.14
+pages are populated when they are touched.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from runtime import telemetry
 log = telemetry.logger("kvstore.populate")
 
 _MADV_POPULATE_WRITE = 23  #: <linux/mman.h>; the mmap module does not name it.
-#: What a burst of loads takes while the thread makes more: it is faster than any tier.
+#: How far ahead: what a burst of loads takes before the thread, which is faster than any tier, has more.
 _AHEAD_BYTES = 256 << 20
-#: So that closing never waits long.
+#: Short steps, so that closing never waits long.
 _STEP_BYTES = 4 << 20
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -26,8 +26,8 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Populating:
-    """Keeps pages made from the beginning of `size_bytes` of writable memory at `address`, which begins a page, to some way past what is
-    used. `made_bytes`: how far it has come."""
+    """Populates `size_bytes` of writable memory at `address`, which is page-aligned, up to some way past what is used.
+    made_bytes: populated so far."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self._address = address
@@ -41,13 +41,13 @@ class Populating:
         self._thread.start()
 
     def used_to(self, end: int) -> None:
-        """Something lies, or soon will, at offsets up to `end`. Does not block."""
-        if self._target < min(self._size, end + _AHEAD_BYTES // 2):  # not during every load
+        """Offsets up to `end` are, or will soon be, in use. Does not block."""
+        if self._target < min(self._size, end + _AHEAD_BYTES // 2):  # not for every load
             self._target = min(self._size, end + _AHEAD_BYTES)
             self._wake.set()
 
     def close(self) -> None:
-        """End the thread: nothing is touched any more when this returns."""
+        """End the thread. On return nothing is touched any more."""
         self._closed = True
         self._wake.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Small objects that are listed again and again: each is read only when the listing shows another version of it than last time."""
+"""Small objects that are listed repeatedly: each is read again only when the listing shows another version."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class Remembered(Generic[T]):
-    """What was decoded of the objects that were listed last, `most` of them. `decode` gets an object's path and bytes; what it raises is
-    not kept."""
+    """Decoded objects of the last listing, at most `most`. decode: gets an object's path and bytes; when it raises,
+    nothing is kept."""
 
     def __init__(self, objects: Objects, decode: Callable[[str, bytes], T], most: int) -> None:
         self._objects = objects
@@ -27,16 +27,24 @@ class Remembered(Generic[T]):
         self._seen = {}
 
     def complete(self) -> None:
-        """The listing that began last has shown all objects: those that were not in it are forgotten."""
+        """The current listing has shown all objects: forget those not in it."""
         self._known = self._seen
 
     async def read(self, listed: Sequence[Listed]) -> list[T | BaseException]:
-        """Each of these, in their order, or what kept it from being read: a part of a listing."""
-        kept = {i.path: known[1] for i in listed if i.version and (known := self._known.get(i.path)) and known[0] == i.version}
+        """For each object of this part of a listing, in order, its decoded value or the exception of its read."""
+        kept = {
+            i.path: known[1]
+            for i in listed
+            if i.version and (known := self._known.get(i.path)) and known[0] == i.version
+        }
         new = [item for item in listed if item.path not in kept]
         found: dict[str, T | BaseException] = dict(kept)
         found |= dict(
-            zip((i.path for i in new), await asyncio.gather(*(self._one(i.path) for i in new), return_exceptions=True), strict=True)
+            zip(
+                (i.path for i in new),
+                await asyncio.gather(*(self._one(i.path) for i in new), return_exceptions=True),
+                strict=True,
+            )
         )
         for item in listed:
             value = found[item.path]

@@ -1,5 +1,5 @@
-"""Whether a disk has room enough to be written to: `kv.disk_reserve` of it stays free for whatever else lives there, and for manifests and
-erasures, which are small and always written."""
+"""Whether a disk has room to be written: `kv.disk_reserve` of it stays free for other users, manifests and erasures,
+which are small and always written."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from runtime.config import Config
 from runtime.disk_shares import disk_of, reserve_bytes
 
-#: A disk that was too full is written again when it has this many times the reserve.
+#: A disk that was too full is written again when this many times the reserve is free.
 _AGAIN = 1.25
 
 
 class Space:
-    """The disk of the directory `path`; None: no disk of ours, which never lacks room. Used by several threads."""
+    """The disk of the directory `path`; None: not a disk, never lacks room. Thread-safe."""
 
     def __init__(self, path: Path | None, config: Config) -> None:
         self._path, self._config = path, config
         self._low = False
 
     def lacks(self, size_bytes: int) -> bool:
-        """Whether writing so many bytes would leave less than the reserve. A disk that cannot be asked is tried, and every one is without
-        a reserve."""
+        """Whether writing this many bytes would leave less than the reserve. False without a reserve, or when the disk
+        cannot be queried."""
         if self._path is None:
             return False
         try:
@@ -33,7 +33,7 @@ class Space:
         return self._low
 
     def free_bytes(self) -> float:
-        """What can still be written to it; -1 where that is not known."""
+        """Free bytes; -1 where unknown."""
         try:
             return float(disk_of(self._path).free) if self._path is not None else -1.0
         except OSError:

@@ -1,11 +1,11 @@
-"""The SSD tier: a file a chunk, `ssd/<first half of the fingerprint>/<key>`, written in group commits, recovered by headers.
+"""The SSD tier: one file per chunk, `ssd/<first half of the fingerprint>/<key>`, written in group commits and recovered
+from headers.
 
-A chunk is visible exactly when it is whole and durable: it is written to a temporary name, synced, renamed, and its
-directory synced, many chunks at a time. Recovery deletes what is not whole.
+A chunk is visible only when it is complete and durable: it is written under a temporary name, synced, renamed, and its
+directory synced, many chunks at a time. Recovery deletes incomplete files.
 
-Files are read and written past the page cache where the file system allows it and pieces are whole pages: the arena is the cache,
-and a second copy in the page cache costs memory and time (docs/design/0001). Reads are taken by threads of their own, which
-keep many under way and verify each as it ends.
+Files bypass the page cache where the file system allows it and pieces are whole pages: the arena is the cache
+(docs/design/0001). Threads of their own read, keep many reads in flight and verify each as it ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from kvstore.tiers.ssd_reads import Done, Read, Reads
 _TEMPORARY = ".part"
 _SYNC_THREADS = 4
 _TRIAL_BLOCK = 1 << 20
-#: Between two looks at writes that take long.
+#: Longest pause between two polls of running writes.
 _LONGEST_PAUSE_S = 0.002
 
 
@@ -58,15 +58,15 @@ def folder_name(fingerprint: bytes) -> str:
 
 @dataclass(slots=True)
 class Recovery:
-    """What was found at start."""
+    """What recovery found: chunks, and the number of deleted files."""
 
     copies: list[FoundCopy]
     deleted: int
 
 
 class SsdTier:
-    """Blocking, but for `begin_read`; the shell calls it from threads. Reads and writes use their own FileIo, as each serves its own
-    threads."""
+    """See the module. Blocking, except `begin_read`; the shell calls it from threads. Reads and writes have a FileIo
+    each, because each serves its own threads."""
 
     def __init__(
         self,
@@ -77,13 +77,14 @@ class SsdTier:
         direct: Literal["auto", "on", "off"] = "auto",
         encoded: EncodedFiles | None = None,
     ) -> None:
-        """`encoded`: the files that are not raw. Raises ConfigError when `direct` is on and the file system refuses it."""
+        """encoded: handles files that are not raw. Raises ConfigError when `direct` is "on" and the file system does
+        not support it."""
         self.root = root
         self.encoded = encoded or EncodedFiles(arena, Codecs(), None)
         self._arena = arena
         self._writer = writer
         self._sync = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="ssd-sync")
-        self._folders: dict[bytes, str] = {}  #: by fingerprint: of each read a path is made
+        self._folders: dict[bytes, str] = {}  #: by fingerprint, cached because every read needs it
         self._direct_wanted = direct
         self.direct = False
         with contextlib.suppress(OSError):
@@ -91,27 +92,31 @@ class SsdTier:
         self._reads = Reads(arena, reader, self._open_chunk, use_cache=direct != "on")
 
     def _open(self) -> None:
-        """Make the directory. Raises OSError when that fails, ConfigError when it is not what the configuration asks for."""
+        """Make the directory. Raises OSError on failure, ConfigError when it does not fit the configuration."""
         self.root.mkdir(parents=True, exist_ok=True)
         try:
             self.direct = self._direct_wanted != "off" and direct_works(self.root)
         except OSError:
-            return  # a disk that cannot be written now can perhaps be read
+            return  # a disk that cannot be written may still be readable
         if self._direct_wanted == "on" and not self.direct:
-            raise ConfigError(f"kv.direct_io = 'on': the file system of {self.root} refuses O_DIRECT; set kv.direct_io: auto or off")
+            raise ConfigError(
+                f"kv.direct_io = 'on': the file system of {self.root} refuses O_DIRECT; set kv.direct_io: auto or off"
+            )
 
     def _flags(self, shape: KvShape) -> int:
-        """Pieces that end within a page go through the page cache: what follows them in a slot is not theirs to be written."""
+        """The flags to open a chunk's file with. Pieces that are not whole pages go through the page cache: a direct
+        read would overwrite what follows them in the slot."""
         return os.O_NOFOLLOW | (os.O_DIRECT if self.direct and shape.piece_bytes % BLOCK == 0 else 0)
 
     def path(self, key: bytes, fingerprint: bytes) -> Path:
-        """Where the chunk's file is or would be."""
+        """The path of the chunk's file, whether it exists or not."""
         return self.root / folder_name(fingerprint) / key.hex()
 
     def recover(self) -> Recovery:
-        """Read every header; delete temporary, foreign, short and damaged files. Raises OSError when the directory cannot be made or read.
+        """Read every header; delete temporary, foreign, short and damaged files. Raises OSError when the directory
+        cannot be made or read.
 
-        A file that cannot be read now is left, and is not served.
+        A file that cannot be read now is kept but not served.
         """
         self._open()
         recovery = Recovery([], 0)
@@ -138,7 +143,7 @@ class SsdTier:
         for folder in sorted(p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()):
             with os.scandir(folder) as entries:
                 files = sorted((e.inode(), e.path) for e in entries if not e.is_dir(follow_symlinks=False))
-            # By inode: neighbours on a disk that has not cached them.
+            # By inode: close to the order on the disk.
             yield from (Path(path) for _, path in files)
 
     def _recover_one(self, path: Path) -> Header:
@@ -156,8 +161,11 @@ class SsdTier:
             os.close(fd)
         return found
 
-    def read(self, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int] | None = None) -> dict[int, Fault]:
-        """Consecutive pieces of one chunk into the arena, verified. Returns the faults by index; none: all are good.
+    def read(
+        self, shape: KvShape, pieces: Sequence[FetchPiece], sums: dict[int, int] | None = None
+    ) -> dict[int, Fault]:
+        """Read consecutive pieces of one chunk into the arena and verify them. Returns the faults by index; empty: all
+        are good.
 
         Mutates `sums`: by index, the arena's checksums of the pieces that a codec decoded.
         """
@@ -173,7 +181,8 @@ class SsdTier:
         sums: dict[int, int] | None = None,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """As `read`, and does not block: `done` is called on a reading thread. A read that is `given_up` before it begins is left out."""
+        """Like `read`, without blocking: `done(faults)` is called on a reading thread. A read that is `given_up` before
+        it begins ends with CANCELLED."""
         header = self.encoded.header(pieces[0].key)
         if header is not None:
             path = self.path(header.key, shape.fingerprint)
@@ -188,7 +197,7 @@ class SsdTier:
         return os.open(f"{folder}/{key.hex()}", os.O_RDONLY | self._flags(shape))
 
     def try_read(self, size: int) -> bool:
-        """Read so many bytes of some file: would a chunk come? Whether it is right is not asked."""
+        """Whether `size` bytes of some file can be read; they are not verified."""
         try:
             folders = [p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()]
             for folder in folders:
@@ -207,7 +216,7 @@ class SsdTier:
         return True
 
     def try_write(self, size: int) -> Wrote:
-        """Write, sync and remove a file of so many bytes: would a chunk be taken?"""
+        """Whether a file of `size` bytes can be written, synced and removed."""
         path = self.root / f"trial{_TEMPORARY}"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -225,7 +234,7 @@ class SsdTier:
         return Wrote.OK
 
     def write(self, chunks: Sequence[WriteSsd]) -> list[Wrote]:
-        """One group commit. Which of the chunks are durable now, and why not; the others left nothing behind."""
+        """One group commit. Returns the outcome of each chunk; chunks that are not durable leave no file."""
         done = [Wrote.FAILED] * len(chunks)
         temporary: dict[int, Path] = {}
         descriptors: dict[int, int] = {}
@@ -265,9 +274,11 @@ class SsdTier:
                     path.unlink(missing_ok=True)
         return done
 
-    def _write_all(self, chunks: Sequence[WriteSsd], temporary: dict[int, Path], descriptors: dict[int, int], done: list[Wrote]) -> None:
-        """Write temporary files, several at a time. `temporary`: all there are now; `descriptors`: of those that are whole; `done`: why
-        the others are not."""
+    def _write_all(
+        self, chunks: Sequence[WriteSsd], temporary: dict[int, Path], descriptors: dict[int, int], done: list[Wrote]
+    ) -> None:
+        """Write temporary files, several at a time. Mutates `temporary` (all files made), `descriptors` (of complete
+        ones) and `done` (outcome of the others)."""
         moving: dict[int, tuple[int, Moving]] = {}
 
         def settle(limit: int) -> None:
@@ -282,7 +293,8 @@ class SsdTier:
                         done[i] = write_outcome(e)
                         os.close(fd)
                     del moving[i]
-                if len(moving) > limit:  # Nobody waits for a write: looking at it often would take more time than it does.
+                # No request waits for a write, so it is polled rarely.
+                if len(moving) > limit:
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -305,7 +317,10 @@ class SsdTier:
                     continue
                 os.ftruncate(fd, object_bytes(shape))
                 reach("ssd.part_made")
-                parts = [Part(piece_offset(shape, layer), offset, shape.piece_bytes) for layer, offset in enumerate(chunk.offsets)]
+                parts = [
+                    Part(piece_offset(shape, layer), offset, shape.piece_bytes)
+                    for layer, offset in enumerate(chunk.offsets)
+                ]
                 moving[i] = fd, self._writer.begin("WRITE", fd, parts, encode_header(chunk.key, shape, chunk.checksums))
             except OSError as e:
                 done[i] = write_outcome(e)
@@ -320,7 +335,7 @@ class SsdTier:
         return folder
 
     def delete(self, key: bytes, fingerprint: bytes) -> None:
-        """Remove the chunk's file; nothing when there is none."""
+        """Remove the chunk's file, if it exists."""
         reach("ssd.before_delete")
         self.path(key, fingerprint).unlink(missing_ok=True)
         self.encoded.forget(key)

@@ -1,7 +1,7 @@
-"""Reads of the SSD tier's raw files: threads of their own, each of which keeps many under way and verifies each as it ends.
+"""Reads of the SSD tier's raw files: each reading thread keeps many reads in flight and verifies each as it ends.
 
-What is short is joined with others that wait to one transfer: what a transfer costs besides its bytes is then paid once. What the page
-cache holds is copied from there at once.
+Short waiting reads are joined to one transfer, which costs its overhead once. Bytes in the page cache are copied from
+there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kvstore.tiers.arena import Arena
 from kvstore.tiers.file_io import POLL_S, FileIo, Moving, Part, ThreadFileIo, check_length
 from kvstore.tiers.format import piece_offset
 
-#: Told the faults of a read by index of the piece; none: all are good.
+#: Called with the faults of a read, by index of the piece; empty: all are good.
 Done = Callable[[dict[int, Fault]], None]
 
 
 class Read:
-    """One fetch on its way. `done` is told the faults once, when nothing writes to its slots any more."""
+    """One fetch in progress. `done(faults)` is called once, when nothing writes to its slots any more."""
 
     __slots__ = ("done", "fd", "given_up", "parts", "pieces", "shape")
 
@@ -46,7 +46,7 @@ class Read:
 
 
 class _Transfer:
-    """Reads that are moved as one."""
+    """Reads that were joined to one transfer."""
 
     __slots__ = ("moving", "reads")
 
@@ -56,10 +56,12 @@ class _Transfer:
 
 
 class Reads:
-    """See the module. `open_chunk(key, shape)`: a descriptor of the chunk's file; raises OSError. `use_cache`: what the page cache holds
-    is taken from there, though the descriptor is open with O_DIRECT."""
+    """See the module. open_chunk(key, shape): a descriptor of the chunk's file; raises OSError. use_cache: read through
+    the page cache what it holds, although descriptors are open with O_DIRECT."""
 
-    def __init__(self, arena: Arena, reader: FileIo, open_chunk: Callable[[bytes, KvShape], int], use_cache: bool) -> None:
+    def __init__(
+        self, arena: Arena, reader: FileIo, open_chunk: Callable[[bytes, KvShape], int], use_cache: bool
+    ) -> None:
         self._arena = arena
         self._reader = reader
         self._copier = ThreadFileIo(arena)
@@ -79,7 +81,7 @@ class Reads:
             self._queue.put(None)
 
     def _run(self) -> None:
-        """One reading thread. What has come is verified only after others have been begun, so that the disk never waits for that."""
+        """One reading thread. It begins new reads before it verifies ended ones, so that the disk is never idle."""
         running: list[_Transfer] = []
         come: list[_Transfer] = []
         while self._fill(running, block=not running and not come):
@@ -99,11 +101,11 @@ class Reads:
                     self._failed(transfer.reads, e)
             running = going
             if running and not come:
-                # The more there is under way, the less it matters when the first of it is noticed.
+                # With more reads in flight, noticing the first one's end matters less.
                 time.sleep(POLL_S * max(1, sum(len(t.reads) for t in running) // 6))
 
     def _fill(self, running: list[_Transfer], *, block: bool) -> bool:
-        """Begin what is asked for, as long as not too much is under way; false when the threads shall stop."""
+        """Begin waiting reads, up to the depth. block: wait for the first. False when the thread is to stop."""
         most = self._reader.depth - sum(len(t.reads) for t in running)
         joined: list[Read] = []
         size = taken = 0
@@ -131,7 +133,7 @@ class Reads:
         return True
 
     def _opened(self, read: Read) -> bool:
-        """Whether its file is there, and long enough; else its faults are told."""
+        """Open the read's file and check its length. False when the read has ended here, with its faults reported."""
         if read.given_up():
             read.done(read.all(Fault.CANCELLED))
             return False
@@ -147,7 +149,9 @@ class Reads:
 
     def _cached(self, read: Read) -> bool:
         first, last = read.parts[0], read.parts[-1]
-        return self._use_cache and page_cache.turn_to(read.fd, first.file_offset, last.file_offset + last.length - first.file_offset)
+        return self._use_cache and page_cache.turn_to(
+            read.fd, first.file_offset, last.file_offset + last.length - first.file_offset
+        )
 
     def _begin(self, running: list[_Transfer], reads: list[Read], io: FileIo) -> None:
         try:
@@ -161,7 +165,7 @@ class Reads:
             running.append(_Transfer(reads, moving))
 
     def _failed(self, reads: list[Read], error: Exception) -> None:
-        """A transfer did not go well. Of several reads each is tried by itself, so that one bad file is not held against the others."""
+        """A transfer failed. Joined reads are each tried alone, so that one bad file does not fail the others."""
         if len(reads) == 1:
             self._end_bad(reads[0], error)
             return
@@ -192,7 +196,7 @@ class Reads:
                 faults = read.all(Fault.MEDIUM)
             case _:
                 if not isinstance(error, OSError):
-                    log.error("a read of the SSD failed in a way that is not known", exc_info=error)
+                    log.error("a read of the SSD failed unexpectedly", exc_info=error)
                 faults = read.all(Fault.UNAVAILABLE)
         read.done(faults)
 
@@ -202,6 +206,6 @@ def _bytes(read: Read) -> int:
 
 
 def verify(arena: Arena, fetches: Sequence[tuple[KvShape, Sequence[FetchPiece]]]) -> list[dict[int, Fault]]:
-    """Of each fetch, which of its pieces that were just brought are not what they should be."""
+    """By fetch, CORRUPT for each piece in the arena whose checksum is wrong."""
     sums = iter(arena.checksums([(p.offset, shape.piece_bytes) for shape, pieces in fetches for p in pieces]))
     return [{i: Fault.CORRUPT for i, p in enumerate(pieces) if next(sums) != p.checksum} for _, pieces in fetches]

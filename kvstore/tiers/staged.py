@@ -1,5 +1,5 @@
-"""What a killed process leaves in a blob tier that is a directory: obstore writes `NAME#1` and renames it when it is whole, and so does
-links.py where it takes another file's place."""
+"""Removes files that killed processes left in a blob tier that is a directory: obstore, and links.py when it replaces a
+file, write `NAME#1` and rename it when complete."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 
 _STAGED = re.compile(r"#\d+$")
-#: A write takes less (blob.py bounds it), so that whatever was not touched for this long belongs to nobody. Other nodes write here too.
+#: Longer than any write takes (blob.py bounds it), of this or another node: an older staged file is abandoned.
 DEAD_S = 120.0
 
 
 def remove_staged(root: Path, wall_s: float) -> int:
-    """Remove staged files that nobody writes any more; how many. Blocking. wall_s: now, seconds since the epoch."""
+    """Remove staged files that no process writes any more. Returns their number. Blocking. wall_s: now, seconds since
+    the epoch."""
     removed = 0
     for folder, _, names in os.walk(root):
         for name in names:

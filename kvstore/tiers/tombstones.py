@@ -1,7 +1,7 @@
 """Tombstones in the blob tier, and which node has confirmed which of them.
 
-A tombstone is an object of its own that is never changed. Each node has one object with the tombstones that it has confirmed. A
-tombstone is deleted when every node has: nobody has anything of what it ended, and nobody will write it again.
+A tombstone is an object that is never changed. Each node has one object that lists the tombstones it has confirmed. A
+tombstone is deleted when every node has confirmed it: no node holds anything of the ended lives any more.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from kvstore.tiers.manifests import (
 from kvstore.tiers.objects import Objects
 from kvstore.tiers.remembered import Remembered
 
-#: Tombstones that are kept from one listing to the next. Others are read again each time.
+#: Most tombstones kept from one listing to the next. Others are read again each time.
 _REMEMBERED = 100_000
-#: An object that is listed and was deleted or is damaged.
+#: Errors for an object that is listed but deleted meanwhile, or damaged.
 _GONE = (FileNotFoundError, PieceLost)
 
 
 class Listing(NamedTuple):
-    """By path; `complete`: there are no others, as far as the store says."""
+    """Tombstones by path. complete: the listing has all of them."""
 
     by_path: dict[str, Tombstone]
     complete: bool
 
 
 def confirmed_by_all(paths: Iterable[str], confirmed: Mapping[str, frozenset[str]], nodes: Iterable[str]) -> list[str]:
-    """Those of the tombstones at `paths` that every node has confirmed: those of the deployment (`nodes`), and whichever has ever confirmed
-    anything, as it may come back with what it had. confirmed: as of `list_confirmed`."""
+    """Those of `paths` that every node has confirmed: the deployment's `nodes`, and every node that ever confirmed
+    anything, because it may come back with its data. confirmed: from `list_confirmed`."""
     expected = {object_name(node) for node in nodes} | confirmed.keys()
     said = [confirmed.get(node, frozenset()) for node in expected]
     return [path for path in paths if all(path.rpartition("/")[2] in names for names in said)]
@@ -58,16 +58,16 @@ class TombstoneTier:
         self._confirmed = Remembered(objects, lambda _, data: decode_confirmed(data), _REMEMBERED)
 
     async def put(self, tombstone: Tombstone) -> bool:
-        """Store the tombstone beside those that say something else."""
+        """Store the tombstone, beside others of the session."""
         data = encode_tombstone(tombstone)
         return await self._objects.put("tombstone", tombstone_path(tombstone.session, data), data)
 
     async def has(self, tombstone: Tombstone) -> bool:
-        """Whether just this one is there."""
+        """Whether exactly this tombstone is stored."""
         return bool(await self._objects.has(tombstone_path(tombstone.session, encode_tombstone(tombstone))))
 
     async def find(self, session: SessionKey) -> list[Tombstone] | None:
-        """The session's; None when the store does not answer."""
+        """The session's tombstones; None when the store does not answer."""
         try:
             names = [name async for page in self._objects.names(tombstone_folder(session) + "/") for name in page]
             read = await asyncio.gather(*(self._one(name) for name in names))
@@ -76,7 +76,7 @@ class TombstoneTier:
         return [t for t in read if t is not None and t.session == session]
 
     async def _one(self, path: str) -> Tombstone | None:
-        """None: it went meanwhile, or is damaged."""
+        """The tombstone; None when it was deleted meanwhile or is damaged."""
         try:
             async with self._objects.looks:
                 return _tombstone_of(path, await self._objects.get(path))
@@ -84,7 +84,7 @@ class TombstoneTier:
             return None
 
     async def list_all(self) -> Listing:
-        """All; those that were read before are not read again. Damaged ones, and those that go meanwhile, are left out."""
+        """All tombstones; those read before are not read again. Skips damaged ones and those deleted meanwhile."""
         found: dict[str, Tombstone] = {}
         self._read.begin()
         try:
@@ -99,22 +99,27 @@ class TombstoneTier:
         return Listing(found, complete=True)
 
     async def delete(self, path: str) -> None:
-        """Every node has confirmed it."""
+        """Delete the tombstone that every node has confirmed."""
         await self._objects.forget(path)
 
     async def put_confirmed(self, node: str, paths: Iterable[str]) -> bool:
-        """Which tombstones the node has confirmed, in place of what it said before."""
-        return await self._objects.put("tombstone", confirmed_path(node), encode_confirmed(p.rpartition("/")[2] for p in paths))
+        """Store which tombstones the node has confirmed, replacing its earlier list."""
+        return await self._objects.put(
+            "tombstone", confirmed_path(node), encode_confirmed(p.rpartition("/")[2] for p in paths)
+        )
 
     async def list_confirmed(self) -> dict[str, frozenset[str]] | None:
-        """By node's object name: the last parts of the paths of the tombstones that it has confirmed. None: the store does not answer."""
+        """By node's object name, the last parts of the paths of the tombstones it has confirmed. None when the store
+        does not answer."""
         found: dict[str, frozenset[str]] = {}
         self._confirmed.begin()
         try:
             async for page in self._objects.listed(CONFIRMED_PREFIX + "/"):
                 read = dict(zip((item.path for item in page), await self._confirmed.read(page), strict=True))
-                # What cannot be read confirms nothing.
-                found |= {path.rpartition("/")[2]: c if isinstance(c, frozenset) else frozenset() for path, c in read.items()}
+                # An unreadable list confirms nothing.
+                found |= {
+                    path.rpartition("/")[2]: c if isinstance(c, frozenset) else frozenset() for path, c in read.items()
+                }
         except Exception:
             return None
         self._confirmed.complete()
@@ -122,7 +127,7 @@ class TombstoneTier:
 
 
 def _tombstone_of(path: str, data: bytes) -> Tombstone:
-    """The tombstone in the object of that name. Raises PieceLost when it is damaged or another one's."""
+    """Decode the tombstone in the object of that name. Raises PieceLost when it is damaged or belongs elsewhere."""
     tombstone = decode_tombstone(data)
     if tombstone_path(tombstone.session, data) != path:
         raise PieceLost("another session's tombstone")

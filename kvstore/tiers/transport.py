@@ -1,6 +1,6 @@
-"""The seam between nodes: how a reader gets pieces out of a peer's arena into its own.
+"""Moves bytes between nodes: the interface by which a reader copies pieces from a peer's arena into its own.
 
-Leases are agreed over gRPC (node.py); a transport only moves bytes. Both implementations pass tests/kvstore/test_transport.py.
+Leases are agreed over gRPC (lending.py, peers.py). Both implementations pass tests/kvstore/test_transport.py.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-#: (offset in the peer's arena, offset in ours, bytes). No class of its own, as a load makes thousands of them.
+#: (offset in the peer's arena, offset in ours, bytes). A plain tuple, because a load makes thousands.
 PeerRange = tuple[int, int, int]
 GivenUp = Callable[[], bool]
 
 
 def never() -> bool:
-    """Of reads that nobody gives up."""
+    """The `given_up` of reads that are never given up."""
     return False
 
 
@@ -44,18 +44,18 @@ class Transport(Protocol):
         ...
 
     def fill(self, card: Card) -> Card:
-        """`card` with what a peer needs to read here."""
+        """`card`, completed with what a peer needs to read from here."""
         ...
 
     async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
-        """Bring the ranges; false when they did not come. On return nothing writes to our arena any more.
+        """Copy the ranges; false when that failed. On return nothing writes to our arena any more.
 
-        given_up: asked now and then, from any thread; once it is true the read ends as soon as the transport can let go of it.
+        given_up: polled, from any thread; once true, the read ends as soon as the transport can stop it.
         """
         ...
 
     async def forget(self, peer: Card) -> None:
-        """The peer is gone or has been restarted."""
+        """The peer is gone or was restarted."""
         ...
 
     async def stop(self) -> None:
@@ -64,22 +64,22 @@ class Transport(Protocol):
 
 
 class LeasedRanges:
-    """Which ranges of this node's arena which lease may read: what the socket transport checks. Safe between threads."""
+    """Which ranges of this node's arena each lease may read. The socket transport checks it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranges: dict[str, dict[int, int]] = {}
-        #: Called when a peer is about to read.
+        #: Called when a lease is opened.
         self.opened: Callable[[], None] = lambda: None
 
     def open(self, lease: str) -> None:
-        """A new lease, without ranges."""
+        """Open a lease without ranges."""
         with self._lock:
             self._ranges.setdefault(lease, {})
         self.opened()
 
     def add(self, lease: str, ranges: Iterable[tuple[int, int]]) -> None:
-        """The lease may read these (offset, length)."""
+        """Allow the lease to read these (offset, length)."""
         with self._lock, contextlib.suppress(KeyError):
             self._ranges[lease].update(ranges)
 
@@ -89,12 +89,12 @@ class LeasedRanges:
             self._ranges.pop(lease, None)
 
     def allowed(self, lease: str, offset: int, length: int) -> bool:
-        """Whether this very range is leased to it."""
+        """Whether exactly this range is leased to it."""
         with self._lock:
             return self._ranges.get(lease, {}).get(offset) == length
 
     @property
     def count(self) -> int:
-        """Leases that are open."""
+        """Number of open leases."""
         with self._lock:
             return len(self._ranges)

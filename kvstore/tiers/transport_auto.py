@@ -1,7 +1,7 @@
-"""Both transports beside each other: a peer is read by NIXL where both ends have it, and over a socket otherwise.
+"""Both transports together: a peer is read by NIXL where both ends have it, and over sockets otherwise.
 
-Whether UCX can reach a peer shows only when it is tried (containers, namespaces, firewalls). A peer that NIXL failed for and a
-socket worked for is read over sockets from then on, until it is restarted.
+Whether UCX reaches a peer shows only when tried (containers, namespaces, firewalls). A peer for which NIXL failed and a
+socket worked is read over sockets until it restarts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ log = telemetry.logger("kvstore.transport")
 
 
 class AutoTransport:
-    """`nixl` and `sockets` are not started yet; this starts what works and raises OSError when neither does."""
+    """`nixl` and `sockets` are not started yet. `start` starts what works and raises OSError when neither does."""
 
     def __init__(self, nixl: Transport, sockets: Transport) -> None:
         self._nixl: Transport | None = nixl
@@ -54,7 +54,11 @@ class AutoTransport:
             return True
         if given_up():
             return False
-        if self._sockets is None or not peer.socket_address or not await self._sockets.read(peer, lease, ranges, given_up):
+        if (
+            self._sockets is None
+            or not peer.socket_address
+            or not await self._sockets.read(peer, lease, ranges, given_up)
+        ):
             return False
         if by_nixl:
             log.warning("NIXL does not reach a peer; it is read over sockets", node=peer.node)

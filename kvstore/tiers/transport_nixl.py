@@ -1,9 +1,10 @@
-"""Peers read by NIXL over UCX: one-sided READs of the owner's registered arena (shared memory or RDMA where there is any).
+"""Peers read by NIXL over UCX: one-sided READs of the owner's registered arena, by shared memory or RDMA where
+available.
 
-NIXL's own progress thread spins a whole core; here one thread makes progress instead, often while something moves and
-seldom otherwise. All calls of the agent are made on that thread.
+NIXL's own progress thread uses a whole core; our thread polls instead, often while reads run and rarely otherwise. It
+makes all calls of the agent.
 
-UCX is told its interface before it is loaded, so that on a default deployment it listens on loopback only.
+UCX is given its interface before it is loaded, so that a default deployment listens on loopback only.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ from kvstore.tiers.transport import Card, GivenUp, LeasedRanges, PeerRange, neve
 
 #: A read that takes longer is cancelled.
 _READ_S = 4.0
-#: Sleeps of the thread: while transfers run, while peers hold leases, otherwise.
+#: Pauses of the thread: while transfers run, while peers hold leases, otherwise.
 _BUSY_S, _LEASED_S, _IDLE_S = 0.0001, 0.001, 0.05
-#: After a read has begun it is not slept at all for this long: several megabytes within one machine.
+#: No pause for this long after a read began: enough for several megabytes within one machine.
 _EAGER_S = 0.003
 _START_S = 20.0
-#: While a read runs, the thread asks for progress again and again; whoever verifies what has come beside it gets the interpreter's lock
-#: after this time at most (5 ms is Python's own).
+#: The interpreter's switch interval. The polling thread would otherwise delay threads that verify by Python's 5 ms.
 _SWITCH_S = 0.0001
 
 
@@ -47,7 +47,7 @@ class _Transfer:
 
 
 class NixlTransport:
-    """See the module. `agent_name` must be new at every start of the process."""
+    """See the module. agent_name: must be new at every start of the process."""
 
     name = "nixl"
 
@@ -69,12 +69,14 @@ class NixlTransport:
         loop = asyncio.get_running_loop()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._ready = loop.create_future()
-        threading.Thread(target=self._run, args=(loop, self._ready), name=f"nixl {self._agent_name}", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(loop, self._ready), name=f"nixl {self._agent_name}", daemon=True
+        ).start()
         try:
             async with asyncio.timeout(_START_S):
                 await self._ready
         except BaseException:
-            await self.stop()  # the thread ends as soon as NIXL lets it
+            await self.stop()  # the thread ends as soon as NIXL allows it
             raise
 
     def fill(self, card: Card) -> Card:
@@ -92,7 +94,7 @@ class NixlTransport:
         self._work.put(lambda: self._remove(peer.instance))
 
     async def stop(self) -> None:
-        """Reads that run answer false as soon as NIXL has let go of them."""
+        """Running reads return false as soon as NIXL has released them."""
         self._stopped = True
         self._work.put(None)
 
@@ -107,7 +109,7 @@ class NixlTransport:
         loop.call_soon_threadsafe(_succeed, ready)
         while not self._stopped or self._running or not self._work.empty():
             pause = _BUSY_S if self._running else _LEASED_S if self._leases.count else _IDLE_S
-            # UCX moves bytes while it is asked for progress: a transfer that has begun is asked again at once, for a while.
+            # UCX moves bytes only while polled: without pause for a while after a transfer began.
             eager = self._running and time.monotonic() < self._running[-1].eager_until
             try:
                 work = self._work.get(block=not eager, timeout=pause)
@@ -138,8 +140,12 @@ class NixlTransport:
             if peer.instance not in self._peers:
                 self._peers[peer.instance] = self._agent.add_remote_agent(peer.nixl_metadata)
             parts = list(joined(ranges))
-            local = self._agent.get_xfer_descs([(self._arena.address + here, length, 0) for _, here, length in parts], "DRAM")
-            remote = self._agent.get_xfer_descs([(peer.arena_base + there, length, 0) for there, _, length in parts], "DRAM")
+            local = self._agent.get_xfer_descs(
+                [(self._arena.address + here, length, 0) for _, here, length in parts], "DRAM"
+            )
+            remote = self._agent.get_xfer_descs(
+                [(peer.arena_base + there, length, 0) for there, _, length in parts], "DRAM"
+            )
             handle = self._agent.initialize_xfer("READ", local, remote, self._peers[peer.instance], backends=["UCX"])
         except Exception:
             self._remove(peer.instance)
@@ -158,14 +164,19 @@ class NixlTransport:
             done(state == "DONE")
 
     def _progress(self) -> None:
-        """See what ended. A transfer that is too late is reported only once NIXL has let go of it."""
+        """Collect ended transfers. One past its deadline is reported only once NIXL has released it."""
         going: list[_Transfer] = []
         for transfer in self._running:
             try:
                 state = self._agent.check_xfer_state(transfer.handle)
             except Exception:
                 state = "ERR"
-            if state == "PROC" and time.monotonic() < transfer.deadline and not self._stopped and not transfer.given_up():
+            if (
+                state == "PROC"
+                and time.monotonic() < transfer.deadline
+                and not self._stopped
+                and not transfer.given_up()
+            ):
                 going.append(transfer)
             elif self._end(transfer.handle):
                 transfer.done(state == "DONE")

@@ -1,10 +1,10 @@
-"""Peers read over plain TCP, where NIXL is absent: a question names a lease and ranges, the answer is their bytes.
+"""Peers read over plain TCP where NIXL is missing: a request names a lease and ranges; the answer is their bytes.
 
-Only ranges that are leased to the asker are served, and lengths are checked before anything is sent or read. Threads and
-blocking sockets on both sides: bytes go between socket and arena without passing through Python objects.
+Only ranges leased to the reader are served, and lengths are checked before anything is sent or read. Threads and
+blocking sockets on both sides: bytes move between socket and arena without passing through Python objects.
 
-Question: magic, length of the lease name, number of ranges; the name; (offset, length) a range. Answer: one status byte
-(1: what follows are the bytes, 0: refused).
+Request: magic, length of the lease name, number of ranges; the name; (offset, length) per range. Answer: one status
+byte (1: the bytes follow, 0: refused).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MAGIC = b"UPBT"
 _HEAD = struct.Struct("<4sHI")
 _RANGE = struct.Struct("<QQ")
 _MAX_RANGES, _MAX_NAME = 1 << 16, 256
-#: A connection that is idle; one whole read, however slowly its bytes come.
+#: Timeouts of an idle connection, and of one whole read.
 _IDLE_S, _READ_S = 120.0, 4.0
 _CONNECTIONS = 4
 
 
 class SocketTransport:
-    """See the module. `listen`: host:port of this node; `address`: how peers reach it; `read_s`: what one read may take."""
+    """See the module. listen: host:port of this node. address: how peers reach it. read_s: timeout of one read."""
 
     name = "socket"
 
@@ -49,7 +49,7 @@ class SocketTransport:
         self._stopped = False
 
     async def start(self) -> None:
-        """Raises OSError naming the address when the port is taken."""
+        """Raises OSError naming the address when the port is in use."""
         host, _, port = self._listen.rpartition(":")
         try:
             self._server = socket.create_server((host, int(port)), backlog=64)
@@ -100,14 +100,20 @@ class SocketTransport:
     async def read(self, peer: Card, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp = never) -> bool:
         if self._stopped:
             return False
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, peer.socket_address, lease, ranges, given_up)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._read, peer.socket_address, lease, ranges, given_up
+        )
 
     def _read(self, address: str, lease: str, ranges: Sequence[PeerRange], given_up: GivenUp) -> bool:
         if given_up():
             return False
         deadline = time.monotonic() + self._read_s
         name = lease.encode()
-        question = _HEAD.pack(_MAGIC, len(name), len(ranges)) + name + b"".join(_RANGE.pack(there, length) for there, _, length in ranges)
+        question = (
+            _HEAD.pack(_MAGIC, len(name), len(ranges))
+            + name
+            + b"".join(_RANGE.pack(there, length) for there, _, length in ranges)
+        )
         for reused in (True, False):
             connection = self._connect(address, reused)
             if connection is None:
@@ -122,7 +128,7 @@ class SocketTransport:
                 except OSError:
                     connection.close()
                     if reused and not self._stopped and time.monotonic() < deadline:
-                        continue  # an idle connection may have died with the peer's former life
+                        continue  # the idle connection may be to an earlier process of the peer
                     return False
                 try:
                     for _, here, length in ranges if answer == b"\1" else ():
@@ -164,7 +170,7 @@ class SocketTransport:
                 connection.close()
 
     async def stop(self) -> None:
-        """Reads that run answer false at once: their connections are shut."""
+        """Close all connections; running reads return false at once."""
         with self._lock:
             self._stopped = True
             idle = [c for kept in self._idle.values() for c in kept]

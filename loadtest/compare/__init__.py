@@ -1,1 +1,1 @@
-"""`upbeat bench compare`: one load on several targets, in turns on one machine, with repeats, medians and spread (docs/bench.md)."""
+"""`upbeat bench compare`: sends one load to several targets, in turn, with repeats (docs/bench.md)."""

@@ -1,4 +1,4 @@
-"""`upbeat bench compare A.yaml B.yaml …`: the command line, what it shows meanwhile, and what it leaves."""
+"""`upbeat bench compare A.yaml B.yaml …`: the command line, its progress, tables and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from contracts.errors import ConfigError
@@ -26,14 +34,21 @@ from loadtest.traces import TraceError
 
 
 def compare(
-    targets: Annotated[list[Path], typer.Argument(help="YAML files, a target each; ratios are to the first", metavar="TARGET.yaml...")],
-    workload: Annotated[Path | None, typer.Option(help="YAML of the workload; else a target's workload section")] = None,
-    repeats: Annotated[int, typer.Option(help="how often each target has its turn", min=1)] = 1,
+    targets: Annotated[
+        list[Path], typer.Argument(help="YAML files, a target each; ratios are to the first", metavar="TARGET.yaml...")
+    ],
+    workload: Annotated[
+        Path | None, typer.Option(help="YAML of the workload; else a target's workload section")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="number of measurements of each target", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="JSON with every request's times")] = None,
     html: Annotated[Path | None, typer.Option(help="a report as one file: tables, plots, configuration")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the figures as JSON; the rest goes to standard error")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the figures as JSON; the rest goes to standard error")
+    ] = False,
 ) -> None:
-    """Ask several targets the same things, in turns on one machine, and compare: medians, spread, ratios. See docs/bench.md.
+    """Send the same load to several targets, in turn on one machine, and compare: medians, spread, ratios. See
+    docs/bench.md.
 
     A target is an address with OpenAI's API, a stack of our own, or programs to start. Ctrl-C keeps what was measured.
     """
@@ -74,8 +89,7 @@ def watched(
     kept: Callable[[Comparison], None] = lambda _: None,
     seconds: float = math.inf,
 ) -> Comparison:
-    """Run a comparison with a progress bar, and print its tables. The rest is `run.compare`'s. Raises ConfigError when two targets have
-    one name."""
+    """Run `run.compare` with a progress bar, and print its tables. Raises ConfigError if two targets have one name."""
     names = [t.name for t in targets]
     for name in names:
         if names.count(name) > 1:
@@ -97,7 +111,7 @@ def watched(
 
 
 def table_of(document: dict[str, Any], label: str) -> Table:
-    """One load: a column a target, a row a figure; medians, and the spread of several repeats."""
+    """The table of one load: a column a target, a row a figure; medians, and the spread of several repeats."""
     table = Table(title=label, title_justify="left")
     table.add_column("figure")
     targets = document["targets"]
@@ -111,7 +125,7 @@ def table_of(document: dict[str, Any], label: str) -> Table:
 
 
 def leave(document: dict[str, Any], console: Console, out: Path | None, html: Path | None, title: str) -> None:
-    """Write the files that were asked for."""
+    """Write the requested files."""
     if out is not None:
         write_json(out, document)
         console.print(f"figures with every request's times: {out}", soft_wrap=True)
@@ -121,7 +135,7 @@ def leave(document: dict[str, Any], console: Console, out: Path | None, html: Pa
 
 
 def without_outcomes(document: dict[str, Any]) -> dict[str, Any]:
-    """The document without single requests."""
+    """The document without the outcomes of single requests."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
@@ -135,15 +149,25 @@ def _cell(figure: dict[str, float] | None, unit: str) -> str:
     if figure is None:
         return "-"
     middle = shown(figure["median"], unit)
-    return middle if figure["min"] == figure["max"] else f"{middle} ({shown(figure['min'], unit)}-{shown(figure['max'], unit)})"
+    return (
+        middle
+        if figure["min"] == figure["max"]
+        else f"{middle} ({shown(figure['min'], unit)}-{shown(figure['max'], unit)})"
+    )
 
 
 class Bar:
-    """The progress bar: of all steps, with the time that is left, and what is under way. A line a step where there is no terminal."""
+    """A progress bar over all steps, with the time left and the current step. Without a terminal: a line a step."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._began_s = console, time.monotonic()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+        )
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)
         self._step, self._what = 0, ""
 
@@ -160,7 +184,9 @@ class Bar:
         self._step, self._what = number, what
         self._progress.update(self._task, total=float(of), completed=float(number), description=what)
         if not self._console.is_terminal:
-            self._console.print(f"{time.monotonic() - self._began_s:6.0f} s, step {number + 1} of {of}: {what}", highlight=False)
+            self._console.print(
+                f"{time.monotonic() - self._began_s:6.0f} s, step {number + 1} of {of}: {what}", highlight=False
+            )
 
     def share(self, done: float, failed: int) -> None:
         """A request has ended."""

@@ -1,4 +1,4 @@
-"""From a workload's section to the plans of its loads: one load a number of users, or a time scale. All but reading the trace is pure."""
+"""Plans of a workload's loads: one for each number of users, or each time scale. Pure, except for reading the trace."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from loadtest.compare.settings import WorkloadSection
 from loadtest.figures import Slo
 from loadtest.generate_trace import generated_requests
 from loadtest.habits import Habits
-from loadtest.people import Loop
 from loadtest.plans import PlannedSession
 from loadtest.policies import fixed_answers, model_max_tokens
 from loadtest.sessions import Session, find_sessions, first_requests
 from loadtest.traces import read_trace
+from loadtest.users import Loop
 from loadtest.variants import with_habits, with_priorities, with_shares
 from loadtest.workload import fitting_scale, longest_tokens, plan, prefill_heavy, salted
 
-#: Left of the model's context for what estimates get wrong.
+#: Share of the model's context to use, as lengths are estimates.
 _CONTEXT_MARGIN = 0.98
-#: People of a closed loop begin within so long unless their workload says otherwise, in the trace's time.
+#: Default of `begin_within_s`, in seconds of the trace.
 _SPREAD_S = 10.0
 
 
@@ -34,18 +34,18 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What it is called in reports."""
+        """Its name in reports."""
         return f"{self.users} users" if self.users else f"times × {self.time_scale:g}"
 
     @property
     def load(self) -> float:
-        """Where it lies on a plot's axis: more is more load."""
+        """Its position on a plot's axis: higher is more load."""
         return float(self.users) if self.users else 1 / self.time_scale
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload that was read: `plan` gives what is sent at a point. body: fields of every request. described: for reports."""
+    """A workload in memory. body: fields of every request. described: facts for reports."""
 
     section: WorkloadSection
     sessions: tuple[Session, ...]
@@ -55,27 +55,31 @@ class Workload:
 
     @property
     def points(self) -> list[Point]:
-        """Its loads, in the order in which they are given."""
+        """Its loads, in the section's order."""
         section = self.section
-        return [Point(n, section.time_scales[0]) for n in section.users] or [Point(0, scale) for scale in section.time_scales]
+        return [Point(n, section.time_scales[0]) for n in section.users] or [
+            Point(0, scale) for scale in section.time_scales
+        ]
 
     @property
     def slo(self) -> Slo | None:
-        """What requests have to keep to."""
+        """The latency objective, if there is one."""
         return Slo(self.section.slo.ttft_s, self.section.slo.tpot_s) if self.section.slo else None
 
     def loop(self, point: Point) -> Loop:
-        """How a point's plan is carried out."""
+        """How a point's plan is sent."""
         seconds, within_s = self.section.seconds, self.section.begin_within_s
         spread_s = (_SPREAD_S * point.time_scale if within_s is None else within_s) if point.users else 0.0
         return Loop(point.users, float("inf") if seconds is None else seconds, spread_s, self.section.seed)
 
     def plan(self, point: Point, salt: int = 0) -> list[PlannedSession]:
-        """What is sent at `point`. Plans of other salts say other words, so that nothing of one is cached for another."""
+        """The plan of `point`. Each salt gives other words, so that plans share no cache."""
         section = self.section
         if section.agents is not None:
             agents, seed = section.agents, section.seed + 1_000_003 * salt
-            planned = team_projects(agents.projects, agents.files, seed, every_s=agents.every_s, time_scale=point.time_scale)
+            planned = team_projects(
+                agents.projects, agents.files, seed, every_s=agents.every_s, time_scale=point.time_scale
+            )
         else:
             planned = plan(
                 salted(self._held(point), salt),
@@ -96,7 +100,7 @@ class Workload:
         return planned
 
     def _held(self, point: Point) -> Sequence[Session]:
-        """The conversations of a point: of a closed loop so many that each person has about `requests_per_user` requests."""
+        """The conversations of a point; in a closed loop, enough for about `requests_per_user` requests a user."""
         each = self.section.requests_per_user
         if each is None or not point.users:
             return self.sessions
@@ -108,7 +112,7 @@ class Workload:
 
 
 def read_workload(section: WorkloadSection) -> Workload:
-    """The workload of a section. Raises TraceError, OSError, and ValueError where it does not fit the model."""
+    """The workload of a section. Raises TraceError, OSError, and ValueError if it does not fit the model."""
     body = fixed_answers(section.model_directory) if section.model_directory is not None else {}
     if section.agents is not None:
         return Workload(section, (), 1.0, body, {"projects": section.agents.projects, "files": section.agents.files})

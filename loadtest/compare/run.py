@@ -1,4 +1,5 @@
-"""A comparison being run: every target in turn, repeat by repeat, each load on each; what was measured is kept whatever happens."""
+"""Runs a comparison: repeat by repeat, each target in turn, each load on each. Keeps all results after an interruption
+or error."""
 
 from __future__ import annotations
 
@@ -18,33 +19,34 @@ from loadtest.compare.settings import TargetFile
 from loadtest.compare.summary import at, interleaved, ratios, summarised
 from loadtest.compare.targets import Served, opened
 from loadtest.figures import figures
-from loadtest.people import run_load
 from loadtest.plans import turns_of
 from loadtest.policies import raw
 from loadtest.prompts import block_words
 from loadtest.report import provenance
 from loadtest.stack import StackError
+from loadtest.users import run_load
 from runtime.clock import Clock, RealClock
 
-#: Windows of an imbalance figure in one run.
+#: Number of windows in a run, for imbalance.
 _WINDOWS = 20
-#: Prompts of the warm-up, in words: the second is long enough for whatever is set up at the first long one.
+#: Lengths of the warm-up prompts in words; a long one triggers what servers set up for long prompts.
 _WARM_UP_WORDS = (8, 400)
 
 
 class Watcher(Protocol):
-    """Whoever shows how a comparison goes."""
+    """Shows the progress of a comparison."""
 
     def step(self, number: int, of: int, what: str) -> None:
         """Step `number` (from 0) of `of` begins."""
 
     def share(self, done: float, failed: int) -> None:
-        """So much of the step is done, from 0 to 1, and so many of its requests failed."""
+        """done: share of the step, from 0 to 1. failed: its requests so far."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What was measured so far. runs: of each target and load, figures with `repeat`, `outcomes` and, where it was cut off, `partial`."""
+    """Results so far. runs: by target and load, each run's figures with `repeat`, `outcomes`, and `partial` if it was
+    cut off."""
 
     targets: Sequence[TargetFile]
     workload: Workload
@@ -55,14 +57,18 @@ class Comparison:
     interrupted: bool = False
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON: figures, medians, spread, ratios to the first target, and where they come from."""
+        """The results for JSON: figures, medians, spread, ratios to the first target, and provenance."""
         base = self.targets[0].name
-        points = [{"label": p.label, "users": p.users, "time_scale": p.time_scale, "load": p.load} for p in self.workload.points]
+        points = [
+            {"label": p.label, "users": p.users, "time_scale": p.time_scale, "load": p.load}
+            for p in self.workload.points
+        ]
         return provenance() | {
             "kind": "comparison",
             "interrupted": self.interrupted,
             "repeats": self.repeats,
-            "workload": self.workload.section.model_dump(mode="json", exclude_defaults=True) | {"found": self.workload.described},
+            "workload": self.workload.section.model_dump(mode="json", exclude_defaults=True)
+            | {"found": self.workload.described},
             "seed": self.workload.section.seed,
             "points": points,
             "baseline": base,
@@ -70,20 +76,24 @@ class Comparison:
         }
 
     def _target(self, target: TargetFile, base: str) -> dict[str, Any]:
-        mine, theirs = self.runs.get(target.name, {}), self.runs.get(base, {})
+        own, others = self.runs.get(target.name, {}), self.runs.get(base, {})
         return {
             "configuration": target.model_dump(mode="json", exclude={"workload", "name"}, exclude_defaults=True),
             "found": self.found.get(target.name, {}),
             "error": self.errors.get(target.name),
             "points": {
-                label: {"runs": runs, "summary": summarised(_whole(runs)), "ratios": ratios(_whole(theirs.get(label, [])), _whole(runs))}
-                for label, runs in mine.items()
+                label: {
+                    "runs": runs,
+                    "summary": summarised(_whole(runs)),
+                    "ratios": ratios(_whole(others.get(label, [])), _whole(runs)),
+                }
+                for label, runs in own.items()
             },
         }
 
 
 def _whole(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Runs that ended; all where none did, as some figures are better than none."""
+    """The complete runs; if there are none, all."""
     return [run for run in runs if not run.get("partial")] or list(runs)
 
 
@@ -100,10 +110,11 @@ def compare(
     kept: Callable[[Comparison], None] = lambda _: None,
     seconds: float = math.inf,
 ) -> Comparison:
-    """Run it. Ctrl-C ends it, and leaves what was measured; a target that does not serve is noted and left out from then on.
+    """Run a comparison. Ctrl-C ends it and keeps the results. A target that does not serve is recorded in `errors` and
+    skipped from then on.
 
-    before: what an earlier run of the same comparison measured, which is not measured again. kept: told after every target's turn.
-    seconds: no turn begins later than this, and the comparison counts as interrupted.
+    before: results of an earlier run of the same comparison, not measured again. kept: called after each turn of a
+    target. seconds: no turn starts later; the comparison is then marked interrupted.
     """
     made = before or Comparison(targets, workload, repeats)
     order, points = interleaved([t.name for t in targets], repeats), workload.points
@@ -138,7 +149,8 @@ def compare(
 
 
 def _left(made: Comparison, name: str, repeat: int) -> list[tuple[int, Point]]:
-    """The loads, with their numbers, that this repeat of a target still has to measure: none after one at which it was given up."""
+    """The loads, with their numbers, still to measure in this repeat of a target: none after one that exceeded
+    `give_up_s`."""
     found, most_s = [], made.workload.section.give_up_s
     for number, point in enumerate(made.workload.points):
         runs = made.runs.get(name, {}).get(point.label, [])
@@ -151,11 +163,18 @@ def _left(made: Comparison, name: str, repeat: int) -> list[tuple[int, Point]]:
 
 
 def _measure(
-    made: Comparison, target: TargetFile, served: Served, point: Point, repeat: int, number: int, watcher: Watcher, clock: Clock
+    made: Comparison,
+    target: TargetFile,
+    served: Served,
+    point: Point,
+    repeat: int,
+    number: int,
+    watcher: Watcher,
+    clock: Clock,
 ) -> bool:
-    """One load on one target; noted even when it is cut off. False: there is nothing to note."""
+    """Measure one load on one target; recorded even if it is cut off. False: no request was measured."""
     workload = made.workload
-    # Every load of a repeat says other words, and every target the same ones.
+    # Each load of each repeat has its own words, the same for every target.
     planned = workload.plan(point, salt=repeat * len(workload.points) + number + 1)
     loop, total = workload.loop(point), turns_of(planned)
     outcomes: list[Outcome] = []
@@ -178,13 +197,13 @@ def _measure(
             run = figures(kept, served.nodes, span_s / _WINDOWS, workload.slo)
             run |= {"repeat": repeat, "outcomes": [raw(o) for o in kept]} | ({"partial": True} if partial else {})
             runs = made.runs.setdefault(target.name, {}).setdefault(point.label, [])
-            # What was cut off before gives way to what is whole.
+            # Replaces an earlier partial run.
             runs[:] = [*(r for r in runs if r["repeat"] != repeat), run]
     return bool(kept)
 
 
 async def _warm_up(served: Served) -> None:
-    """A short and a longer request to each address and node, so that the first measured one pays for nobody's first time."""
+    """Send a short and a longer request to each address and node, so that first-time costs are not measured."""
     clock = RealClock()
     several = len(served.endpoints) > 1
     async with aiohttp.ClientSession() as http:
@@ -194,4 +213,6 @@ async def _warm_up(served: Served) -> None:
             for words in _WARM_UP_WORDS:
                 name = f"warm-up-{number}-{words}"
                 said = " ".join(block_words(number + 1_000_000 * words, words))
-                await ask(http, endpoint, [{"role": "user", "content": said}], 8, name, Outcome(name, 0, 0.0), clock.now, pin)
+                await ask(
+                    http, endpoint, [{"role": "user", "content": said}], 8, name, Outcome(name, 0, 0.0), clock.now, pin
+                )

@@ -1,4 +1,4 @@
-"""What a comparison's YAML files may say: a target, and a workload. Parsed once; a wrong value names file, key, value and remedy."""
+"""The YAML files of a comparison: targets and workloads. Errors name file, key, value and remedy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NAME = r"^[A-Za-z0-9._+ -]{1,40}$"
 
 
 class UpbeatSection(BaseModel):
-    """A stack of our own, started afresh for each turn of the comparison."""
+    """A stack of ours, started afresh for each repeat."""
 
     model_config = STRICT
-    #: recompute, sticky or balanced (loadtest/policies.py), or the name of a placement policy: that one, with a cache and without hints.
+    #: recompute, sticky or balanced (loadtest/policies.py), or a placement policy, then with cache and without hints.
     policy: str = "balanced"
-    #: Instead of what the policy says.
+    #: Override the policy.
     hints: bool | None = None
     cache: bool | None = None
     nodes: int = Field(default=2, ge=1, le=256)
@@ -37,47 +37,48 @@ class UpbeatSection(BaseModel):
 
 
 class ProcessSection(BaseModel):
-    """A program to start, or `count` like ones. Placeholders are in docs/bench.md."""
+    """A program to start, in `count` instances. Placeholders: docs/bench.md."""
 
     model_config = STRICT
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")
     command: list[str] = Field(min_length=1)
     count: int = Field(default=1, ge=1, le=64)
     env: dict[str, str] = {}
-    #: Of this program's own environment, what it does not inherit.
+    #: Environment variables that it does not inherit.
     unset: list[str] = []
     #: A URL that answers 200 once it serves.
     ready: str = ""
     ready_s: _Positive = 600.0
-    #: Where it serves the OpenAI API; empty: it does not.
+    #: URL of its OpenAI API; empty: it has none.
     serves: str = ""
 
 
 class TargetFile(BaseModel):
-    """Whom a comparison asks: `url`, `upbeat` or `start`, and what the requests say."""
+    """A target: `url`, `upbeat` or `start`, and settings of its requests."""
 
     model_config = STRICT
     name: str = Field(default="", pattern=r"^$|" + _NAME)
     url: str | list[str] | None = None
     upbeat: UpbeatSection | None = None
     start: list[ProcessSection] | None = None
-    #: The model's name in the API; empty: the first that the target names.
+    #: The model's name in the API; empty: the first that the target lists.
     model: str = ""
-    #: How requests are shared among several addresses.
+    #: How requests are distributed over several addresses.
     balance: Balance = "round-robin"
-    #: Whether it takes advisories, the field `priority`, and the headers of agents. upbeat: as the policy says, yes, and as the hints.
+    #: Whether it accepts advisories, the field `priority`, and agents' headers. Default: no; of `upbeat`: by the
+    #: policy, yes, and as `hints`.
     hints: bool | None = None
     priorities: bool | None = None
     workflows: bool | None = None
     #: Fields that every request has, such as `chat_template_kwargs`.
     body: dict[str, Any] = {}
-    #: The environment variable that has the API key, and by the workload's tenants.
+    #: Environment variable of the API key, and those by the workload's tenants.
     api_key_env: str = ""
     tenant_key_envs: dict[str, str] = {}
     #: The target's names for the workload's models.
     models: dict[str, str] = {}
     timeout_s: _Positive = 900.0
-    #: Told in the report, beside what is found.
+    #: Added to the report.
     versions: dict[str, str] = {}
     workload: WorkloadSection | None = None
 
@@ -100,7 +101,7 @@ class TargetFile(BaseModel):
 
 
 class HintsSection(BaseModel):
-    """How hints go: shares of requests (loadtest/variants.py)."""
+    """Imperfect hints: shares of requests (loadtest/habits.py)."""
 
     model_config = STRICT
     missed: _Share = 0.0
@@ -108,14 +109,14 @@ class HintsSection(BaseModel):
     late_s: _Positive = 5.0
     early: _Share = 0.0
     early_s: _Positive = 30.0
-    #: Hints for nothing, a request.
+    #: Hints without a request, per request.
     spurious: float = Field(default=0.0, ge=0, le=100)
-    #: Whether hints say when the request comes.
+    #: Whether hints give the expected arrival.
     expected: bool = True
 
 
 class GenerateSection(BaseModel):
-    """Conversations of our own making, where no trace is at hand (loadtest/generate_trace.py)."""
+    """Generated conversations (loadtest/generate_trace.py)."""
 
     model_config = STRICT
     sessions: int = Field(default=200, ge=1)
@@ -137,7 +138,7 @@ class AgentsSection(BaseModel):
 
 
 class PrefillHeavySection(BaseModel):
-    """Every turn asks and is answered so much (SYMPHONY, figure 18)."""
+    """Fixed prompt and answer lengths of every turn (SYMPHONY, figure 18)."""
 
     model_config = STRICT
     prompt_tokens: int = Field(default=1024, ge=2)
@@ -145,7 +146,7 @@ class PrefillHeavySection(BaseModel):
 
 
 class SloSection(BaseModel):
-    """What requests have to keep to, to count for goodput."""
+    """Latency objective of requests that count for goodput."""
 
     model_config = STRICT
     ttft_s: _Positive | None = None
@@ -153,45 +154,46 @@ class SloSection(BaseModel):
 
 
 class WorkloadSection(BaseModel):
-    """What is asked. Exactly one of `trace`, `generate` and `agents`; several `users` or `time_scales` are as many loads in a row."""
+    """A workload: exactly one of `trace`, `generate` and `agents`. Several `users` or `time_scales` are
+    several loads."""
 
     model_config = STRICT
     trace: Path | None = None
     generate: GenerateSection | None = None
     agents: AgentsSection | None = None
-    #: open: jobs begin at their times. closed: so many people at a time.
+    #: open: jobs begin at their times. closed: a fixed number of users.
     loop: Literal["open", "closed"] = "open"
     users: list[Annotated[int, Field(ge=1)]] = []
-    #: About so many requests a person in a closed loop, in whole conversations: the same for every target, however slow. Left out: all.
+    #: About this many requests a user of a closed loop, in whole conversations; the same for every target. None: all.
     requests_per_user: int | None = Field(default=None, ge=1)
     #: All times are multiplied by this: arrivals, reading and typing.
     time_scales: list[_Positive] = Field(default=[1.0], min_length=1)
-    #: No request begins later than this.
+    #: No request starts later.
     seconds: _Positive | None = None
-    #: A target whose requests took longer than this end to end, in the mean of one load, is not asked at the loads after it.
+    #: A target whose mean end-to-end time at one load exceeds this skips the later loads.
     give_up_s: _Positive | None = None
-    #: People of a closed loop begin within so many seconds; left out: ten of the trace's.
+    #: Users of a closed loop start within this time; None: 10 s of the trace's time.
     begin_within_s: float | None = Field(default=None, ge=0)
-    #: Requests that are sent before this are not counted.
+    #: Requests sent earlier are not counted.
     warm_up_s: float = Field(default=0.0, ge=0)
     requests: int = Field(default=200, ge=1)
     min_turns: int = Field(default=1, ge=1)
-    #: Words a token of the trace; when left out, the longest session just fits `max_context_tokens`, or else the model's own limit.
+    #: Words a trace token; None: the longest session just fits `max_context_tokens`, or else the model's limit.
     length_scale: _Positive | None = None
     max_context_tokens: int | None = Field(default=None, ge=64)
     max_answer_tokens: int | None = Field(default=None, ge=1)
-    #: words: made of block ids. trace: what the trace says, where it has texts.
+    #: words: derived from block ids. trace: the trace's own texts, if it has any.
     text: Literal["words", "trace"] = "words"
     prefill_heavy: PrefillHeavySection | None = None
     hints: HintsSection = HintsSection()
-    #: The share of jobs of priority -1.
+    #: Share of jobs with priority -1.
     urgent: _Share = 0.0
-    #: Names and their shares of the jobs.
+    #: Shares of the jobs, by name.
     tenants: dict[str, _Positive] = {}
     models: dict[str, _Positive] = {}
     slo: SloSection | None = None
-    #: The directory of the model that is asked: its limit, and a word of its tokenizer that all answers are made of, so that they are
-    #: equally long everywhere and the same tokens when they come back. Left out: answers are the models' own.
+    #: Directory of the tested model: gives its context limit, and a word of its tokenizer that all answers repeat, so
+    #: that they have fixed lengths and tokenise alike in the next prompt. None: the models' own answers.
     model_directory: Path | None = None
     seed: int = 1
 
@@ -199,15 +201,28 @@ class WorkloadSection(BaseModel):
     def _consistent(self) -> Self:
         given = [name for name in ("trace", "generate", "agents") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"a workload has one of trace, generate and agents; this one has {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"a workload has one of trace, generate and agents; this one has {' and '.join(given) or 'none'}"
+            )
         if (self.loop == "closed") != bool(self.users):
-            raise ValueError("users are given with loop: closed, and only then; give, say, loop: closed and users: [4, 8]")
+            raise ValueError(
+                "users are given with loop: closed, and only then; give, say, loop: closed and users: [4, 8]"
+            )
         if self.loop == "open" and self.begin_within_s is not None:
-            raise ValueError("begin_within_s is of people in a closed loop; in an open one jobs begin at their times: leave it out")
+            raise ValueError(
+                "begin_within_s is of users in a closed loop; in an open one jobs begin at their times: leave it out"
+            )
         if self.loop == "closed" and len(self.time_scales) > 1:
             raise ValueError("time_scales has several values in a closed loop; give one, and several users")
-        if self.agents is None and self.length_scale is None and self.max_context_tokens is None and self.model_directory is None:
-            raise ValueError("nothing says how long prompts may be; give length_scale, max_context_tokens or model_directory")
+        if (
+            self.agents is None
+            and self.length_scale is None
+            and self.max_context_tokens is None
+            and self.model_directory is None
+        ):
+            raise ValueError(
+                "nothing says how long prompts may be; give length_scale, max_context_tokens or model_directory"
+            )
         return self
 
 
@@ -215,19 +230,20 @@ TargetFile.model_rebuild()
 
 
 def load_target(path: Path) -> TargetFile:
-    """A target from `path`; its name is the file's when it says none. Raises ConfigError."""
+    """A target from `path`; its default name is the file's. Raises ConfigError."""
     target = _parsed(TargetFile, _read(path), path)
     return target if target.name else target.model_copy(update={"name": path.stem})
 
 
 def load_workload(path: Path) -> WorkloadSection:
-    """A workload from `path`: the section itself, or a file that has it under `workload`. Raises ConfigError."""
+    """A workload from `path`: at the top level, or under `workload`. Raises ConfigError."""
     data = _read(path)
     return _parsed(WorkloadSection, data["workload"] if isinstance(data.get("workload"), dict) else data, path)
 
 
 def one_workload(targets: list[TargetFile], given: WorkloadSection | None) -> WorkloadSection:
-    """The workload of a comparison: the one given, else the one that targets agree on. Raises ConfigError."""
+    """The workload of a comparison: `given`, or else the one that the targets have. Raises ConfigError if
+    they differ."""
     if given is not None:
         return given
     found = [(t.name, t.workload) for t in targets if t.workload is not None]
@@ -240,7 +256,7 @@ def one_workload(targets: list[TargetFile], given: WorkloadSection | None) -> Wo
 
 
 _Section = TypeVar("_Section", bound=BaseModel)
-#: Keys whose paths are relative to the file that has them.
+#: Keys with paths relative to their file.
 _PATHS = {"trace", "model_directory", "model"}
 
 
@@ -251,8 +267,16 @@ def _parsed(kind: type[_Section], data: dict[str, Any], path: Path) -> _Section:
         lines = []
         for item in e.errors():
             key = ".".join(str(part) for part in item["loc"]) or "the file"
-            remedy = "is no key here; remove it or correct its spelling" if item["type"] == "extra_forbidden" else item["msg"]
-            lines.append(f"{key} = {str(item['input'])[:120]!r}: {remedy.removeprefix('Value error, ')}" if item["loc"] else remedy)
+            remedy = (
+                "is no key here; remove it or correct its spelling"
+                if item["type"] == "extra_forbidden"
+                else item["msg"]
+            )
+            lines.append(
+                f"{key} = {str(item['input'])[:120]!r}: {remedy.removeprefix('Value error, ')}"
+                if item["loc"]
+                else remedy
+            )
         raise ConfigError(f"{path}: " + "; ".join(lines)) from e
 
 
@@ -269,7 +293,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """`data` with relative paths seen from `folder`: of the workload, and the model directory of `upbeat`."""
+    """`data` with the paths of the workload and of `upbeat` made relative to `folder`."""
     made = dict(data)
     for key, value in data.items():
         if key in ("workload", "upbeat") and isinstance(value, dict):
@@ -280,5 +304,5 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _is_target(data: dict[str, Any]) -> bool:
-    """Whether `model` in here is a name and no directory."""
+    """Whether `model` in `data` is a name, not a directory."""
     return any(name in data for name in ("url", "upbeat", "start"))

@@ -1,4 +1,4 @@
-"""From the runs of a comparison to medians, spread, and ratios to the first target. Pure."""
+"""Medians, spread, and ratios to the first target, of a comparison's runs. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: What is summarised: name, path into a run's figures, unit, and whether more is better.
+#: The summarised figures: name, path into a run's figures, unit, and whether more is better.
 FIGURES: tuple[tuple[str, tuple[str, ...], str, bool], ...] = (
     ("end to end, mean", ("end_to_end_s", "mean"), "s", False),
     ("end to end, p95", ("end_to_end_s", "p95"), "s", False),
@@ -29,7 +29,7 @@ FIGURES: tuple[tuple[str, tuple[str, ...], str, bool], ...] = (
 
 
 def at(figures: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    """The number at `path`, None where there is none."""
+    """The number at `path`, or None."""
     value: Any = figures
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -37,19 +37,23 @@ def at(figures: Mapping[str, Any], path: Sequence[str]) -> float | None:
 
 
 def summarised(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """By name of the figure: median, min and max of the runs that have it."""
+    """By figure: median, min and max over the runs that have it."""
     found = {}
     for name, path, _, _ in FIGURES:
         values = [v for run in runs if (v := at(run, path)) is not None]
         if values:
-            found[name] = {"median": round(statistics.median(values), 6), "min": round(min(values), 6), "max": round(max(values), 6)}
+            found[name] = {
+                "median": round(statistics.median(values), 6),
+                "min": round(min(values), 6),
+                "max": round(max(values), 6),
+            }
     return found
 
 
 def ratios(base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """By name of the figure: how many times the base's figure the other's is; median, min and max over the pairs of one repeat.
+    """By figure: `other` over `base`, as median, min and max over repeats.
 
-    Runs are paired by their number, as both of a pair were made in the same stretch of time.
+    Runs are paired by repeat, as both runs of a pair were measured close in time.
     """
     found = {}
     by_repeat = {run["repeat"]: run for run in base}
@@ -57,12 +61,16 @@ def ratios(base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
         pairs = [(at(by_repeat[run["repeat"]], path), at(run, path)) for run in other if run["repeat"] in by_repeat]
         values = [b / a for a, b in pairs if a and b is not None]
         if values:
-            found[name] = {"median": round(statistics.median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+            found[name] = {
+                "median": round(statistics.median(values), 4),
+                "min": round(min(values), 4),
+                "max": round(max(values), 4),
+            }
     return found
 
 
 def interleaved(targets: Sequence[str], repeats: int) -> list[tuple[int, str]]:
-    """(repeat, target) in the order in which they are run: each repeat has every target once, and begins with another one."""
+    """(repeat, target) in running order: each repeat has every target once and starts with a different one."""
     order = []
     for repeat in range(repeats):
         first = repeat % len(targets) if targets else 0
@@ -72,7 +80,7 @@ def interleaved(targets: Sequence[str], repeats: int) -> list[tuple[int, str]]:
 
 
 def shown(value: float | None, unit: str) -> str:
-    """A figure as tables have it, without its unit."""
+    """A figure formatted for tables, without its unit."""
     if value is None:
         return "-"
     if unit == "%":

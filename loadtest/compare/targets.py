@@ -1,4 +1,4 @@
-"""A target being served: given addresses, a stack of our own, or programs that are started and ended here."""
+"""Serves a target: given addresses, a stack of ours, or programs that are started and ended here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LAST_WORDS = 1500
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where a target serves now. nodes: how many could take a request. found: what it said of itself."""
+    """A target in service. nodes: number that can take requests. found: facts for the report."""
 
     endpoints: tuple[Endpoint, ...]
     nodes: int
@@ -45,9 +45,10 @@ def opened(
     folder: Path,
     launcher: list[str] | None = None,
 ) -> Iterator[Served]:
-    """Serve `target` while the block runs. body: fields of every request beside the target's. folder: of the target's file.
+    """Serve `target` during the block; afterwards everything it started has ended.
 
-    Raises StackError when it does not come to serve, ConfigError for what its file says wrongly. Whatever it started has ended afterwards.
+    body: fields of every request, in addition to the target's. folder: of the target's file. Raises StackError if it
+    does not serve, ConfigError for an error in its file.
     """
     if target.url is not None:
         urls = [target.url] if isinstance(target.url, str) else target.url
@@ -61,7 +62,7 @@ def opened(
 
 
 def policy_of(target: TargetFile) -> Policy:
-    """How an `upbeat` target is started and hinted."""
+    """Placement, cache and hints of an `upbeat` target."""
     section = target.upbeat
     assert section is not None
     known = POLICIES.get(section.policy) or Policy(section.policy, placement=section.policy, cache=True, hints=False)
@@ -101,10 +102,15 @@ def _served(target: TargetFile, body: Mapping[str, Any], urls: list[str], nodes:
         priorities=target.priorities if target.priorities is not None else ours is not None,
         workflows=target.workflows if target.workflows is not None else ours is not None and hints,
         models=target.models,
-        api_keys={tenant: _key(name, f"{target.name}: tenant_key_envs.{tenant}") or "" for tenant, name in target.tenant_key_envs.items()},
+        api_keys={
+            tenant: _key(name, f"{target.name}: tenant_key_envs.{tenant}") or ""
+            for tenant, name in target.tenant_key_envs.items()
+        },
     )
     endpoints = tuple(replace(endpoint, base_url=url.rstrip("/")) for url in urls)
-    return Served(endpoints, nodes or len(urls), {"model": model, "addresses": len(urls), "hints": hints} | dict(target.versions))
+    return Served(
+        endpoints, nodes or len(urls), {"model": model, "addresses": len(urls), "hints": hints} | dict(target.versions)
+    )
 
 
 def _key(variable: str, where: str) -> str | None:
@@ -116,7 +122,9 @@ def _key(variable: str, where: str) -> str | None:
 
 
 def _first_model(url: str, key: str | None) -> str:
-    request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return str(json.load(answer)["data"][0]["id"])
@@ -125,7 +133,7 @@ def _first_model(url: str, key: str | None) -> str:
 
 
 class Programs:
-    """The programs of a `start` target: started in their order, each when the one before serves; ended with the block."""
+    """The programs of a `start` target: each starts when the one before serves; all end with the block."""
 
     def __init__(self, target: TargetFile, folder: Path) -> None:
         self._target, self._folder = target, folder
@@ -133,13 +141,13 @@ class Programs:
         self._running: list[subprocess.Popen[bytes]] = []
         instances = [f"{section.name}_{n}" for section in target.start or [] for n in range(section.count)]
         first = free_ports(2 * len(instances))
-        #: The first of two ports, by program and number.
+        #: First of two ports, by instance.
         self._ports = {name: first + 2 * i for i, name in enumerate(instances)}
         self.addresses: list[str] = []
 
     def __enter__(self) -> Programs:
         try:
-            # What is alike is started at once: programs that compile or load for a minute do so together.
+            # Instances of one program start together, as each may load for a minute.
             for section in self._target.start or []:
                 begun = [self._start(section, number) for number in range(section.count)]
                 for process, log, ready in begun:
@@ -165,7 +173,7 @@ class Programs:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _start(self, section: ProcessSection, number: int) -> tuple[subprocess.Popen[bytes], Path, str]:
-        values = self._places(section, number)
+        values = self._placeholders(section, number)
 
         def filled(text: str, key: str) -> str:
             try:
@@ -173,7 +181,8 @@ class Programs:
             except (KeyError, ValueError) as e:
                 known = ", ".join(sorted(values))
                 raise ConfigError(
-                    f"{self._target.name}: start.{section.name}.{key} = {text!r}: {e} is no placeholder; there are {known}"
+                    f"{self._target.name}: start.{section.name}.{key} = {text!r}: {e} is no placeholder; there are "
+                    f"{known}"
                 ) from e
 
         command = [filled(word, "command") for word in section.command]
@@ -199,13 +208,15 @@ class Programs:
             self.addresses.append(filled(section.serves, "serves"))
         return process, log, filled(section.ready, "ready")
 
-    def _places(self, section: ProcessSection, number: int) -> dict[str, str]:
-        """What placeholders stand for in instance `number` of `section`."""
+    def _placeholders(self, section: ProcessSection, number: int) -> dict[str, str]:
+        """Values of the placeholders in instance `number` of `section`."""
         cores = sorted(os.sched_getaffinity(0))
         share = max(1, len(cores) // section.count)
         mine = [cores[(number * share + i) % len(cores)] for i in range(share)]
         ports = {f"port_{name}": str(port) for name, port in self._ports.items()}
-        ports |= {f"port_{name.removesuffix('_0')}": str(port) for name, port in self._ports.items() if name.endswith("_0")}
+        ports |= {
+            f"port_{name.removesuffix('_0')}": str(port) for name, port in self._ports.items() if name.endswith("_0")
+        }
         return ports | {
             "n": str(number),
             "port": str(self._ports[f"{section.name}_{number}"]),
@@ -220,14 +231,18 @@ class Programs:
         deadline = time.monotonic() + section.ready_s
         while ready and time.monotonic() < deadline:
             if process.poll() is not None:
-                raise StackError(f"{self._target.name}: {section.name} ended with status {process.returncode}\n{_last_words(log)}")
+                raise StackError(
+                    f"{self._target.name}: {section.name} ended with status {process.returncode}\n{_last_words(log)}"
+                )
             try:
                 with urllib.request.urlopen(ready, timeout=2):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
         if ready:
-            raise StackError(f"{self._target.name}: {section.name} did not serve within {section.ready_s:g} s\n{_last_words(log)}")
+            raise StackError(
+                f"{self._target.name}: {section.name} did not serve within {section.ready_s:g} s\n{_last_words(log)}"
+            )
 
 
 def _last_words(log: Path) -> str:

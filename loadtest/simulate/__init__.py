@@ -1,1 +1,2 @@
-"""A fleet in virtual time: the scheduler's own core, nodes that only cost time, people who read, type and ask. See docs/simulator.md."""
+"""A fleet in virtual time: production cores of scheduler, workers and stores, with modelled durations and users. See
+docs/simulator.md."""

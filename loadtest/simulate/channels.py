@@ -1,4 +1,4 @@
-"""A way that KV comes by (an SSD, a link, a bus): one job after the other, what a request waits for before what a hint wants."""
+"""A channel that carries KV (an SSD, a link, a bus): one job at a time; demand interrupts prefetches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 
 from loadtest.simulate.events import Events
 
-#: Urgency of jobs: class and priority; a lower one interrupts.
+#: Urgency of a job: (class, priority); a lower key interrupts.
 Key = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """So many seconds of a channel. done: called when they are over. Never again once `cancelled`."""
+    """A transfer that takes `left_s` more seconds. done: called at its end, unless cancelled."""
 
     left_s: float
     key: Key
@@ -26,7 +26,7 @@ class Job:
 
 
 class Channel:
-    """See the module. A job that is interrupted goes on later where it stopped."""
+    """See the module. An interrupted job continues later where it stopped."""
 
     def __init__(self, events: Events, bytes_per_s: float) -> None:
         self._events, self.bytes_per_s = events, bytes_per_s
@@ -34,18 +34,18 @@ class Channel:
         self._count = self._version = 0
         self._now: Job | None = None
         self._since = 0.0
-        #: Bytes that have come or are coming.
+        #: Bytes sent so far, cancelled jobs included.
         self.bytes = 0.0
 
     def send(self, bytes_: float, key: Key, done: Callable[[], None]) -> Job:
-        """Bring so many bytes."""
+        """Queue a transfer."""
         self.bytes += bytes_
         job = Job(bytes_ / self.bytes_per_s, key, done)
         self._push(job)
         return job
 
     def cancel(self, job: Job) -> None:
-        """Nobody wants it any more."""
+        """Cancel a job, unless it has finished."""
         if job.finished or job.cancelled:
             return
         job.cancelled = True

@@ -1,4 +1,4 @@
-"""`upbeat simulate`: a fleet in virtual time under one policy or several, side by side."""
+"""`upbeat simulate`: simulates a fleet under several policies and prints their figures side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loadtest.simulate.turns import coarsened, most_tokens
 from loadtest.tables import PolicyTables
 from loadtest.traces import TraceError
 
-#: What is shown of a policy: heading, path into the figures, factor and digits.
+#: Columns: heading, path into the figures, factor, digits.
 _FIGURES: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
     ("requests", ("requests",), 1, 0),
     ("requests/s", ("requests_per_s",), 1, 2),
@@ -48,28 +48,43 @@ _FIGURES: tuple[tuple[str, tuple[str, ...], float, int], ...] = (
 
 def run(
     nodes: Annotated[int, typer.Option(help="nodes of the fleet", min=1, max=4096)] = 8,
-    preset: Annotated[str, typer.Option(help=f"what a node is: {', '.join(PRESETS)}, or the file of a profile")] = "a100-llama-3.1-8b",
-    policy: Annotated[str, typer.Option(help=f"one or several with commas: {', '.join(VARIANTS)}")] = "balanced,sticky,recompute",
-    trace: Annotated[Path | None, typer.Option(help="trace of conversations, as for `upbeat bench`; generated ones by default")] = None,
+    preset: Annotated[
+        str, typer.Option(help=f"what a node is: {', '.join(PRESETS)}, or the file of a profile")
+    ] = "a100-llama-3.1-8b",
+    policy: Annotated[
+        str, typer.Option(help=f"one or several with commas: {', '.join(VARIANTS)}")
+    ] = "balanced,sticky,recompute",
+    trace: Annotated[
+        Path | None, typer.Option(help="trace of conversations, as for `upbeat bench`; generated ones by default")
+    ] = None,
     users: Annotated[
-        int, typer.Option(help="people at a time, each with one conversation after the other; 0: at the trace's times", min=0)
+        int,
+        typer.Option(
+            help="number of users, each with one conversation after the other; 0: at the trace's times", min=0
+        ),
     ] = 64,
     minutes: Annotated[float, typer.Option(help="of virtual time, with --users", min=0.1)] = 10.0,
     time_scale: Annotated[float, typer.Option(help="the trace's times are multiplied by this", min=0.0001)] = 1.0,
-    length_scale: Annotated[float, typer.Option(help="the trace's lengths are multiplied by this", min=0.0001, max=1.0)] = 1.0,
+    length_scale: Annotated[
+        float, typer.Option(help="the trace's lengths are multiplied by this", min=0.0001, max=1.0)
+    ] = 1.0,
     sessions: Annotated[int, typer.Option(help="generated conversations", min=1)] = 2000,
     urgent: Annotated[float, typer.Option(help="share of conversations of priority -1", min=0.0, max=1.0)] = 0.0,
     missed: Annotated[float, typer.Option(help="share of requests without a hint", min=0.0, max=1.0)] = 0.0,
-    spurious: Annotated[float, typer.Option(help="hints for nothing, a request", min=0.0)] = 0.0,
-    late: Annotated[float, typer.Option(help="share of hints that come 10 s after typing began", min=0.0, max=1.0)] = 0.0,
-    early: Annotated[float, typer.Option(help="share of hints that come 30 s before typing begins", min=0.0, max=1.0)] = 0.0,
+    spurious: Annotated[float, typer.Option(help="hints without a request, per request", min=0.0)] = 0.0,
+    late: Annotated[
+        float, typer.Option(help="share of hints that come 10 s after typing began", min=0.0, max=1.0)
+    ] = 0.0,
+    early: Annotated[
+        float, typer.Option(help="share of hints that come 30 s before typing begins", min=0.0, max=1.0)
+    ] = 0.0,
     dram_gib: Annotated[float | None, typer.Option(help="DRAM of a node for KV, GiB")] = None,
     hbm_gib: Annotated[float | None, typer.Option(help="HBM of a node for KV, GiB")] = None,
     seed: Annotated[int, typer.Option(help="equal seeds give equal runs")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     out: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
 ) -> None:
-    """Simulate a fleet of devices nobody has here: the scheduler's own core, in virtual time, under one policy or several."""
+    """Simulate a fleet in virtual time with the production cores, under one policy or several."""
     console = Console(stderr=as_json)
     try:
         kind = node_kind(preset)
@@ -90,7 +105,9 @@ def run(
         )
         habits = {DEFAULT_TENANT: Habits(missed=missed, spurious=spurious, late=late, early=early, expected=False)}
         limit_s = minutes * 60 if users else float("inf")
-        base = Run(kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits)
+        base = Run(
+            kind, nodes, variants[0], users, limit_s, seed, warm_up_s=limit_s / 10 if users else 0.0, habits=habits
+        )
         found: dict[str, dict[str, Any]] = {}
         for variant in variants:
             with console.status(f"{variant.name} ..."):
@@ -122,12 +139,17 @@ def run(
         typer.echo(json.dumps(document, indent=2))
     else:
         console.print(
-            table(found, f"{nodes} nodes of {kind.name}, " + (f"{users} users" if users else "at the trace's times") + f", seed {seed}")
+            table(
+                found,
+                f"{nodes} nodes of {kind.name}, "
+                + (f"{users} users" if users else "at the trace's times")
+                + f", seed {seed}",
+            )
         )
 
 
 def parse_variants(text: str) -> list[Variant]:
-    """From a comma-separated list. Raises ValueError naming the unknown one and those that exist."""
+    """Variants from a comma-separated list. Raises ValueError naming the unknown one and those that exist."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in VARIANTS:
@@ -138,7 +160,7 @@ def parse_variants(text: str) -> list[Variant]:
 
 
 def table(found: Mapping[str, Mapping[str, Any]], title: str) -> PolicyTables:
-    """A row a policy, a column a figure; figures that nobody has are left out."""
+    """A row a policy, a column a figure; figures that no policy has are omitted."""
     shown = {}
     for heading, path, factor, digits in _FIGURES:
         values = [_at(figures, path) for figures in found.values()]

@@ -1,7 +1,7 @@
-"""What a node costs: seconds of a step by what is in it, and how fast KV comes to it from each place.
+"""Durations of a node's steps, and its capacities and transfer rates.
 
-Two kinds: a roofline of a device and a model's shape with the efficiencies of published measurements (`loadtest.simulate.presets`), and a
-profile of this machine (`contracts.profile`, made by `upbeat profile`).
+Two kinds: a roofline of a device and a model's shape, with efficiencies fitted to published measurements
+(`loadtest.simulate.presets`); and a machine's profile (`contracts.latency_profile`, from `upbeat profile`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contracts.kv import KvShape
-from contracts.profile import Profile
+from contracts.latency_profile import Profile
 from worker.core.pace import Pace
 
-#: Decoding is stepped over as if its cost grew evenly with the context over so many tokens a sequence.
+#: Context tokens a sequence over which a profile's decode slope is taken.
 _SLOPE_TOKENS = 64.0
 
 
@@ -22,21 +22,23 @@ class Costs(Protocol):
     """Seconds of a node's steps."""
 
     def decode(self, batch: int, context_tokens: float) -> tuple[float, float]:
-        """One token each of `batch` sequences, `context_tokens` together: seconds, and seconds a context token."""
+        """A step of one token for each of `batch` sequences, `context_tokens` in all: (seconds, seconds a context
+        token)."""
         ...
 
     def mixed_s(self, batch: int, context_tokens: float, prefills: Iterable[tuple[int, int]]) -> float:
-        """A step that also computes (tokens, tokens before them) of prompts."""
+        """Seconds of a step that also computes `prefills`: (tokens, tokens before them)."""
         ...
 
     def prefill_s(self, tokens: int, context_tokens: int) -> float:
-        """All of a prompt's tokens after a context, alone on the device."""
+        """Seconds to compute `tokens` of a prompt after `context_tokens`, alone on the device."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device. flops: a second, dense, in the model's type. mfu, mbu: what is reached of these and of the memory's bytes a second."""
+    """A device. flops: peak per second, dense, in the model's type. mfu, mbu: shares reached of peak flops and memory
+    bandwidth."""
 
     name: str
     flops: float
@@ -49,7 +51,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder's shape. heads: of queries; type_bytes: of weights and KV."""
+    """A decoder's shape. heads: query heads; type_bytes: of a value of weights and KV."""
 
     name: str
     parameters: float
@@ -61,29 +63,30 @@ class ModelShape:
 
     @property
     def token_bytes(self) -> int:
-        """KV of a token, all layers."""
+        """KV bytes of a token in all layers."""
         return self.layers * self.kv_heads * 2 * self.head_dim * self.type_bytes
 
     @property
     def weight_bytes(self) -> float:
-        """All weights."""
+        """Bytes of all weights."""
         return self.parameters * self.type_bytes
 
     def kv_shape(self, chunk_tokens: int = 64) -> KvShape:
-        """As the services call it."""
+        """The shape as services describe it."""
         fingerprint = self.name.encode().ljust(32, b"\0")[:32]
         return KvShape.of_heads(fingerprint, self.layers, self.kv_heads, self.head_dim, chunk_tokens, "bfloat16")
 
 
 class Roofline:
-    """A step reads all weights and the KV of its context, or computes its tokens, whichever takes longer; plus a fixed time."""
+    """A step takes a fixed time, plus the longer of reading all weights and computing its tokens, plus
+    reading its KV."""
 
     def __init__(self, device: Device, model: ModelShape) -> None:
         rate, flops = device.memory_bytes_per_s * device.mbu, device.flops * device.mfu
         self._fixed_s, self._weights_s = device.overhead_s, model.weight_bytes / rate
         self._read_s = model.token_bytes / rate
         self._token_s = 2.0 * model.parameters / flops
-        #: Of a token's attention to one token before it: two products over all heads.
+        #: A token's attention to one earlier token: two products over all heads.
         self._attend_s = 4.0 * model.layers * model.heads * model.head_dim / flops
 
     def decode(self, batch: int, context_tokens: float) -> tuple[float, float]:
@@ -106,7 +109,7 @@ class Roofline:
 
 
 class Measured:
-    """A machine's profile. A mixed step takes as long as its two parts."""
+    """A machine's profile. A mixed step takes the sum of its two parts."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -128,7 +131,7 @@ class Measured:
 
 
 def seed(pace: Pace, costs: Costs) -> None:
-    """Tell a worker how fast it is before anything ran, as `upbeat profile` does: with requests of 256 and 128 tokens."""
+    """Seed a worker's pace, as a profile does, assuming requests of 256 prompt and 128 answer tokens."""
     pace.prefill_token_s = costs.prefill_s(512, 0) / 512
     pace.expect_decodes({batch: costs.decode(batch, 1024.0 * batch)[0] for batch in (1, 8)})
     pace.request_s = costs.prefill_s(256, 0) + 128 * pace.marginal_token_s
@@ -136,8 +139,8 @@ def seed(pace: Pace, costs: Costs) -> None:
 
 
 class Slowed:
-    """Another's steps as a whole stack makes them: each takes `step_s` longer and `token_s` for every sequence that has a token from it,
-    as what carries tokens to people has the same cores; and prompts take `prefill_times` as long."""
+    """Adds a whole stack's overhead to `inner`: `step_s` a step, `token_s` a sequence that gets a token (streaming uses
+    the same cores), and a factor `prefill_times` on prompts."""
 
     def __init__(self, inner: Costs, step_s: float, token_s: float, prefill_times: float) -> None:
         self._inner, self._step_s, self._token_s, self._times = inner, step_s, token_s, prefill_times
@@ -160,10 +163,10 @@ class Slowed:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """All that makes up a node. Capacities of KV in bytes; rates in bytes a second, `dram` is that of the way from DRAM to HBM.
+    """A kind of node. Capacities for KV in bytes; dram_bytes_per_s: from DRAM to HBM.
 
-    step_tokens, mixed_step_s, max_batch: as `worker` is configured. request_s: from a client to the engine, and from the engine's
-    first token back to the client, together.
+    step_tokens, mixed_step_s, max_batch: as in the configuration of `worker`. request_s: from client to engine plus
+    from the first token back to the client.
     """
 
     name: str
@@ -182,5 +185,5 @@ class NodeKind:
     max_batch: int = 64
     max_tokens: int = 131_072
     request_s: float = 0.0
-    #: Of the model, where `shape` has fewer (`turns.coarse`); 0: as many as the shape.
+    #: Layers of the model, if `shape` has fewer (`turns.coarse`); 0: as many as the shape.
     layers_modelled: int = 0

@@ -1,9 +1,8 @@
-"""Very many sessions on very many nodes: the scheduler's own core, and nodes that are sums.
+"""Millions of sessions on thousands of nodes: the scheduler's core, with nodes reduced to totals.
 
-What a node does is reckoned in total: requests are work in seconds, of which it does one a second; its caches are what the directory says.
-That is enough for the scheduler, which knows no more of a node, and it is all that a million sessions leave time for. Every session's cache
-is on some node at first; each has one turn, most of them announced by a hint. What the core takes is measured call by call, in seconds of
-the processor.
+A node has outstanding work in seconds, and does one second of it a second; its caches are those in the session
+directory. The scheduler knows no more of a real node. Initially each session's cache is on some node; each session has
+one turn, most with a hint. Measures the core's processor time by kind of call.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from loadtest.typist import typing_times
 from scheduler.core.advisories import Hint
 from scheduler.core.control import Ask, Control, Prefetch, Settings
 from scheduler.core.directory import Held
-from scheduler.core.fleet import Load, Model, Rates
+from scheduler.core.fleet import LoadReport, Model, Rates
 
 _TICK_EVERY_S = 0.5
 _HISTORY_TOKENS, _NEW_TOKENS, _ANSWER_TOKENS = 4000, 113, 270
@@ -32,7 +31,8 @@ _HISTORY_TOKENS, _NEW_TOKENS, _ANSWER_TOKENS = 4000, 113, 270
 
 @dataclass(slots=True)
 class _Node:
-    """Requests in the order of their ends; busy_until_s: when all of its work is done."""
+    """here: requests (end, id, session, tokens) by end. busy_until_s: end of all its work. number: of its last report.
+    told: sessions to report (session, tokens)."""
 
     name: str
     busy_until_s: float = 0.0
@@ -42,10 +42,12 @@ class _Node:
 
 
 class Crowd:
-    """See the module. turns_per_s: of all sessions together. missed: share of turns without a hint. Everything depends on the seed, but the
-    core's own seconds (`spent_s`, by what was asked of it)."""
+    """See the module. turns_per_s: of all sessions. missed: share of turns without a hint. Deterministic for a seed,
+    except `spent_s`: processor seconds of the core by kind of call."""
 
-    def __init__(self, kind: NodeKind, nodes: int, sessions: int, turns_per_s: float, seed: int = 1, missed: float = 0.1) -> None:
+    def __init__(
+        self, kind: NodeKind, nodes: int, sessions: int, turns_per_s: float, seed: int = 1, missed: float = 0.1
+    ) -> None:
         self.kind, self.sessions, self._rate, self._missed = kind, sessions, turns_per_s, missed
         self._draw = random.Random(seed)
         self.control = Control(Settings(models=(kind.model,), hints_per_s=2 * turns_per_s, hint_burst=10 * turns_per_s))
@@ -74,21 +76,23 @@ class Crowd:
         return SessionKey("t", f"s{number}")
 
     def join(self) -> None:
-        """Every session's cache is on some node."""
+        """Report each session's cache on a random node."""
         names, shape = list(self.nodes), self.kind.shape
         for number in range(self.sessions):
             tokens = self._tokens(number)
             held = Held(tokens, tokens * shape.token_bytes, tokens)
             began = time.process_time()
-            self.control.directory.report(self._draw.choice(names), self.key(number), self.kind.model, tokens, 0.0, held, joining=True)
+            self.control.directory.report(
+                self._draw.choice(names), self.key(number), self.kind.model, tokens, 0.0, held, joining=True
+            )
             self._timed("joining", began)
 
     def _tokens(self, number: int) -> int:
-        """Of a session: between a quarter and seven quarters of the mean, evenly."""
+        """A session's history: uniform between a quarter and seven quarters of the mean."""
         return int(_HISTORY_TOKENS * (0.25 + 1.5 * ((number * 2_654_435_761) % 4096) / 4096)) // 64 * 64
 
     def run(self) -> dict[str, Any]:
-        """Every session has its turn. Returns what came of it."""
+        """Run one turn of every session. Returns the figures."""
         order = list(range(self.sessions))
         self._draw.shuffle(order)
         typing = typing_times(self.sessions, self._draw.getrandbits(32))
@@ -166,8 +170,9 @@ class Crowd:
         request_s = self.kind.costs.prefill_s(_NEW_TOKENS, _HISTORY_TOKENS) + _ANSWER_TOKENS * self._marginal_s
         pages = int(self.kind.hbm_bytes // self.kind.shape.piece_bytes)
         used = len(node.here) * (_HISTORY_TOKENS // self.kind.shape.chunk_tokens) * self.kind.shape.layers
-        load = Load(
-            running=len(node.here), outstanding_s=work_s, request_s=request_s, hbm_pages_total=pages, hbm_pages_free=max(pages - used, 0),
+        load = LoadReport(
+            running=len(node.here), outstanding_s=work_s, request_s=request_s, hbm_pages_total=pages,
+            hbm_pages_free=max(pages - used, 0),
             prefill_token_s=self.kind.costs.prefill_s(512, 0) / 512, by_priority={0: work_s},
         )  # fmt: skip
         here = [request_id for _, request_id, _, _ in node.here]

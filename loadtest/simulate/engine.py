@@ -1,6 +1,7 @@
-"""A worker's engine in virtual time: the production core (`worker.core.engine_core`), whose steps take what a node's costs say.
+"""A worker's engine in virtual time: the production core (`worker.core.engine_core`), with step times from a node's
+costs.
 
-A stretch of steps in which the core decides nothing is one event; whatever comes meanwhile cuts it at the end of the step under way.
+A stretch of steps in which the core decides nothing is one event. An arrival cuts it at the end of its current step.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from worker.core.sequence import Sequence
 
 
 class Engine:
-    """See the module. execute: does what the core asks for. spoke, ended: told of each first token, and of each complete answer. is_here:
-    whether what a step waits for has come; None: it never will."""
+    """See the module. execute: carries out the core's instructions. spoke, ended: called at each first token and each
+    complete answer. is_here: whether a load that a step needs has arrived; None: it never will."""
 
     def __init__(
         self,
@@ -36,26 +37,26 @@ class Engine:
         self._execute, self._spoke, self._ended, self._is_here = execute, spoke, ended, is_here
         self.busy_s = 0.0
         self.steps = 0
-        #: The step under way, and how many follow it unasked that the core does not know of.
+        #: The current step, and the stretch of equal steps that it begins.
         self._step: do.Step | None = None
         self._stretch = Stretch(0.0, 0, 0.0)
-        #: It is over but for KV that it waits for.
+        #: The step is computed, but waits for KV.
         self._held = False
         self._version = 0
         self._turn_s = math.inf
-        #: What follows the step under way.
+        #: Called after the current step.
         self.after_step: list[Callable[[], None]] = []
-        #: Seconds that the device owes to something else (a codec): its next step is so much longer.
+        #: Seconds of the device used by something else (a codec), added to the next step.
         self._owed_s = 0.0
         seed(core.pace, kind.costs)
 
     @property
     def stepping(self) -> bool:
-        """A step is under way."""
+        """Whether a step is running."""
         return self._step is not None
 
     def tell(self, event: ev.Event) -> None:
-        """Something came."""
+        """Give the core an event."""
         self.core.handle(event, self._events.now)
         self._act()
         if self._step is None:
@@ -66,12 +67,16 @@ class Engine:
             self._schedule()
 
     def disturb(self, seconds: float) -> None:
-        """Something else has the device for so long: its next step takes longer by that."""
+        """Something else occupies the device for `seconds`: the next step takes that much longer."""
         self._owed_s += seconds
 
     def catch_up(self) -> None:
-        """Tell the core of the steps that are over by now, so that it knows how far everybody is."""
-        if self._step is not None and self._stretch.count > 1 and (over := self._stretch.over(self._events.now)) < self._stretch.count:
+        """Report the finished steps of the current stretch to the core."""
+        if (
+            self._step is not None
+            and self._stretch.count > 1
+            and (over := self._stretch.over(self._events.now)) < self._stretch.count
+        ):
             self._stepped(self._step, over, frozenset(), 0.0)
 
     def _act(self) -> None:
@@ -143,14 +148,14 @@ class Engine:
         self._turn_at(self._events.now)
 
     def _stepped(self, step: do.Step, steps: int, void: Set[str], stalled_s: float) -> None:
-        """So many of the stretch are over; the last one waited for KV, too."""
+        """Report `steps` finished steps of the stretch; the last one also waited `stalled_s` for KV."""
         if not steps:
             return
         seconds = self._stretch.seconds(steps) + stalled_s
         self._stretch.pass_over(steps)
         self.busy_s += seconds
         self.steps += steps
-        spoke, ended = [], []
+        first_tokens, ended = [], []
         tokens: dict[str, int] = {}
         for s, count in step.batch:
             request_id = s.request.request_id
@@ -158,16 +163,18 @@ class Engine:
                 continue
             tokens[request_id] = 0
             if not s.generated:
-                spoke.append(s)
+                first_tokens.append(s)
             if s.generated + steps >= s.max_tokens:
                 ended.append(s)
         over = {s.request.request_id for s in ended}
         self.core.handle(
-            ev.Stepped(step.batch, seconds / steps, tokens, ended=over, void=frozenset(void), stalled_s=stalled_s, steps=steps),
+            ev.Stepped(
+                step.batch, seconds / steps, tokens, ended=over, void=frozenset(void), stalled_s=stalled_s, steps=steps
+            ),
             self._events.now,
         )
         self._act()
-        for s in spoke:
+        for s in first_tokens:
             self._spoke(s)
         for s in ended:
             self._ended(s)

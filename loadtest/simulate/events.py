@@ -1,4 +1,4 @@
-"""Virtual time: what is due is done in order of time, and of being asked for where times are equal."""
+"""Virtual time: calls run in order of time; at equal times, in the order in which they were scheduled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Events:
-    """A clock and what is due. `now` only grows."""
+    """A clock and its scheduled calls. Invariant: `now` never decreases."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -19,12 +19,12 @@ class Events:
         return len(self._due)
 
     def at(self, time_s: float, do: Callable[[], None]) -> None:
-        """Do this then. What is asked for the past is done now."""
+        """Call `do` at `time_s`, or now if that is past."""
         self._asked += 1
         heapq.heappush(self._due, (max(time_s, self.now), self._asked, do))
 
     def run(self, until: Callable[[], bool], limit_s: float = float("inf")) -> None:
-        """Until `until()` is true, nothing is due, or the time is `limit_s`."""
+        """Run until `until()` is true, nothing is scheduled, or the next call is after `limit_s`."""
         due = self._due
         while due and due[0][0] <= limit_s and not until():
             self.now, _, do = heapq.heappop(due)

@@ -1,4 +1,5 @@
-"""The fleet: the scheduler's own core (`scheduler.core.control.Control`), nodes that report to it, and its commands carried out."""
+"""A fleet: the scheduler's production core (`scheduler.core.control.Control`), and nodes that report to it and carry
+out its commands."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from contracts.ids import SessionKey
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import ALL, BLOB, DRAM, HBM, NONE, PEER, Mechanisms
-from loadtest.simulate.node import Node
+from loadtest.simulate.node import SimulatedNode
 from loadtest.simulate.request import Request
 from loadtest.simulate.store import Blob, NodeStore
 from loadtest.simulate.systems.conductor import Conductor
@@ -25,16 +26,16 @@ from scheduler.core.control import Ask, Command, Control, Prefetch, Settings
 from scheduler.core.fleet import Model, Rates
 from scheduler.core.policies import POLICIES
 
-#: As `worker.service.reporter` and `scheduler.server` do it.
+#: As in `worker.service.reporter` and `scheduler.server`.
 REPORT_EVERY_S, TICK_EVERY_S = 0.1, 0.5
-#: Everything is validated after so many decisions.
+#: Decisions between two validations.
 _VALIDATE_EVERY = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is compared: a placement policy of the scheduler or another system in its place, what nodes can do with KV, whether clients
-    send hints. ours: nodes run our engine and our store; off, another system's (`loadtest.simulate.systems.node`)."""
+    """A policy to compare. placement: of our scheduler; system: replaces it. hints: whether clients send them. has: the
+    nodes' mechanisms. ours: nodes run our engine and store; False: `loadtest.simulate.systems.node`."""
 
     name: str
     placement: str = "balanced"
@@ -44,10 +45,11 @@ class Variant:
     ours: bool = True
 
 
-#: What InferCept's nodes do: host memory, and no request begins before all of its KV is there.
+#: InferCept's nodes: host memory; a request begins when all of its KV has arrived.
 _HOST = Mechanisms(frozenset((HBM, DRAM)), layerwise=False, layer_priority=False)
-#: LMCache as SYMPHONY compares with it (figure 14): encoded KV in remote storage, loaded when a request asks for it, decoded on the device.
-#: CacheGen's paper has KV 3.5 to 4.3 times smaller than in 8 bits; LMCache's default settings come to about 7 times over 16 bits.
+#: LMCache as SYMPHONY compares with it (figure 14): encoded KV in remote storage, loaded when a request arrives,
+#: decoded on the device. CacheGen's paper reports KV 3.5 to 4.3 times smaller than 8 bits; LMCache's defaults give
+#: about 7 times against 16 bits.
 _LMCACHE = Mechanisms(frozenset((HBM, BLOB)), layerwise=False, codec=7.0, decode_bytes_per_s=20e9)
 
 VARIANTS: dict[str, Variant] = {
@@ -64,10 +66,12 @@ VARIANTS: dict[str, Variant] = {
         Variant("llumnix", has=NONE, system=Llumnix, ours=False),
         Variant("infercept", has=_HOST, system=InferCept, ours=False),
         Variant("llumnix-infercept", has=_HOST, system=LlumnixInferCept, ours=False),
-        Variant("infercept-migration", has=replace(_HOST, tiers=_HOST.tiers | {PEER}), system=MigratingInferCept, ours=False),
+        Variant(
+            "infercept-migration", has=replace(_HOST, tiers=_HOST.tiers | {PEER}), system=MigratingInferCept, ours=False
+        ),
         Variant("parrot", has=Mechanisms(frozenset((HBM,)), layer_priority=False), system=Parrot, ours=False),
         Variant("lmcache", has=_LMCACHE, ours=False),
-        # One mechanism less each (figure 17).
+        # Each with one mechanism off (figure 17).
         Variant("no-cooperative", hints=True, has=Mechanisms(cooperative=False)),
         Variant("no-layer-priority", hints=True, has=Mechanisms(layer_priority=False)),
         Variant("no-layerwise", hints=True, has=Mechanisms(layerwise=False)),
@@ -76,19 +80,26 @@ VARIANTS: dict[str, Variant] = {
 
 
 class Fleet:
-    """See the module. Requests and hints go in at virtual now; `Request.done` is called at a request's end."""
+    """See the module. Requests and hints arrive at the current virtual time; `Request.done` is called at the end."""
 
-    def __init__(self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None) -> None:
+    def __init__(
+        self, events: Events, kind: NodeKind, nodes: int, variant: Variant, settings: Settings | None = None
+    ) -> None:
         kind = coarsened(kind) if variant.ours else kind
         self._events, self.kind, self.variant = events, kind, variant
         base = settings or Settings()
         self.control = Control(
-            Settings(POLICIES[variant.placement], models=(kind.model,), hints_per_s=base.hints_per_s, hint_burst=base.hint_burst)
+            Settings(
+                POLICIES[variant.placement],
+                models=(kind.model,),
+                hints_per_s=base.hints_per_s,
+                hint_burst=base.hint_burst,
+            )
         )
-        self.nodes: dict[str, Node | OtherNode] = {}
+        self.nodes: dict[str, SimulatedNode | OtherNode] = {}
         others: dict[str, OtherNode] = {}
-        self.loads: list[list[float]] = []  #: by sample: requests on each node, a mean over the time since the last
-        #: Tokens of each session that the slowest tier has: all of its last complete turn.
+        self.loads: list[list[float]] = []  #: by sample: mean requests on each node since the last one
+        #: Tokens of each session after its last complete turn.
         self.tokens: dict[SessionKey, int] = {}
         self.hints = 0
         model = Model(kind.model, kind.shape, kind.max_tokens, 0)
@@ -99,14 +110,18 @@ class Fleet:
         for number in range(nodes):
             name = f"node-{number}"
             if variant.ours:
-                self.nodes[name] = Node(name, kind, events, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores)
+                self.nodes[name] = SimulatedNode(
+                    name, kind, events, ended=self._ended, has=variant.has, blob_tier=blob, stores=stores
+                )
             else:
-                self.nodes[name] = others[name] = OtherNode(name, kind, events, others, ended=self._ended, has=variant.has, keep=keep)
+                self.nodes[name] = others[name] = OtherNode(
+                    name, kind, events, others, ended=self._ended, has=variant.has, keep=keep
+                )
             if variant.system is not None:
                 continue
             self.control.fleet.worker_joined(name, f"{name}:1", (model,), events.now, rates)
             self.control.fleet.store_joined(name, f"{name}:2")
-            # Reports of real nodes are not in step.
+            # Nodes' reports are not synchronised.
             events.at(events.now + REPORT_EVERY_S * number / nodes, self._reporting(self.nodes[name]))
         if variant.system is None:
             self._tick()
@@ -115,7 +130,7 @@ class Fleet:
 
     @property
     def migrated(self) -> int:
-        """Requests that another system moved while they ran."""
+        """Number of requests that another system migrated."""
         return 0 if self._conducted is None else self._conducted.migrated
 
     def _keep(self, node: OtherNode, sequence: Running) -> frozenset[str]:
@@ -123,7 +138,7 @@ class Fleet:
         return self._conducted.keep(node, sequence)
 
     def ask(self, request: Request) -> None:
-        """A turn is here."""
+        """Place a turn, and submit it to its node."""
         if self._conducted is not None:
             request.node, sources = self._conducted.place(request)
             self._submit(request, sources)
@@ -145,15 +160,15 @@ class Fleet:
             node.submit(request, sources)
 
     def advise(self, hint: Hint) -> None:
-        """Somebody begins to type."""
+        """Give the scheduler a hint."""
         self.hints += 1
         self._carry_out(self.control.advise(hint, self._events.now))
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
             node = self.nodes[command.node]
-            if not isinstance(node, Node):
-                continue  # nobody else's takes hints
+            if not isinstance(node, SimulatedNode):
+                continue  # only our nodes take hints
             if isinstance(command, Prefetch):
                 hint = command.hint
                 tokens = self.tokens.get(hint.session, 0)
@@ -165,7 +180,7 @@ class Fleet:
         self.tokens[request.session] = request.prompt_tokens + request.answer_tokens
         request.done(request)
 
-    def _reporting(self, node: Node | OtherNode) -> Callable[[], None]:
+    def _reporting(self, node: SimulatedNode | OtherNode) -> Callable[[], None]:
         number = 0
 
         def report() -> None:
@@ -176,7 +191,9 @@ class Fleet:
             self.control.fleet.loaded(node.name, load, here, ended, now, number)
             self.control.callgraphs.finished(ended, now)
             for session, held in node.held():
-                self.control.directory.report(node.name, session, self.kind.model, self.tokens.get(session, held.tokens), now, held)
+                self.control.directory.report(
+                    node.name, session, self.kind.model, self.tokens.get(session, held.tokens), now, held
+                )
             self._events.at(now + REPORT_EVERY_S, report)
 
         return report
@@ -186,12 +203,12 @@ class Fleet:
         self._events.at(self._events.now + TICK_EVERY_S, self._tick)
 
     def sample(self, every_s: float) -> None:
-        """Note each node's load every so many seconds from now on."""
+        """Record each node's load, now and every `every_s` seconds."""
         self.loads.append([node.mean_load(every_s) for node in self.nodes.values()])
         self._events.at(self._events.now + every_s, lambda: self.sample(every_s))
 
     def validate(self) -> None:
-        """Raise AssertionError when the scheduler's core or a node is not as it must be."""
+        """Raise AssertionError if an invariant of the scheduler's core or of a node is broken."""
         self.control.validate()
         for node in self.nodes.values():
             node.validate()

@@ -1,4 +1,4 @@
-"""How many requests a node has, as a mean over time."""
+"""A node's number of requests, averaged over time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class MeanLoad:
         self._area = self._since = 0.0
 
     def changed(self, requests: int) -> None:
-        """So many are there from now on."""
+        """Set the present number of requests."""
         now = self._events.now
         self._area += (now - self._since) * self._requests
         self._since, self._requests = now, requests
 
     def take(self, window_s: float) -> float:
-        """The mean over the time since it was last asked, `window_s` seconds."""
+        """The mean since the last call, which was `window_s` seconds ago."""
         self.changed(self._requests)
         area, self._area = self._area, 0.0
         return area / window_s

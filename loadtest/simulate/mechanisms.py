@@ -1,6 +1,6 @@
-"""What a node can do with KV: tiers that keep it, and the mechanisms of SYMPHONY, section 3.4, each of which can be switched off.
+"""A node's mechanisms for KV: its tiers, and those of SYMPHONY, section 3.4, each with a switch.
 
-Used for ablations (figure 17 of the paper) and for other systems, which have some of these and not the others.
+For ablations (figure 17 of the paper), and for other systems, which have some of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ EVERYWHERE = frozenset((HBM, DRAM, SSD, PEER, BLOB))
 
 @dataclass(frozen=True, slots=True)
 class Mechanisms:
-    """tiers: that keep KV after a turn, and that it is brought from (`peer`: other nodes). The switches are those of the worker:
+    """tiers: keep KV after a turn, and serve it to the next (`peer`: other nodes). The switches are the worker's:
 
-    cooperative: what a hint brought into HBM gives way to running requests; off, it stays until it is used or its hint ends
-    (`kv.cooperative`). layer_priority: high layers leave first, across sessions; off, whole sessions leave (`kv.layer_priority`).
-    layerwise: layers load while lower ones compute; off, all is waited for (`kv.layerwise`).
-    codec: bytes over the network and from the blob tier are as many times fewer. decode_bytes_per_s: of KV, at which a device that decodes
-    does nothing else; 0: it costs the device nothing.
+    cooperative: running requests may evict what a hint brought into HBM; off: it stays until used or the hint ends
+    (`kv.hold_hinted`). layer_priority: high layers are evicted first, across sessions; off: whole sessions
+    (`kv.layer_priority`). layerwise: layers load while lower ones compute; off: a request waits for all
+    (`kv.layerwise`). codec: compression factor over the network and from the blob tier. decode_bytes_per_s: speed at
+    which the device decodes the codec, doing nothing else; 0: free.
     """
 
     tiers: frozenset[str] = EVERYWHERE
@@ -31,7 +31,7 @@ class Mechanisms:
 
     @property
     def keeps(self) -> bool:
-        """Anything at all."""
+        """Whether KV is kept at all."""
         return bool(self.tiers)
 
 

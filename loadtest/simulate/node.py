@@ -1,8 +1,7 @@
-"""A node that runs production's cores: the engine's (`engine`) and the store's (`store`). What they ask for takes
-time here, and nothing else.
+"""A node with the production cores of engine (`engine`) and store (`store`). It makes their instructions take time, and
+decides nothing.
 
-So that it stays affordable, a piece is larger than on real nodes (`turns.coarse`): the resolution of evictions, loads and prefix
-matches is that much lower.
+To save time, pieces are larger than on real nodes (`turns.coarse`), so evictions, loads and prefix matches are coarser.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from loadtest.simulate.request import Request
 from loadtest.simulate.store import Blob, NodeStore, Ways
 from loadtest.simulate.turns import Coming, most_tokens, sequence_of, slabs
 from scheduler.core.directory import Held
-from scheduler.core.fleet import Load
+from scheduler.core.fleet import LoadReport
 from storelink.core.load_plan import LoadRate, Source
 from worker.core import events as ev
 from worker.core import instructions as do
@@ -41,9 +40,9 @@ _BUS_DEMAND, _BUS_HINT = (0, 0), (1, 0)
 _WAITING = 1 << 30
 
 
-class Node:
-    """See the module. ended: told of each answer that is complete, before its client is. has: the mechanisms it has. Invariants: those of
-    its cores (`validate`)."""
+class SimulatedNode:
+    """See the module. ended: called with each complete answer. has: its mechanisms. Invariants: those of its cores
+    (`validate`)."""
 
     def __init__(
         self,
@@ -61,7 +60,9 @@ class Node:
         self.link, self.disk = Channel(events, kind.link_bytes_per_s), Channel(events, kind.ssd_bytes_per_s)
         self.bus, self.blob = Channel(events, kind.dram_bytes_per_s), Channel(events, kind.blob_bytes_per_s)
         ways = Ways(self.disk, self.link, self.blob)
-        self.store = stores[name] = NodeStore(name, kind, self.shape, events, ways, blob_tier, stores, has, self._disturb)
+        self.store = stores[name] = NodeStore(
+            name, kind, self.shape, events, ways, blob_tier, stores, has, self._disturb
+        )
         self.store.owners["worker"] = self
         pool = PagePool(*slabs(kind), self.shape.layers)
         cache = HbmCache(pool, layer_priority=has.layer_priority, hold_hinted=not has.cooperative)
@@ -78,9 +79,11 @@ class Node:
         self.core = EngineCore(CoreState(self.shape, cache, policy, lambda tenant: b"", kind.model))
         self.core.handle(ev.StoreUp(), events.now)
         self._seed_rates()
-        self.engine = Engine(events, kind, self.core, execute=self._do, spoke=self._spoke, ended=self._over, is_here=self._is_here)
+        self.engine = Engine(
+            events, kind, self.core, execute=self._do, spoke=self._spoke, ended=self._over, is_here=self._is_here
+        )
         self.loads: dict[int, Coming] = {}
-        #: Loads that closed during the step under way, which may read what they brought.
+        #: Loads that closed during the current step, which may still need their KV.
         self._closed: dict[int, Coming] = {}
         self._saves: dict[int, do.OfferSave] = {}
         self.outstanding: dict[str, tuple[Request, Sequence]] = {}
@@ -93,12 +96,16 @@ class Node:
     def _seed_rates(self) -> None:
         kind, piece = self.kind, self.shape.piece_bytes
         far = self.has.codec
-        rates = {Source.SSD: kind.ssd_bytes_per_s, Source.PEER: far * kind.link_bytes_per_s, Source.BLOB: far * kind.blob_bytes_per_s}
+        rates = {
+            Source.SSD: kind.ssd_bytes_per_s,
+            Source.PEER: far * kind.link_bytes_per_s,
+            Source.BLOB: far * kind.blob_bytes_per_s,
+        }
         for source, rate in rates.items():
             self.core.state.rates.seed(source, LoadRate(0.005, piece / rate))
         self.core.state.rates.seed(Source.DRAM, LoadRate(0.0, piece / kind.dram_bytes_per_s))
 
-    # ---- what it holds -----------------------------------------------------------------------------------------
+    # ---- residency ---------------------------------------------------------------------------------------------
     def _residency(self, session: SessionKey) -> tuple[int, int]:
         index = self.store.core.index
         manifest = index.manifests.get(session)
@@ -108,7 +115,7 @@ class Node:
         return max(dram, ssd), dram
 
     def held(self) -> list[tuple[SessionKey, Held]]:
-        """What the store reports: its own list of sessions whose residency has changed."""
+        """Sessions whose residency changed since the last call, with what the store holds of each."""
         index = self.store.core.index
         changed, index.dirty = index.dirty, set()
         found = []
@@ -119,13 +126,13 @@ class Node:
 
     # ---- turns -------------------------------------------------------------------------------------------------
     def submit(self, request: Request, sources: tuple[str, ...]) -> None:
-        """A turn was placed here. Raises ValueError when it can never fit."""
+        """Take a turn that was placed here. Raises ValueError if it can never fit."""
         tokens, size = request.prompt_tokens + request.answer_tokens, self.shape.chunk_tokens
         chunks = -(-tokens // size)
         if tokens > most_tokens(self.kind):
             raise ValueError(f"a request of {tokens} tokens does not fit a node's HBM; use --length-scale")
         kept = min(request.history_tokens, request.prompt_tokens - 1) // size * size if self.has.keeps else 0
-        # A session's history only ever grows, so a chunk is known by its place.
+        # A session's history only grows, so its chunks are identified by position.
         keys = [blake3(f"{request.session} {chunk}".encode()).digest() for chunk in range(chunks)]
         sequence = sequence_of(request, kept, keys, self._peers(sources))
         self.outstanding[request.request_id] = request, sequence
@@ -137,7 +144,7 @@ class Node:
 
     def _spoke(self, sequence: Sequence) -> None:
         request = self.outstanding[sequence.request.request_id][0]
-        # One that was taken off the device in its prompt finds some of what it had computed itself.
+        # `cached` may exceed the history: a request preempted in its prompt finds what it computed itself.
         request.first_s, request.cached_tokens = self._events.now, min(sequence.cached, request.history_tokens)
 
     def _over(self, sequence: Sequence) -> None:
@@ -148,7 +155,7 @@ class Node:
         self._ended_ids.append(request.request_id)
         self._told(request)
 
-    # ---- what the engine's core asks for -----------------------------------------------------------------------
+    # ---- instructions of the engine's core ---------------------------------------------------------------------
     def _do(self, asked: do.Instruction) -> None:
         now = self._events.now
         match asked:
@@ -163,7 +170,11 @@ class Node:
                 self.store.handle(store_ev.LoadCancelled(_named(load_id), now))
             case do.OfferSave():
                 self._saves[asked.save_id] = asked
-                self.store.handle(store_ev.SaveWanted(("worker", asked.save_id), asked.session, self.shape.fingerprint, asked.keys, now))
+                self.store.handle(
+                    store_ev.SaveWanted(
+                        ("worker", asked.save_id), asked.session, self.shape.fingerprint, asked.keys, now
+                    )
+                )
             case do.Saved(save_id, ok, aborted):
                 self.store.handle(store_ev.SaveEnded(("worker", save_id), ok, aborted, now))
             case do.TurnEnded(manifest, ended_s):
@@ -176,7 +187,7 @@ class Node:
             case do.Refuse(request_id):
                 raise RuntimeError(f"{self.name} refused {request_id}")
             case _:
-                pass  # memory is there, and nobody reads a log
+                pass  # memory and logs need no simulation
 
     def _is_here(self, coming: do.Coming) -> bool | None:
         load = self.loads.get(coming.load_id) or self._closed.get(coming.load_id)
@@ -186,9 +197,9 @@ class Node:
             return True
         return False if coming.load_id in self.loads else None
 
-    # ---- what the store says -----------------------------------------------------------------------------------
+    # ---- answers of the store ----------------------------------------------------------------------------------
     def answer(self, said: store_do.Instruction) -> None:
-        """See `store.Owner`. It reaches the engine after what the store does now."""
+        """See `store.Owner`. The engine gets it after the store's present instructions."""
         self._events.at(self._events.now, lambda: self._heard(said))
 
     def _heard(self, said: store_do.Instruction) -> None:
@@ -212,7 +223,7 @@ class Node:
                 pass
 
     def _pieces(self, given: store_do.Pieces) -> None:
-        """They are in the arena: copy them into HBM, layer by layer, and say so."""
+        """Pieces are in the arena: copy them into HBM, layer by layer, and report them."""
         load = self.loads.get(int(given.load[1]))
         if load is None:
             return
@@ -251,7 +262,7 @@ class Node:
         copied = ev.SaveCopied(save.save_id, list(grant.indices), [], list(grant.held), list(grant.refused))
 
         def copy() -> None:
-            # The bus carries this the other way, beside what is loaded.
+            # The bus is full duplex: saves do not delay loads.
             seconds = len(copied.ok) * self.shape.chunk_bytes / self.kind.dram_bytes_per_s
             self._events.at(self._events.now + seconds, lambda: self.engine.tell(copied))
 
@@ -270,21 +281,21 @@ class Node:
         sources: tuple[str, ...],
         arrival_s: float | None = None,
     ) -> None:
-        """The scheduler's command for a hint."""
+        """Carry out the scheduler's command to prefetch for a hint."""
         now = self._events.now
         lead_s = math.inf if arrival_s is None else max(arrival_s - now, 0.0)
         self.store.handle(store_ev.Advised(session, priority, lead_s, expires_s - now, self._peers(sources), now))
 
     def withdraw(self, session: SessionKey) -> None:
-        """The hint is void, or went to another node."""
+        """The hint ended, or moved to another node."""
         self.store.handle(store_ev.Invalidated(session, self._events.now))
 
     # ---- reports -----------------------------------------------------------------------------------------------
-    def load(self) -> tuple[Load, list[str], list[str]]:
-        """What the worker reports: its load, the requests that are here, and those that ended since it was last asked."""
+    def load(self) -> tuple[LoadReport, list[str], list[str]]:
+        """A worker's report: its load, ids of its requests, and ids of those that ended since the last call."""
         self.engine.catch_up()
         counts = self.core.counts()
-        load = Load(
+        load = LoadReport(
             running=counts.running,
             waiting=counts.waiting,
             outstanding_s=sum(counts.outstanding_s.values()),
@@ -298,16 +309,16 @@ class Node:
         return load, list(self.outstanding), ended
 
     def mean_load(self, window_s: float) -> float:
-        """Requests here, a mean over the time since it was last asked."""
+        """Mean number of requests since the last call."""
         return self._load.take(window_s)
 
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens that were cached, or had been computed, and were computed again."""
+        """Tokens computed again although they had been cached or computed."""
         return self.core.admission.recomputed_tokens + sum(self.core.scheduling.recomputed_tokens.values())
 
     def validate(self) -> None:
-        """Raise AssertionError when a core's invariant does not hold."""
+        """Raise AssertionError if a core's invariant is broken."""
         self.store.core.validate()
         self.core.validate()
         assert self.core.live.keys() == self.outstanding.keys()

@@ -1,7 +1,8 @@
-"""Nodes that the simulator knows by name, and where their figures come from.
+"""Named kinds of nodes, and the sources of their figures.
 
-Devices: NVIDIA's data sheet of the A100 80GB SXM (312 TFLOPS dense bfloat16, 2,039 GB/s). What is reached of them is fitted to published
-measurements of Llama-2-7B and 13B in half precision on one A100-80G (InternLM/lmdeploy, docs/en/benchmark/a100_fp16.md, version 0.1.0a1):
+Devices: NVIDIA's data sheet of the A100 80GB SXM (312 TFLOPS dense bfloat16, 2,039 GB/s). The efficiencies are
+fitted to published measurements of Llama-2-7B and 13B in half precision on one A100-80G (InternLM/lmdeploy,
+docs/en/benchmark/a100_fp16.md, version 0.1.0a1):
 
 | measured there | published | fitted here |
 | --- | --- | --- |
@@ -12,8 +13,9 @@ measurements of Llama-2-7B and 13B in half precision on one A100-80G (InternLM/l
 | 13B, decode, batch 16, about 2,100 tokens each | 33 ms | 32 ms |
 | 7B, decode, batch 32, about 2,100 tokens each | 31 ms | 30 ms |
 
-H100 80GB SXM and H200 SXM: NVIDIA's data sheets (989 TFLOPS dense bfloat16, twice that in FP8; 3,350 and 4,800 GB/s). Fitted to throughputs
-that TensorRT-LLM 0.5.0 publishes in FP8 (docs/source/performance.md and docs/source/blogs/H200launch.md there), weights and KV of one byte:
+H100 80GB SXM and H200 SXM: NVIDIA's data sheets (989 TFLOPS dense bfloat16, twice that in FP8; 3,350 and 4,800 GB/s).
+Fitted to throughputs that TensorRT-LLM 0.5.0 publishes in FP8 (docs/source/performance.md and
+docs/source/blogs/H200launch.md there), weights and KV of one byte:
 
 | measured there | published | fitted here |
 | --- | --- | --- |
@@ -23,12 +25,12 @@ that TensorRT-LLM 0.5.0 publishes in FP8 (docs/source/performance.md and docs/so
 | 13B, H200, batch 64, 2,048 in, 128 out | 1,349 tokens/s | 1,360 |
 | 70B, four H100, batch 64, 2,048 in, 128 out | 843 tokens/s | 819 |
 
-70B runs on several devices as one node, with what tensor parallelism leaves of their rates: 0.6, from the last row. That is an old release;
-newer ones lose less.
+70B runs on several devices as one node, with 0.6 of their rates for tensor parallelism, from the last row. Newer
+releases lose less.
 
-The tests hold the fit to these within 10 %. The machine around a device is SYMPHONY's (section 4, "Testbed Setup"): of a host with four
-devices, 256 GB DRAM, 4 TB SSD and a 100 Gbit/s link, each has a quarter. Rates of PCIe 4.0 x16 (25 GB/s reached), of an SSD (6 GB/s a
-host) and of the blob tier (the scheduler's default) are assumptions.
+The tests hold the fit within 10 %. The host is SYMPHONY's (section 4, "Testbed Setup"): each of four devices has a
+quarter of 256 GB DRAM, 4 TB SSD and a 100 Gbit/s link. Rates of PCIe 4.0 x16 (25
+GB/s reached), of an SSD (6 GB/s a host) and of the blob tier (the scheduler's default) are assumptions.
 """
 
 from __future__ import annotations
@@ -36,26 +38,32 @@ from __future__ import annotations
 from pathlib import Path
 
 from contracts.kv import KvShape
-from contracts.profile import Profile
+from contracts.latency_profile import Profile
 from loadtest.simulate.costs import Device, Measured, ModelShape, NodeKind, Roofline
-from runtime import profiles
+from runtime import profile_files
 
-A100 = Device("A100-80GB", flops=312e12, memory_bytes_per_s=2039e9, memory_bytes=80e9, mfu=0.70, mbu=0.87, overhead_s=0.002)
-H100 = Device("H100-80GB", flops=989e12, memory_bytes_per_s=3350e9, memory_bytes=80e9, mfu=0.50, mbu=0.87, overhead_s=0.002)
-H200 = Device("H200-141GB", flops=989e12, memory_bytes_per_s=4800e9, memory_bytes=141e9, mfu=0.50, mbu=0.87, overhead_s=0.002)
+A100 = Device(
+    "A100-80GB", flops=312e12, memory_bytes_per_s=2039e9, memory_bytes=80e9, mfu=0.70, mbu=0.87, overhead_s=0.002
+)
+H100 = Device(
+    "H100-80GB", flops=989e12, memory_bytes_per_s=3350e9, memory_bytes=80e9, mfu=0.50, mbu=0.87, overhead_s=0.002
+)
+H200 = Device(
+    "H200-141GB", flops=989e12, memory_bytes_per_s=4800e9, memory_bytes=141e9, mfu=0.50, mbu=0.87, overhead_s=0.002
+)
 LLAMA_2_7B = ModelShape("Llama-2-7B", 6.74e9, layers=32, heads=32, kv_heads=32, head_dim=128)
 LLAMA_31_8B = ModelShape("Llama-3.1-8B", 8.03e9, layers=32, heads=32, kv_heads=8, head_dim=128)
 LLAMA_2_13B = ModelShape("Llama-2-13B", 13.02e9, layers=40, heads=40, kv_heads=40, head_dim=128)
 LLAMA_31_70B = ModelShape("Llama-3.1-70B", 70.55e9, layers=80, heads=64, kv_heads=8, head_dim=128)
-#: Of several devices' rates, what tensor parallelism leaves.
+#: Share of several devices' rates that tensor parallelism reaches.
 _TENSOR_PARALLEL = 0.6
-#: Of a device's memory, what serving systems leave to weights and KV; activations and buffers take so much of it.
+#: Share of a device's memory that serving systems use; part of that for activations and buffers.
 _USABLE, _ACTIVATION_BYTES = 0.9, 4e9
 _GIB = float(1 << 30)
 
 
 def tensor_parallel(device: Device, count: int) -> Device:
-    """So many devices as one, with a model's layers split over them."""
+    """`count` devices as one, each with a part of every layer."""
     if count == 1:
         return device
     rate = count * _TENSOR_PARALLEL
@@ -71,7 +79,8 @@ def tensor_parallel(device: Device, count: int) -> Device:
 
 
 def node_of(device: Device, model: ModelShape, max_tokens: int, count: int = 1) -> NodeKind:
-    """`count` devices of the paper's testbed as one node, each with its quarter of a host. PCIe 5.0 carries twice what 4.0 does."""
+    """`count` devices of the paper's testbed as one node, each with a quarter of a host. PCIe 5.0 has twice
+    4.0's rate."""
     whole = tensor_parallel(device, count)
     name = device.name.split("-")[0].lower() + (f"x{count}" if count > 1 else "")
     return NodeKind(
@@ -97,12 +106,14 @@ def a100(model: ModelShape, max_tokens: int) -> NodeKind:
 
 
 def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
-    """A node of the machine that was measured."""
+    """A node of the measured machine."""
     rates = {name: rate.bytes_per_s for name, rate in profile.loads.items()}
     chunk_tokens = 64
-    # The profile has no geometry but the bytes of a token: one head that is as wide as they say.
+    # A profile has only a token's bytes: model them as one wide head.
     width = profile.token_bytes // (profile.layers * 2 * 2)
-    shape = KvShape.of_heads(bytes.fromhex(profile.subject.fingerprint), profile.layers, 1, width, chunk_tokens, "bfloat16")
+    shape = KvShape.of_heads(
+        bytes.fromhex(profile.subject.fingerprint), profile.layers, 1, width, chunk_tokens, "bfloat16"
+    )
     return NodeKind(
         name=f"measured-{profile.model}",
         model=profile.model,
@@ -122,17 +133,25 @@ def measured(profile: Profile, hbm_gib: float, dram_gib: float) -> NodeKind:
 PRESETS: dict[str, NodeKind] = {
     kind.name: kind
     for kind in (
-        *(node_of(device, model, most) for device in (A100, H100, H200) for model, most in ((LLAMA_31_8B, 131_072), (LLAMA_2_13B, 32_768))),
+        *(
+            node_of(device, model, most)
+            for device in (A100, H100, H200)
+            for model, most in ((LLAMA_31_8B, 131_072), (LLAMA_2_13B, 32_768))
+        ),
         *(node_of(device, LLAMA_31_70B, 131_072, count) for device, count in ((A100, 4), (H100, 4), (H200, 2))),
     )
 }
 
 
 def node_kind(name: str, hbm_gib: float = 1.0, dram_gib: float = 4.0) -> NodeKind:
-    """The preset of this name, or a profile's file. Raises ValueError naming those that exist, ConfigError for a bad profile."""
+    """The preset of this name, or of a profile's file. Raises ValueError naming the presets, ConfigError for a bad
+    profile."""
     if name in PRESETS:
         return PRESETS[name]
     path = Path(name)
     if path.suffix == ".json":
-        return measured(profiles.read(path), hbm_gib, dram_gib)
-    raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}, or the file of a profile (`upbeat profile --out FILE`)")
+        return measured(profile_files.read(path), hbm_gib, dram_gib)
+    raise ValueError(
+        f"unknown preset {name!r}; there are {', '.join(PRESETS)}, or the file of a profile (`upbeat profile --out "
+        "FILE`)"
+    )

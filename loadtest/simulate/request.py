@@ -1,4 +1,4 @@
-"""A turn that somebody asks for, and what became of it."""
+"""One request of a simulated user, with its results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contracts.workflow import Hop
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One turn that was asked. prompt_tokens: history included, of which history_tokens are the session's former prompt and answer.
+    """One turn. prompt_tokens: history included; history_tokens: the session's previous prompt and answer.
 
-    Times are virtual seconds; first_s and end_s are -1 until they come. cached_tokens: of the prompt, that were not computed.
+    Times are virtual seconds; first_s and end_s are -1 until known. cached_tokens: prompt tokens not computed.
     """
 
     request_id: str
@@ -28,12 +28,12 @@ class Request:
     _: KW_ONLY
     priority: int = 0
     expected_tokens: int | None = None
-    #: The application run that it belongs to, and its place in the run's workflow (agents).
+    #: Its application run, and its place in the run's workflow (agents).
     group: str = ""
     hop: Hop | None = None
     node: str = ""
     cached_tokens: int = 0
-    #: Where the time until the first token went on the node.
+    #: Seconds by phase until the first token, on the node.
     waits: Mapping[Phase, float] = field(default_factory=dict)
     first_s: float = -1.0
     end_s: float = -1.0

@@ -1,4 +1,4 @@
-"""What a simulated run amounts to: latencies, rates, how even the load was, and what hints were good for. Pure."""
+"""Figures of a simulated run: latencies, rates and load balance. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from loadtest.simulate.request import Request
 
 
 def peak_to_median(loads: Sequence[Sequence[float]]) -> dict[str, float | int]:
-    """How far the most loaded node is above the median one: rows are moments, columns nodes, in requests on a node.
+    """Peak over median load of the nodes. loads: requests, a row a moment, a column a node.
 
-    over_time: peak and median of each moment, the peaks' mean over the medians' mean, so that idle moments count little. mean, p95, max: of
-    the moments' own ratios, where the median node has at least one request. whole_run: the highest load that a node ever had over the
-    median of all nodes at all moments (as SYMPHONY, figure 15, is read).
+    over_time: mean of the moments' peaks over the mean of their medians, so that idle moments weigh little. mean, p95,
+    max: of the moments' ratios, where the median is at least one request. whole_run: the highest load of any node over
+    the median of all nodes and moments (our reading of SYMPHONY, figure 15).
     """
     table = np.asarray(loads, dtype=float)
     if not table.size or not table.any():
@@ -40,7 +40,7 @@ def peak_to_median(loads: Sequence[Sequence[float]]) -> dict[str, float | int]:
 
 
 def loads_of(spans: Iterable[tuple[float, float, int]], nodes: int, window_s: float) -> list[list[float]]:
-    """Requests on each node by window, from (start, end, node) of each request: for runs that were not simulated."""
+    """Mean requests on each node by window, from (start, end, node) of each request; for measured runs."""
     found = list(spans)
     if not found:
         return []
@@ -55,7 +55,7 @@ def loads_of(spans: Iterable[tuple[float, float, int]], nodes: int, window_s: fl
 
 
 def latencies(requests: Sequence[Request]) -> dict[str, Any]:
-    """Seconds of a set of requests that have ended. normalised: end to end over output tokens."""
+    """Latencies in seconds of ended requests. normalised: end to end over output tokens."""
     return {
         "requests": len(requests),
         "ttft_s": spread(r.first_s - r.sent_s for r in requests),
@@ -69,15 +69,18 @@ def latencies(requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def _waits(requests: Sequence[Request]) -> dict[str, float]:
-    """Mean seconds of each phase until the first token, the longest first."""
+    """Mean seconds by phase until the first token, longest first."""
     total: Counter[str] = Counter()
     for request in requests:
         total.update({str(phase): seconds for phase, seconds in request.waits.items()})
     return {phase: round(seconds / len(requests), 6) for phase, seconds in total.most_common()}
 
 
-def figures(requests: Sequence[Request], loads: Sequence[Sequence[float]], warm_up_s: float, until_s: float) -> dict[str, Any]:
-    """Everything that one run shows. Requests sent before `warm_up_s` are not counted; rates are of what ended from then to `until_s`."""
+def figures(
+    requests: Sequence[Request], loads: Sequence[Sequence[float]], warm_up_s: float, until_s: float
+) -> dict[str, Any]:
+    """All figures of one run. Requests sent before `warm_up_s` are not counted; rates count ends from then to
+    `until_s`."""
     ended = [r for r in requests if r.end_s >= 0 and r.sent_s >= warm_up_s]
     span_s = until_s - warm_up_s
     within = [r for r in requests if warm_up_s <= r.end_s <= until_s]

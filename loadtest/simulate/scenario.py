@@ -1,4 +1,4 @@
-"""One simulated run from its settings: whose conversations, how they come, on what fleet; and what came out."""
+"""Runs one simulation: conversations, their arrivals and a fleet in, figures out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.fleet import Fleet, Variant
 from loadtest.simulate.results import figures
-from loadtest.simulate.users import Script, Turn, Users
+from loadtest.simulate.users import Script, ScriptedTurn, Users
 from loadtest.traces import TraceRequest, read_trace
 from loadtest.typist import typing_times
 from loadtest.workload import turn_lengths
 from scheduler.core.control import Settings
 
-#: Load is noted this often.
+#: Interval of load samples.
 SAMPLE_EVERY_S = 10.0
 
 
@@ -31,14 +31,14 @@ SAMPLE_EVERY_S = 10.0
 class Run:
     """Settings of a run.
 
-    people: so many at a time, for `seconds` of virtual time; 0: at the trace's times, all of it. warm_up_s: not counted. drain_s: how long
-    what is under way at the end may take. spread_s: people begin within it.
+    users: number in a closed loop, for `seconds` of virtual time; 0: the whole trace at its times. warm_up_s: not
+    counted. drain_s: time for running requests to end. spread_s: users start within it.
     """
 
     kind: NodeKind
     nodes: int
     variant: Variant
-    people: int = 0
+    users: int = 0
     seconds: float = float("inf")
     seed: int = 1
     warm_up_s: float = 0.0
@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out: the figures, and the parts for whoever looks closer."""
+    """The figures, and the simulation's parts for a closer look."""
 
     figures: dict[str, Any]
     users: Users
@@ -60,12 +60,13 @@ class Outcome:
 def trace_sessions(
     path: Path | None, *, sessions: int = 2000, seed: int = 1, prompt_tokens: float = 3000.0, turns: float = 3.0
 ) -> list[Session]:
-    """A trace's conversations; without one, generated ones (`loadtest.generate_trace`). Raises TraceError, OSError."""
+    """Conversations of a trace, or generated ones without a path. Raises TraceError, OSError."""
     if path is not None:
         return find_sessions(read_trace(path))
     lines: list[dict[str, Any]] = generate(sessions, seed, mean_turns=turns, mean_prompt_tokens=prompt_tokens)
     requests = [
-        TraceRequest(line["timestamp"] / 1000, line["input_length"], line["output_length"], tuple(line["hash_ids"])) for line in lines
+        TraceRequest(line["timestamp"] / 1000, line["input_length"], line["output_length"], tuple(line["hash_ids"]))
+        for line in lines
     ]
     return find_sessions(requests)
 
@@ -80,9 +81,9 @@ def scripts(
     urgent: float = 0.0,
     tenants: int = 1,
 ) -> list[Script]:
-    """What people will say. urgent: the share of conversations of priority -1. Conversations are cut where they exceed `max_tokens`.
+    """Scripts of users. urgent: share of conversations with priority -1. max_tokens: conversations are cut at it.
 
-    Typing times are not scaled: people do not type faster when a trace is replayed faster.
+    Typing times are not scaled: users do not type faster when a trace is replayed faster.
     """
     draws = random.Random(seed)
     typing = iter(typing_times(sum(len(s.turns) for s in sessions), seed))
@@ -90,11 +91,13 @@ def scripts(
     for number, session in enumerate(sessions):
         turns, total = [], 0
         drawn = [next(typing) for _ in session.turns]
-        for trace, typing_s, (new, answer) in zip(session.turns, drawn, turn_lengths(session.turns, length_scale, None), strict=True):
+        for trace, typing_s, (new, answer) in zip(
+            session.turns, drawn, turn_lengths(session.turns, length_scale, None), strict=True
+        ):
             total += new + answer
             if total > max_tokens:
                 break
-            turns.append(Turn(new, answer, typing_s, trace.arrival_s * time_scale))
+            turns.append(ScriptedTurn(new, answer, typing_s, trace.arrival_s * time_scale))
         priority = -1 if draws.random() < urgent else 0
         tenant = DEFAULT_TENANT if tenants == 1 else f"tenant-{number % tenants}"
         if turns:
@@ -103,13 +106,13 @@ def scripts(
 
 
 def simulate(run: Run, said: Sequence[Script]) -> Outcome:
-    """Run it to its end. Everything depends on the arguments only, but for `real_s`. Raises AssertionError when an invariant breaks."""
+    """Run a simulation to its end. Deterministic, except `real_s`. Raises AssertionError if an invariant breaks."""
     began = time.perf_counter()
     events = Events()
     fleet = Fleet(events, run.kind, run.nodes, run.variant, run.settings)
     users = Users(events, fleet, run.seed, run.habits)
-    if run.people:
-        users.closed(said, run.people, run.spread_s)
+    if run.users:
+        users.closed(said, run.users, run.spread_s)
         total = None
     else:
         users.open(said)
@@ -125,8 +128,13 @@ def simulate(run: Run, said: Sequence[Script]) -> Outcome:
     found = figures(users.requests, fleet.loads[1:samples], run.warm_up_s, until_s) | {
         "hints": {"sent": hints} | outcomes,
         "migrated": fleet.migrated,
-        "moved_bytes": {way: round(sum(getattr(n, way).bytes for n in fleet.nodes.values())) for way in ("link", "disk", "bus", "blob")},
-        "busy_share": round(sum(n.engine.busy_s for n in fleet.nodes.values()) / (run.nodes * max(events.now, 1e-9)), 4),
+        "moved_bytes": {
+            way: round(sum(getattr(n, way).bytes for n in fleet.nodes.values()))
+            for way in ("link", "disk", "bus", "blob")
+        },
+        "busy_share": round(
+            sum(n.engine.busy_s for n in fleet.nodes.values()) / (run.nodes * max(events.now, 1e-9)), 4
+        ),
         "events": events.done,
         "real_s": round(time.perf_counter() - began, 3),
     }

@@ -1,6 +1,7 @@
-"""A node's store in virtual time: the production core (`kvstore.core.store.Store`), its instructions carried out on the simulator's ways.
+"""A node's store in virtual time: the production core (`kvstore.core.store.Store`), with its instructions carried out
+on the simulator's channels.
 
-What `kvstore/node.py` and its tiers do with bytes takes time here and nothing else; nothing fails. Checksums are always 1.
+Replaces `kvstore/node.py` and its tiers: transfers take time, nothing fails, checksums are always 1.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from loadtest.simulate.channels import Channel, Job
 from loadtest.simulate.costs import NodeKind
 from loadtest.simulate.events import Events
 from loadtest.simulate.mechanisms import SSD, Mechanisms
-from runtime.config import KvSection
+from runtime.sections import KvSection
 
-#: From one process to another and back: a question of the blob tier, and one of a peer.
+#: Delay of a blob tier query, delay of a message to a peer, interval of ticks.
 _PROBE_S, _PEER_S, _TICK_S = 0.01, 0.002, 1.0
 _WRITE_BACK_BYTES = KvSection().write_back_limit_bytes
-#: Everything is validated after so many events.
+#: Events between two validations.
 _VALIDATE_EVERY = 20_000
 
 
 @dataclass(slots=True)
 class Blob:
-    """The tier that all nodes share."""
+    """The blob tier, shared by all nodes."""
 
     chunks: dict[bytes, KvShape] = field(default_factory=dict)
     manifests: dict[SessionKey, Manifest] = field(default_factory=dict)
 
 
 class Owner(Protocol):
-    """Who asked for a load: the node's worker, or a peer that reads."""
+    """The origin of a load: the node's worker, or a reading peer."""
 
     def answer(self, instruction: do.Instruction) -> None:
-        """What the store says of a load, a save, or a session that is coming."""
+        """Take the store's instruction about a load, a save, or a hinted session."""
         ...
 
 
 @dataclass(slots=True)
 class Ways:
-    """What bytes come by, of one node."""
+    """The channels into one node's arena."""
 
     disk: Channel
     link: Channel
@@ -54,8 +55,8 @@ class Ways:
 
 
 class NodeStore:
-    """See the module. peers: of the whole fleet, by name. disturb: the device is needed for so long, to decode what came (a codec). events:
-    how many it has handled."""
+    """See the module. peers: stores of the whole fleet, by name. disturb: occupies the device for some seconds, to
+    decode a codec. events: number handled."""
 
     def __init__(
         self,
@@ -71,7 +72,9 @@ class NodeStore:
     ) -> None:
         self._has, self._disturb = has, disturb
         self.name, self._clock, self._ways, self._blob, self._peers = name, events, ways, blob, peers
-        self.core = Store(name, int(kind.dram_bytes), write_back_limit_bytes=_WRITE_BACK_BYTES, layer_priority=has.layer_priority)
+        self.core = Store(
+            name, int(kind.dram_bytes), write_back_limit_bytes=_WRITE_BACK_BYTES, layer_priority=has.layer_priority
+        )
         self.writes = Channel(events, kind.ssd_bytes_per_s)
         self.owners: dict[str, Owner] = {}
         self.events = 0
@@ -89,7 +92,7 @@ class NodeStore:
         return self._clock.now
 
     def handle(self, event: ev.Event) -> None:
-        """Give the core an event and do what it says; what that brings about at once comes after it."""
+        """Give the core an event and carry out its instructions; events that these cause are handled afterwards."""
         self._inbox.append(event)
         if self._working:
             return
@@ -120,8 +123,8 @@ class NodeStore:
                 self._tell(i.save[0], i)
             case do.Offer() | do.TellInvalid():
                 self._tell("worker", i)
-            case do.TellErase() if i.telling:
-                self._inbox.extend(ev.EraseHeard(owner, i.telling, self.now) for owner in self.owners)
+            case do.TellErase() if i.notice:
+                self._inbox.extend(ev.EraseHeard(owner, i.notice, self.now) for owner in self.owners)
             case do.Fetch():
                 self._fetch(i)
             case do.CancelFetch():
@@ -135,7 +138,9 @@ class NodeStore:
             case do.Sum():
                 self._inbox.append(ev.Summed(i.key, (1,) * i.shape.layers, self.now))
             case do.WriteSsd():
-                self.writes.send(float(i.shape.chunk_bytes), (0, 0), lambda: self.handle(ev.SsdWritten(i.key, ev.Wrote.OK, self.now)))
+                self.writes.send(
+                    float(i.shape.chunk_bytes), (0, 0), lambda: self.handle(ev.SsdWritten(i.key, ev.Wrote.OK, self.now))
+                )
             case do.WriteBlob():
                 self._blob.chunks[i.key] = i.shape
                 self._later(_PROBE_S, lambda: self.handle(ev.BlobWritten(i.key, ev.Wrote.OK, self.now)))
@@ -144,7 +149,10 @@ class NodeStore:
             case do.PutManifest():
                 self._blob.manifests[i.manifest.session] = i.manifest
             case do.FetchManifest():
-                self._later(_PROBE_S, lambda: self.handle(ev.ManifestFetched(i.session, self._blob.manifests.get(i.session), self.now)))
+                self._later(
+                    _PROBE_S,
+                    lambda: self.handle(ev.ManifestFetched(i.session, self._blob.manifests.get(i.session), self.now)),
+                )
             case do.TryTier():
                 self._inbox.append(ev.TierTried(i.tier, ev.Wrote.OK, i.size, self.now))
             case _:
@@ -157,7 +165,11 @@ class NodeStore:
 
     # ---- reading
     def _fetch(self, fetch: do.Fetch) -> None:
-        way = {ev.SourceKind.SSD: self._ways.disk, ev.SourceKind.PEER: self._ways.link, ev.SourceKind.BLOB: self._ways.blob}[fetch.kind]
+        way = {
+            ev.SourceKind.SSD: self._ways.disk,
+            ev.SourceKind.PEER: self._ways.link,
+            ev.SourceKind.BLOB: self._ways.blob,
+        }[fetch.kind]
         times = 1.0 if fetch.kind is ev.SourceKind.SSD else self._has.codec
         job = way.send(len(fetch.pieces) * fetch.shape.piece_bytes / times, (0, 0), lambda: self._fetched(fetch.fetch))
         self._fetches[fetch.fetch] = (way, job, fetch)
@@ -173,32 +185,43 @@ class NodeStore:
         if known is not None:
             way, job, fetch = known
             way.cancel(job)
-            self._inbox.append(ev.FetchDone(number, dict.fromkeys(range(len(fetch.pieces)), ev.Fault.CANCELLED), self.now))
+            self._inbox.append(
+                ev.FetchDone(number, dict.fromkeys(range(len(fetch.pieces)), ev.Fault.CANCELLED), self.now)
+            )
 
     def _probe(self, probe: do.Probe) -> None:
         found = [(key, self._blob.chunks[key]) for key in probe.keys if key in self._blob.chunks]
-        self.handle(ev.Probed(probe.load, probe.keys, [ev.FoundCopy(key, shape, (1,) * shape.layers) for key, shape in found], self.now))
+        self.handle(
+            ev.Probed(
+                probe.load,
+                probe.keys,
+                [ev.FoundCopy(key, shape, (1,) * shape.layers) for key, shape in found],
+                self.now,
+            )
+        )
 
     def let_go(self, owner: str) -> None:
-        """A peer's lease ends here."""
+        """End a peer's lease."""
         if self.owners.pop(owner, None) is not None:
             self.handle(ev.WorkerGone(owner, self.now))
 
 
 class Loan:
-    """What a store lends to a peer that reads."""
+    """A lease: a store sends pieces to a reading peer."""
 
     def __init__(self, reader: NodeStore, lender: NodeStore, ask: do.AskPeer) -> None:
         self._reader, self._lender, self._ask, self._owner = reader, lender, ask, f"peer-{reader.name}-{ask.lease}"
 
     def begin(self) -> None:
-        """The peer is asked."""
+        """Ask the lending store."""
         self._lender.owners[self._owner] = self
         load = (self._owner, "0")
-        self._lender.handle(ev.LoadWanted(load, ev.LoadKind.PEER, None, self._ask.fingerprint, self._ask.wants, (), 0, self._lender.now))
+        self._lender.handle(
+            ev.LoadWanted(load, ev.LoadKind.PEER, None, self._ask.fingerprint, self._ask.wants, (), 0, self._lender.now)
+        )
 
     def answer(self, instruction: do.Instruction) -> None:
-        """Pass it on, over the network."""
+        """Pass the answer on, over the network."""
         lease, reader = self._ask.lease, self._reader
         match instruction:
             case do.Found():

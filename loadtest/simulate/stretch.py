@@ -1,18 +1,18 @@
-"""Steps that follow each other and only decode: one event, whose end is reckoned."""
+"""A run of decode-only steps as one event, with a closed form for its end."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-#: Steps in one go at most.
+#: Most steps of one stretch.
 LONGEST = 256
 
 
 @dataclass(slots=True)
 class Stretch:
-    """So many steps from `start_s` on: what the first takes, and by how much each takes longer than the one before, as each reads a token
-    more of each sequence."""
+    """`count` steps from `start_s`. first_s: duration of the first. growth_s: added by each step to the next, as each
+    sequence's context grows by a token."""
 
     start_s: float
     count: int
@@ -20,28 +20,28 @@ class Stretch:
     growth_s: float = 0.0
 
     def seconds(self, count: int) -> float:
-        """What the first `count` take."""
+        """Duration of the first `count` steps."""
         return count * self.first_s + self.growth_s * count * (count - 1) / 2
 
     @property
     def end_s(self) -> float:
-        """When the last is over."""
+        """End of the last step."""
         return self.start_s + self.seconds(self.count)
 
     def over(self, now: float) -> int:
-        """How many are over."""
+        """Number of steps finished at `now`."""
         a, b, seconds = self.growth_s / 2, self.first_s - self.growth_s / 2, now - self.start_s
         found = (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a) if a > 1e-15 else seconds / b
         return min(int(found + 1e-9), self.count)
 
     def pass_over(self, count: int) -> None:
-        """Begin with the step after the first `count`."""
+        """Drop the first `count` steps."""
         self.start_s += self.seconds(count)
         self.first_s += self.growth_s * count
         self.count -= count
 
     def cut(self, now: float) -> bool:
-        """It ends with the step that is under way. False: it ends there anyway."""
+        """End with the current step. False: it was the last one anyway."""
         count = min(self.over(now) + 1, self.count)
         cut, self.count = count < self.count, count
         return cut

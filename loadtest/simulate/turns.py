@@ -1,4 +1,4 @@
-"""Requests and loads as a node's cores know them, and the coarser pieces that they count in."""
+"""Requests and loads in the form of a node's cores, and the coarse pieces of simulated nodes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _SAMPLING = Sampling()
 
 
 def coarse(shape: KvShape, bands: int = 4, chunk_tokens: int = 256) -> KvShape:
-    """As many bytes a token in fewer, larger pieces: `bands` layers, each as wide as all that it stands for."""
+    """The same bytes a token in fewer, larger pieces: `bands` layers, each with the KV of those it replaces."""
     kv_heads = shape.kv_heads * shape.layers // bands
     return KvShape.of_heads(shape.fingerprint, bands, kv_heads, shape.head_dim, chunk_tokens, shape.dtype)
 
 
 def coarsened(kind: NodeKind) -> NodeKind:
-    """The same node, which counts in coarse pieces."""
+    """The same node with coarse pieces."""
     return replace(kind, shape=coarse(kind.shape), layers_modelled=kind.shape.layers)
 
 
 def slabs(kind: NodeKind) -> tuple[int, int]:
-    """How many slabs of HBM a node has, and pages in each."""
+    """(number of HBM slabs of a node, pages of each)."""
     per_slab = max(kind.shape.layers, 4)
     return int(kind.hbm_bytes // kind.shape.piece_bytes) // per_slab, per_slab
 
 
 def most_tokens(kind: NodeKind) -> int:
-    """Of a conversation that a node can hold beside a chunk to grow by, in its own pieces."""
+    """Tokens of the longest conversation that fits a node, with one chunk spare."""
     count, per_slab = slabs(kind)
     return (count * per_slab // kind.shape.layers - 1) * kind.shape.chunk_tokens
 
 
 def sequence_of(request: Request, kept_tokens: int, keys: list[bytes], sources: tuple[str, ...]) -> Sequence:
-    """As a gateway and a worker make it of a turn. keys: of all its chunks, the answer's included, which nobody computes here."""
+    """The sequence that gateway and worker would make of a request. keys: of all its chunks, the answer's included."""
     asked = GenerateRequest(
         request.request_id,
         request.session.tenant,
@@ -52,7 +52,7 @@ def sequence_of(request: Request, kept_tokens: int, keys: list[bytes], sources: 
         kept_tokens=kept_tokens,
         expected_tokens=request.expected_tokens,
     )
-    # Which tokens nobody asks: so many bytes will do.
+    # Only the number of tokens matters.
     tokens = cast("list[int]", bytearray(request.prompt_tokens))
     made = Sequence(asked, request.prompt_tokens, tokens, request.answer_tokens, arrival=0)
     made.keys = keys
@@ -61,7 +61,8 @@ def sequence_of(request: Request, kept_tokens: int, keys: list[bytes], sources: 
 
 @dataclass(slots=True, eq=False)
 class Coming:
-    """A load on its way into HBM: which pieces are there, how many layers' pieces are on the bus, whether the store sends no more."""
+    """A load into HBM. here: (block, layer) of its pieces that have arrived. on_bus: copies in progress. ended: the
+    store sends no more."""
 
     asked: do.OpenLoad
     here: set[tuple[int, int]] = field(default_factory=set)

@@ -1,7 +1,7 @@
-"""People: they read an answer, type, and ask; a hint goes out when typing begins, or does not, or too early or late, or for nothing.
+"""Simulated users: they read an answer, type, and ask; hints are sent when typing begins, or by `Habits`.
 
-Two ways of arriving: at a trace's times (`open`), or so many people at a time, each with one conversation after the other (`closed`), as in
-SYMPHONY, section 4, "Trace generation".
+`open`: conversations start at a trace's times. `closed`: a fixed number of users, each with one conversation after the
+other, as in SYMPHONY, section 4, "Trace generation".
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from loadtest.traces import TOKENS_PER_WORD
 from loadtest.typist import READ_WORDS_PER_S, when_to_speak
 from scheduler.core.advisories import Hint
 
-#: As the gateway has it: a hint without an expected arrival counts for so long.
+#: Lifetime of a hint after its expected arrival (or now), as in the gateway.
 HINT_TTL_S = 60.0
-#: Of people in front of a browser.
+#: Habits of browser users.
 _USUAL = Habits(expected=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """new_tokens: what is typed or pasted, on top of the history. arrival_s: in the trace, from its start. reading_s: of its answer, until
-    typing begins again, for people at a time; None: by the answer's length."""
+class ScriptedTurn:
+    """new_tokens: of the user, in addition to the history. arrival_s: from the trace's start. reading_s: of its answer,
+    in a closed loop; None: by the answer's length."""
 
     new_tokens: int
     answer_tokens: int
@@ -40,16 +40,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A conversation to come."""
+    """A planned conversation."""
 
     session: SessionKey
-    turns: tuple[Turn, ...]
+    turns: tuple[ScriptedTurn, ...]
     priority: int = 0
 
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation under way."""
+    """A conversation in progress."""
 
     script: Script
     next: int = 0
@@ -58,7 +58,7 @@ class _Talk:
 
 @dataclass(slots=True)
 class Users:
-    """See the module. `requests`: all that were sent. seed: of habits; equal seeds send equal hints."""
+    """See the module. requests: all that were sent. seed: of start times and habits."""
 
     events: Events
     fleet: Fleet
@@ -66,23 +66,26 @@ class Users:
     habits: Mapping[str, Habits] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     ended: int = 0
-    #: No more turns begin once this is true.
+    #: Once true, no more turns are planned.
     closing: bool = False
     _past: dict[str, list[SessionKey]] = field(default_factory=dict)
     _hints: int = 0
 
     def open(self, scripts: Sequence[Script]) -> None:
-        """Every conversation begins at its time; later turns as `typist.when_to_speak` has it."""
+        """Plan each conversation at its time; later turns by `typist.when_to_speak`."""
         for script in scripts:
             first = script.turns[0]
             moment = when_to_speak(self.events.now + first.arrival_s, first.typing_s, None)
-            self._plan(_Talk(script), moment.typing_starts_s, moment.request_s, lambda talk, end_s: self._on_time(talk, end_s))
+            self._plan(
+                _Talk(script), moment.typing_starts_s, moment.request_s, lambda talk, end_s: self._on_time(talk, end_s)
+            )
 
-    def closed(self, scripts: Sequence[Script], people: int, spread_s: float = 60.0) -> None:
-        """So many people; the n-th has every n-th conversation, so that no policy changes who says what. All begin within `spread_s`."""
-        for person in range(people):
-            queue = list(reversed(scripts[person::people]))
-            self._next_talk(queue, random.Random(f"{self.seed} {person}").random() * spread_s)
+    def closed(self, scripts: Sequence[Script], users: int, spread_s: float = 60.0) -> None:
+        """Plan a closed loop: the n-th user has every `users`-th conversation, whatever the policy. All start within
+        `spread_s`."""
+        for number in range(users):
+            queue = list(reversed(scripts[number::users]))
+            self._next_talk(queue, random.Random(f"{self.seed} {number}").random() * spread_s)
 
     # ---- when --------------------------------------------------------------------------------------------------
     def _on_time(self, talk: _Talk, end_s: float) -> None:
@@ -99,15 +102,21 @@ class Users:
 
     def _after_reading(self, queue: list[Script], talk: _Talk, end_s: float) -> None:
         turn = talk.script.turns[talk.next - 1]
-        reading_s = turn.answer_tokens / TOKENS_PER_WORD / READ_WORDS_PER_S if turn.reading_s is None else turn.reading_s
+        reading_s = (
+            turn.answer_tokens / TOKENS_PER_WORD / READ_WORDS_PER_S if turn.reading_s is None else turn.reading_s
+        )
         if talk.next == len(talk.script.turns):
             self._next_talk(queue, reading_s)
             return
         starts_s = end_s + reading_s
-        self._plan(talk, starts_s, starts_s + talk.script.turns[talk.next].typing_s, partial(self._after_reading, queue))
+        self._plan(
+            talk, starts_s, starts_s + talk.script.turns[talk.next].typing_s, partial(self._after_reading, queue)
+        )
 
-    def _plan(self, talk: _Talk, typing_starts_s: float, request_s: float, then: Callable[[_Talk, float], None]) -> None:
-        """Send a turn's hint and its request; `then` is called at its end."""
+    def _plan(
+        self, talk: _Talk, typing_starts_s: float, request_s: float, then: Callable[[_Talk, float], None]
+    ) -> None:
+        """Schedule a turn's hints and request. then: called with the conversation and the time at the turn's end."""
         if self.closing:
             return
         tenant = talk.script.session.tenant
@@ -153,7 +162,7 @@ class Users:
         self._send(script.session, script.priority, arrival_s, f"{script.session.session_id}")
 
     def _pretend(self, tenant: str, drawn: float) -> None:
-        """Somebody opens a conversation that is over, types, and gives up."""
+        """A spurious hint: a user types in a finished conversation and gives up."""
         past = self._past.get(tenant)
         if past and not self.closing:
             session = past[int(drawn * len(past))]
@@ -163,4 +172,8 @@ class Users:
         self._hints += 1
         now = self.events.now
         expires_s = (now if arrival_s is None else arrival_s) + HINT_TTL_S
-        self.fleet.advise(Hint(session, f"h{self._hints}", arrival_s=arrival_s, expires_s=expires_s, priority=priority, address=address))
+        self.fleet.advise(
+            Hint(
+                session, f"h{self._hints}", arrival_s=arrival_s, expires_s=expires_s, priority=priority, address=address
+            )
+        )

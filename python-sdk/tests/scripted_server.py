@@ -1,7 +1,8 @@
-"""A small local server for tests: takes hints as Upbeat does, answers chat completions from a script, and keeps the order of everything.
+"""A small local server for tests: takes hints as Upbeat does, answers chat completions from a script, and keeps the
+order of everything.
 
-An answer may be held back until a hint came (`Reply.after_hint`). So a test passes only when that hint left before this answer,
-and with it before whatever request follows from it.
+An answer may be held back until a hint came (`Reply.after_hint`). So a test passes only when that hint left before this
+answer, and with it before whatever request follows from it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ HELD_S = 10.0
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer of the model. calls: (function, arguments) each. after_hint: a session whose hint must have come first."""
+    """One answer of the model. calls: (function, arguments) each. after_hint: a session whose hint must have come
+    first."""
 
     text: str | None = None
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -38,7 +40,8 @@ class Event:
 
 
 class ScriptedServer:
-    """`replies` are given in turn. `refuse`: what a hint is answered with instead of 202, called for each; None: 202."""
+    """`replies` are given in turn. `refuse`: what a hint is answered with instead of 202, called for each; None:
+    202."""
 
     def __init__(self, replies: list[Reply] | None = None) -> None:
         self.replies = list(replies or [])
@@ -105,7 +108,12 @@ def serving(*replies: Reply) -> Iterator[ScriptedServer]:
 
 def _message(reply: Reply) -> dict[str, Any]:
     calls = [
-        {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        {
+            "index": i,
+            "id": f"call_{i}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
         for i, (name, arguments) in enumerate(reply.calls)
     ]
     return {"role": "assistant", "content": reply.text, **({"tool_calls": calls} if calls else {})}
@@ -150,9 +158,16 @@ def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
                 choice = {"index": 0, "message": message, "finish_reason": end}
                 self._answer(200, {**head, "object": "chat.completion", "choices": [choice], "usage": usage})
                 return
-            chunks = [{"index": 0, "delta": message, "finish_reason": None}, {"index": 0, "delta": {}, "finish_reason": end}]
-            lines = [json.dumps({**head, "object": "chat.completion.chunk", "choices": [c]}) for c in chunks] + ["[DONE]"]
-            self._send(200, "".join(f"data: {line}\n\n" for line in lines).encode(), {"Content-Type": "text/event-stream"})
+            chunks = [
+                {"index": 0, "delta": message, "finish_reason": None},
+                {"index": 0, "delta": {}, "finish_reason": end},
+            ]
+            lines = [json.dumps({**head, "object": "chat.completion.chunk", "choices": [c]}) for c in chunks] + [
+                "[DONE]"
+            ]
+            self._send(
+                200, "".join(f"data: {line}\n\n" for line in lines).encode(), {"Content-Type": "text/event-stream"}
+            )
 
         def _answer(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
             self._send(status, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})})

@@ -17,7 +17,9 @@ from upbeat.agent_framework import UpbeatMiddleware
 
 def model(server: ScriptedServer) -> OpenAIChatCompletionClient:
     http = DefaultAsyncHttpxClient(event_hooks=upbeat.async_event_hooks())
-    return OpenAIChatCompletionClient(model="m", async_client=AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http))
+    return OpenAIChatCompletionClient(
+        model="m", async_client=AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http)
+    )
 
 
 def agent(server: ScriptedServer, hooks: UpbeatMiddleware, name: str, **more: Any) -> Agent:
@@ -28,7 +30,9 @@ async def test_the_next_agent_of_a_workflow_is_hinted_while_the_first_one_answer
     with serving(Reply("A clock.", after_hint="job7:critic"), Reply("Good.")) as server:
         client = upbeat.AsyncAdvisoryClient(server.url)
         hooks = UpbeatMiddleware(client, "team")
-        workflow = hooks.knows(SequentialBuilder(participants=[agent(server, hooks, "writer"), agent(server, hooks, "critic")]).build())
+        workflow = hooks.knows(
+            SequentialBuilder(participants=[agent(server, hooks, "writer"), agent(server, hooks, "critic")]).build()
+        )
         assert hooks.may_follow("writer") == ("critic",) and hooks.may_follow("critic") == ()
         with hooks.run("job7"):
             await workflow.run("Design something.")
@@ -47,7 +51,9 @@ async def test_a_streamed_workflow_is_hinted_and_named_too() -> None:
     with serving(Reply("A clock.", after_hint="job8:critic"), Reply("Good.")) as server:
         client = upbeat.AsyncAdvisoryClient(server.url)
         hooks = UpbeatMiddleware(client, "team")
-        workflow = hooks.knows(SequentialBuilder(participants=[agent(server, hooks, "writer"), agent(server, hooks, "critic")]).build())
+        workflow = hooks.knows(
+            SequentialBuilder(participants=[agent(server, hooks, "writer"), agent(server, hooks, "critic")]).build()
+        )
         with hooks.run("job8"):
             async for _ in workflow.run("Design something.", stream=True):
                 pass
@@ -61,8 +67,12 @@ async def test_agents_that_hand_over_to_each_other_are_all_hinted() -> None:
         client = upbeat.AsyncAdvisoryClient(server.url)
         hooks = UpbeatMiddleware(client, "desk")
         names = ("triage", "refunds", "billing")
-        triage, *others = (agent(server, hooks, name, require_per_service_call_history_persistence=True) for name in names)
-        workflow = hooks.knows(HandoffBuilder(name="desk", participants=[triage, *others]).with_start_agent(triage).build())
+        triage, *others = (
+            agent(server, hooks, name, require_per_service_call_history_persistence=True) for name in names
+        )
+        workflow = hooks.knows(
+            HandoffBuilder(name="desk", participants=[triage, *others]).with_start_agent(triage).build()
+        )
         assert hooks.may_follow("triage") == ("refunds", "billing")
         with hooks.run("job5"):
             await workflow.run("My money!")
@@ -93,7 +103,11 @@ async def test_a_tool_that_starts_hints_its_agent_streamed_or_not() -> None:
             else:
                 await clerk.run("What does it do?", session=session)
             assert seen == [True], "while the tool runs, the hint is there"
-            assert server.order() == [("request", "chat-1:clerk"), ("advise", "chat-1:clerk"), ("request", "chat-1:clerk")]
+            assert server.order() == [
+                ("request", "chat-1:clerk"),
+                ("advise", "chat-1:clerk"),
+                ("request", "chat-1:clerk"),
+            ]
             await client.close()
 
 
@@ -105,7 +119,9 @@ async def test_what_follows_can_be_said_where_no_workflow_is_built() -> None:
             await agent(server, hooks, "writer").run("Write.")
             await agent(server, hooks, "critic").run("Judge.")
         assert await client.flush()
-        assert server.order()[-1] == ("invalidate", "job9:editor"), "what did not come true is withdrawn when the run ends"
+        assert server.order()[-1] == ("invalidate", "job9:editor"), (
+            "what did not come true is withdrawn when the run ends"
+        )
         await client.close()
 
 

@@ -148,7 +148,9 @@ def test_the_environment_names_the_server(server: ScriptedServer, monkeypatch: p
     assert server.events[0].headers["authorization"] == "Bearer from-outside"
 
 
-@pytest.mark.parametrize(("status", "headers"), [(429, {"Retry-After": "0.1"}), (503, {}), (500, {"Retry-After": "tomorrow"})])
+@pytest.mark.parametrize(
+    ("status", "headers"), [(429, {"Retry-After": "0.1"}), (503, {}), (500, {"Retry-After": "tomorrow"})]
+)
 def test_a_busy_server_is_asked_again_later(server: ScriptedServer, status: int, headers: dict[str, str]) -> None:
     answers: list[Any] = [(status, headers), (status, headers)]
     server.refuse = lambda: answers.pop(0) if answers else None
@@ -165,7 +167,9 @@ def test_retry_after_is_told_to_the_backoff(server: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
-def test_a_refusal_is_not_repeated_and_said_once(server: ScriptedServer, status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_not_repeated_and_said_once(
+    server: ScriptedServer, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     server.refuse = lambda: (status, {})
     with AdvisoryClient(server.url) as client:
         client.advise("a")
@@ -187,7 +191,10 @@ def test_a_server_that_is_away_gets_the_hints_when_it_comes(caplog: pytest.LogCa
     sends = sender(transport)
     sends.put(Advisory("a"))
     assert sends.flush(20) and sends.counters == upbeat.Counters(sent=1) and len(transport.posted) == 3
-    assert [r.getMessage() for r in caplog.records] == ["hints do not get through: ConnectionRefusedError", "hints get through again"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "hints do not get through: ConnectionRefusedError",
+        "hints get through again",
+    ]
 
 
 def test_nobody_listening_is_no_error_and_closing_does_not_wait_for_him() -> None:
@@ -299,7 +306,9 @@ def run_script(script: str, url: str) -> str:
 
 def test_hints_leave_when_the_interpreter_ends(server: ScriptedServer) -> None:
     run_script(
-        "import upbeat; upbeat.AdvisoryClient(URL).advise('last'); client = upbeat.AdvisoryClient(URL); client.advise('words')", server.url
+        "import upbeat; upbeat.AdvisoryClient(URL).advise('last'); client = upbeat.AdvisoryClient(URL); "
+        "client.advise('words')",
+        server.url,
     )
     assert sorted(e.session or "" for e in server.events) == ["last", "words"]
 
@@ -359,5 +368,16 @@ assert client.flush()
 
 def test_the_package_needs_nothing_but_python() -> None:
     script = "import upbeat; print({m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names))"
-    others = {"httpx", "httpx2", "pydantic", "requests", "agents", "langchain_core", "langgraph", "crewai", "agent_framework", "openai"}
+    others = {
+        "httpx",
+        "httpx2",
+        "pydantic",
+        "requests",
+        "agents",
+        "langchain_core",
+        "langgraph",
+        "crewai",
+        "agent_framework",
+        "openai",
+    }
     assert not others & set(re.findall(r"\w+", run_script(script, "")))

@@ -39,11 +39,19 @@ def task(who: Agent, what: str) -> Task:
 
 def crew(*agents_and_tasks: Any) -> Crew:
     agents = [a for a in agents_and_tasks if isinstance(a, Agent)]
-    return Crew(agents=agents, tasks=[t for t in agents_and_tasks if isinstance(t, Task)], process=Process.sequential, verbose=False)
+    return Crew(
+        agents=agents,
+        tasks=[t for t in agents_and_tasks if isinstance(t, Task)],
+        process=Process.sequential,
+        verbose=False,
+    )
 
 
 def test_the_next_tasks_agent_is_hinted_while_the_first_one_answers(listeners: list[UpbeatListener]) -> None:
-    with serving(Reply("A clock.", after_hint="job7:Critic"), Reply("Good.")) as server, upbeat.AdvisoryClient(server.url) as client:
+    with (
+        serving(Reply("A clock.", after_hint="job7:Critic"), Reply("Good.")) as server,
+        upbeat.AdvisoryClient(server.url) as client,
+    ):
         listeners.append(UpbeatListener(client, "team"))
         writer, critic = agent(server, "Writer"), agent(server, "Critic")
         with upbeat.in_run("job7"):
@@ -60,7 +68,10 @@ def test_the_next_tasks_agent_is_hinted_while_the_first_one_answers(listeners: l
 
 
 def test_a_tool_that_starts_hints_its_agent(listeners: list[UpbeatListener]) -> None:
-    with serving(Reply(calls=(("look_up", {"what": "clock"}),)), Reply("It ticks.")) as server, upbeat.AdvisoryClient(server.url) as client:
+    with (
+        serving(Reply(calls=(("look_up", {"what": "clock"}),)), Reply("It ticks.")) as server,
+        upbeat.AdvisoryClient(server.url) as client,
+    ):
         listeners.append(UpbeatListener(client, "desk"))
         seen: list[bool] = []
 
@@ -112,7 +123,11 @@ def test_what_was_removed_hears_nothing() -> None:
 
 def test_who_may_follow_whom() -> None:
     with serving() as server:
-        writer, critic, editor = agent(server, "Writer", allow_delegation=True), agent(server, "Critic"), agent(server, "Editor")
+        writer, critic, editor = (
+            agent(server, "Writer", allow_delegation=True),
+            agent(server, "Critic"),
+            agent(server, "Editor"),
+        )
         first, second = task(writer, "Design."), task(critic, "Judge.")
         made = crew(writer, critic, editor, first, second)
         assert may_follow(writer, first, made) == ["Critic", "Editor"]

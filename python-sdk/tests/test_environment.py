@@ -25,7 +25,9 @@ def test_everything_that_is_installed_here_is_pinned() -> None:
     pins = {canonical(line.split("==")[0]): line.split("==")[1] for line in lines if line and not line.startswith("#")}
     ours = {"pip", "setuptools", "upbeat-sdk"}
     here = {canonical(found.name): found.version for found in importlib.metadata.distributions()}
-    assert {f"{name}=={version}" for name, version in here.items() if name not in ours} <= {f"{n}=={v}" for n, v in pins.items()}
+    assert {f"{name}=={version}" for name, version in here.items() if name not in ours} <= {
+        f"{n}=={v}" for n, v in pins.items()
+    }
 
 
 def test_the_distribution_asks_for_nothing() -> None:

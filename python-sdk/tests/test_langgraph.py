@@ -81,7 +81,10 @@ def test_the_graph_says_what_may_follow() -> None:
 
 
 def test_every_branch_is_hinted_while_the_node_before_it_asks() -> None:
-    with serving(Reply("editor", after_hint="t1:editor"), Reply("Done.")) as server, upbeat.AdvisoryClient(server.url) as client:
+    with (
+        serving(Reply("editor", after_hint="t1:editor"), Reply("Done.")) as server,
+        upbeat.AdvisoryClient(server.url) as client,
+    ):
         graph = team(server)
         result = graph.invoke({"messages": ["Go"]}, config(UpbeatCallbackHandler(client, graph, "team"), "t1"))
         assert result["messages"][-1].content == "Done." and client.flush()

@@ -6,7 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    RunConfig,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from agents.tracing import set_trace_processors, trace
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from scripted_server import Reply, ScriptedServer, serving
@@ -26,12 +34,16 @@ def no_export() -> Any:
 
 def model(server: ScriptedServer) -> OpenAIChatCompletionsModel:
     http = DefaultAsyncHttpxClient(event_hooks=upbeat.async_event_hooks())
-    return OpenAIChatCompletionsModel("m", AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0))
+    return OpenAIChatCompletionsModel(
+        "m", AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0)
+    )
 
 
 def team(server: ScriptedServer) -> Agent[Any]:
     """triage -> (billing | refunds)."""
-    billing, refunds = (Agent(name=name, instructions=f"You are {name}.", model=model(server)) for name in ("billing", "refunds"))
+    billing, refunds = (
+        Agent(name=name, instructions=f"You are {name}.", model=model(server)) for name in ("billing", "refunds")
+    )
     return Agent(name="triage", instructions="Hand off.", model=model(server), handoffs=[billing, refunds])
 
 
@@ -39,11 +51,15 @@ async def test_every_possible_next_agent_is_hinted_while_the_first_one_answers()
     with serving(Reply(calls=(("transfer_to_refunds", {}),), after_hint="job7:refunds"), Reply("Done.")) as server:
         client = upbeat.AsyncAdvisoryClient(server.url)
         hooks = UpbeatRunHooks(client, "help desk", run="job7")
-        result = await Runner.run(team(server), "My money!", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request))
+        result = await Runner.run(
+            team(server), "My money!", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request)
+        )
         assert result.final_output == "Done." and await client.flush()
         order = server.order()
         assert order.index(("advise", "job7:refunds")) < order.index(("request", "job7:refunds"))
-        assert order.index(("advise", "job7:billing")) < order.index(("request", "job7:refunds")), "both are possible, both are hinted"
+        assert order.index(("advise", "job7:billing")) < order.index(("request", "job7:refunds")), (
+            "both are possible, both are hinted"
+        )
         assert order[-1] == ("invalidate", "job7:billing"), "what did not come true is withdrawn at the end"
         first, second = server.requests()
         assert (first.headers["x-upbeat-workflow"], first.headers["x-upbeat-agent"], first.headers["x-upbeat-run"]) == (
@@ -68,7 +84,9 @@ async def test_a_tool_that_starts_hints_the_agent_that_will_be_told_its_result()
         clerk = Agent(name="clerk", model=model(server), tools=[look_up])
         hooks = UpbeatRunHooks(client, "desk")
         with upbeat.in_run("job8"):
-            await Runner.run(clerk, "What does it do?", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request))
+            await Runner.run(
+                clerk, "What does it do?", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request)
+            )
         assert seen == [True], "while the tool runs, the hint is there"
         assert server.order() == [("request", "job8:clerk"), ("advise", "job8:clerk"), ("request", "job8:clerk")]
         await client.close()
@@ -82,7 +100,10 @@ async def test_conversations_at_the_same_time_do_not_mix() -> None:
         await asyncio.gather(
             *(
                 Runner.run(
-                    clerk, f"I am {i}", hooks=hooks, run_config=RunConfig(group_id=f"chat-{i}", call_model_input_filter=hooks.name_request)
+                    clerk,
+                    f"I am {i}",
+                    hooks=hooks,
+                    run_config=RunConfig(group_id=f"chat-{i}", call_model_input_filter=hooks.name_request),
                 )
                 for i in range(6)
             )
@@ -124,7 +145,9 @@ async def test_without_a_trace_or_a_run_nothing_is_sent_and_nothing_breaks(caplo
     with serving(Reply(calls=(("transfer_to_billing", {}),)), Reply("Fine.")) as server:
         client = upbeat.AsyncAdvisoryClient(server.url)
         hooks = UpbeatRunHooks(client, "desk")
-        result = await Runner.run(team(server), "?", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request))
+        result = await Runner.run(
+            team(server), "?", hooks=hooks, run_config=RunConfig(call_model_input_filter=hooks.name_request)
+        )
         assert result.final_output == "Fine." and server.order() == [("request", None)] * 2
         assert client.counters.invalid > 1 and sum("run" in r.message for r in caplog.records) == 1
         await client.close()

@@ -192,7 +192,10 @@ def test_names_are_legal_and_no_two_texts_share_one() -> None:
 
 def test_a_hop_is_spelled_the_same_wherever_it_is_made() -> None:
     hop = Hop("software team", "qa", "job7")
-    assert hop.session_id == "job7:qa" and Hop("w", "a" * 128, "r" * 128).session_id == Hop("w", "a" * 128, "r" * 128).session_id
+    assert (
+        hop.session_id == "job7:qa"
+        and Hop("w", "a" * 128, "r" * 128).session_id == Hop("w", "a" * 128, "r" * 128).session_id
+    )
     assert hop.headers == {
         "X-Session-Id": "job7:qa",
         "X-Upbeat-Workflow": "software-team",

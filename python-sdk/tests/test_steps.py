@@ -50,14 +50,20 @@ class Clock:
         return self.now_s
 
 
-def test_a_query_that_enters_retrieval_is_hinted_before_it_is_answered(server: ScriptedServer, client: upbeat.AdvisoryClient) -> None:
+def test_a_query_that_enters_retrieval_is_hinted_before_it_is_answered(
+    server: ScriptedServer, client: upbeat.AdvisoryClient
+) -> None:
     @upbeat.retriever(client, session=lambda query, *, chat: chat)
     def search(query: str, *, chat: str) -> list[str]:
         """Find things."""
         assert server.wait_hint(chat)
         return [query]
 
-    assert search("clocks", chat="chat-7") == ["clocks"] and search.__name__ == "search" and search.__doc__ == "Find things."
+    assert (
+        search("clocks", chat="chat-7") == ["clocks"]
+        and search.__name__ == "search"
+        and search.__doc__ == "Find things."
+    )
 
 
 async def test_asynchronous_steps_too(server: ScriptedServer, client: upbeat.AdvisoryClient) -> None:

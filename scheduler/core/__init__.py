@@ -1,1 +1,1 @@
-"""Decisions of the scheduler: pure, synchronous, time as an argument."""
+"""The scheduler's decisions: synchronous, without I/O, with time as an argument."""

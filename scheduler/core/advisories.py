@@ -1,6 +1,6 @@
-"""Advisories whose request has not come: at most one a session; each with the node that was chosen, and what its store was told.
+"""Pending hints: their request has not come. At most one per session, with its device and what its store was told.
 
-A hint's life: placed -> used (its request came) | invalidated | expired | dropped. Nothing else depends on a hint being true.
+A hint's life: placed -> used (its request came) | invalidated | expired | dropped. A false hint costs only prefetch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from contracts.ids import SessionKey
 from scheduler.core.columns import urgency_class
 
 MAX_PENDING = 200_000
-#: An arrival that is expected sooner by less than this is no news, in seconds.
+#: The store is not told of an arrival that is earlier by less than this, in seconds.
 _SOONER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What a caller says: this session is about to speak. Times are on the scheduler's clock.
+    """A caller says that this session is about to send a request. Times are on the scheduler's clock.
 
-    arrival_s: when, or None. expires_s: when it stops counting. pin: the node it must go to. address: of the caller, for trust.
-    chance: how likely it is by its own account. caller: whose trust it is on; empty: the tenant's.
+    arrival_s: expected arrival; None: unknown. expires_s: when the hint ends. pin: the node or device it must go to.
+    address: digest of the caller's, for trust. chance: the probability that the hint itself states. caller: the record
+    of trust it counts for; empty: the tenant's.
     """
 
     session: SessionKey
@@ -40,17 +41,17 @@ class Hint:
 
     @property
     def on_trust_of(self) -> str:
-        """Whose record says what it is worth, and on whose record its end is written."""
+        """The record of trust that decides how it is treated and on which its end counts."""
         return self.caller or self.session.tenant
 
     def lead_s(self, now: float) -> float:
-        """How long until its request comes; infinity: nobody knows."""
+        """Seconds until its request is expected; infinity: unknown."""
         return math.inf if self.arrival_s is None else max(self.arrival_s - now, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the node's store was last told of a hint, and when it was first told. priority: with what trust takes away."""
+    """What the store was last told of a hint. at_s: when first told. priority: with the penalty for low trust."""
 
     at_s: float
     priority: int
@@ -58,22 +59,22 @@ class Sent:
     expires_s: float
 
     def is_outdated(self, hint: Hint, priority: int, now: float) -> bool:
-        """The store must be told again how the hint is now: of another priority, sooner, or for more than twice as long as is left.
+        """Whether the store must be told again: another priority, an earlier arrival, or more than twice the life left.
 
-        One that is expected later than told is not news: its cache is there by then.
+        A later arrival does not matter: the cache is there by then.
         """
-        told_s = self.arrival_s if self.arrival_s is not None else -math.inf  # a store brings at once what has no time
+        told_s = self.arrival_s if self.arrival_s is not None else -math.inf  # without a time the store begins at once
         sooner = hint.arrival_s is not None and hint.arrival_s < told_s - _SOONER_S
         return priority != self.priority or sooner or hint.expires_s - now > 2.0 * (self.expires_s - now)
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A hint that waits for its request.
+    """A hint whose request has not come.
 
-    node: where its turn is to go. placed_s: since when it is promised. chance: with which it counts as work to come there. sent: what the
-    store was told; None: nothing, as the hint was not worth it. left: the nodes it has moved away from. looked_s: when a move was last
-    considered.
+    node: the device chosen for its turn. placed_s: when it was placed, or last counted as false for being renewed.
+    chance: the weight with which it counts as expected work. sent: what the store was told; None: nothing, as it was
+    not prefetched. left: devices it has moved away from. looked_s: when a move was last considered.
     """
 
     hint: Hint
@@ -86,22 +87,23 @@ class Pending:
 
     @property
     def session(self) -> SessionKey:
-        """Whose."""
+        """The hint's session."""
         return self.hint.session
 
     @property
     def urgency(self) -> int:
-        """Its class (`columns.urgency_class`)."""
+        """The hint's urgency class (`columns.urgency_class`)."""
         return urgency_class(self.hint.priority)
 
 
 def in_order(hints: Iterable[Hint], now: float) -> list[Hint]:
-    """Hints that came together: the most urgent first, then the one expected first, as their places are chosen one after the other."""
+    """The order in which hints of one list are placed: most urgent first, then earliest expected arrival."""
     return sorted(hints, key=lambda h: (h.priority, now if h.arrival_s is None else h.arrival_s))
 
 
 def merged(old: Hint, new: Hint, now: float) -> Hint:
-    """Two hints of one session as one: as early, as urgent and for as long as either says. The newer one's id counts."""
+    """Two hints of one session as one: the earliest arrival still ahead, the most urgent priority, the latest expiry,
+    the newer id."""
     coming = [a for a in (old.arrival_s, new.arrival_s) if a is not None and a >= now]
     return replace(
         new,
@@ -115,13 +117,15 @@ def merged(old: Hint, new: Hint, now: float) -> Hint:
 
 
 class Advisories:
-    """The pending ones, and how hints have ended so far (`outcomes`).
+    """The pending hints, and counts of how hints ended (`outcomes`).
 
-    `expect` is told of changes of what is to come: node, class of urgency, requests. Where hints are too many, the oldest goes of the
-    tenant that has most.
+    expect: called with device, urgency class and change in expected requests. most: hints kept; beyond that the tenant
+    with most loses its oldest.
     """
 
-    def __init__(self, expect: Callable[[str, int, float], None] = lambda node, urgency, requests: None, most: int = MAX_PENDING) -> None:
+    def __init__(
+        self, expect: Callable[[str, int, float], None] = lambda node, urgency, requests: None, most: int = MAX_PENDING
+    ) -> None:
         self._most = most
         self._pending: dict[SessionKey, Pending] = {}
         self._per_tenant: dict[str, dict[SessionKey, None]] = {}
@@ -135,19 +139,19 @@ class Advisories:
         return len(self._pending)
 
     def get(self, session: SessionKey) -> Pending | None:
-        """The session's pending advisory."""
+        """The session's pending hint."""
         return self._pending.get(session)
 
     def on_node(self, node: str) -> int:
-        """How many are pending on this node."""
+        """Number of hints pending on this device."""
         return len(self._per_node.get(node, ()))
 
     def of_node(self, node: str) -> Iterator[Pending]:
-        """Those that are pending on this node, in the order in which they were placed there. Nothing may be placed meanwhile."""
+        """The hints pending on this device, in the order of their placement. Do not place hints while iterating."""
         return (self._pending[session] for session in self._per_node.get(node, ()))
 
     def place(self, pending: Pending) -> None:
-        """Remember a choice; an older hint of the same session is replaced."""
+        """Keep a placed hint; it replaces the session's older one."""
         self._drop(pending.session)
         while len(self._pending) >= self._most:
             most = max(self._per_tenant, key=lambda tenant: len(self._per_tenant[tenant]))
@@ -165,14 +169,14 @@ class Advisories:
             heapq.heapify(self._ends)
 
     def use(self, session: SessionKey) -> Pending | None:
-        """The request came: take its hint."""
+        """The session's request came: remove and return its hint."""
         pending = self._drop(session)
         if pending:
             self.outcomes["used"] += 1
         return pending
 
     def invalidate(self, session: SessionKey | None, tenant: str, advisory_id: str) -> Pending | None:
-        """Withdraw a hint, named by its session or by its id (within the tenant)."""
+        """Remove and return a withdrawn hint, named by its session or by its id within the tenant."""
         key = session if session is not None else self._ids.get((tenant, advisory_id))
         pending = self._drop(key) if key is not None else None
         if pending:
@@ -180,7 +184,7 @@ class Advisories:
         return pending
 
     def expire(self, now: float) -> list[Pending]:
-        """Drop and return those whose time is over."""
+        """Remove and return the expired hints."""
         late: list[Pending] = []
         while self._ends and self._ends[0][0] <= now:
             expires_s, session = heapq.heappop(self._ends)
@@ -192,7 +196,7 @@ class Advisories:
         return late
 
     def forget(self, sessions: Iterable[SessionKey]) -> None:
-        """These hints are void, and their requests are placed afresh."""
+        """Remove these sessions' hints without counting an outcome."""
         for session in list(sessions):
             self._drop(session)
 
@@ -209,7 +213,9 @@ class Advisories:
 
     def validate(self) -> None:
         """Raise AssertionError when the tables disagree."""
-        assert Counter(p.node for p in self._pending.values()) == Counter({n: len(s) for n, s in self._per_node.items()})
+        assert Counter(p.node for p in self._pending.values()) == Counter(
+            {n: len(s) for n, s in self._per_node.items()}
+        )
         assert Counter(s.tenant for s in self._pending) == Counter({t: len(s) for t, s in self._per_tenant.items()})
         assert set(self._ids.values()) == set(self._pending) and len(self._pending) <= self._most
         waiting = set(self._ends)

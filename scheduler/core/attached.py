@@ -1,5 +1,5 @@
-"""Which of the streams of one name, of a node's store or a device's worker, counts: the latest connection of the process that said hello
-last."""
+"""Decides which stream of a node's store or a device's worker is current: the latest connection of the process that
+said hello last."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 
 class Stream(NamedTuple):
-    """One stream of reports. name: of the node or device; instance: of the process, new at every start; connection: counts its streams from
-    1, 0: not counted."""
+    """One stream of reports.
+
+    name: of the node or device. instance: of the process, new at every start. connection: number of the process's
+    stream, from 1; 0: not numbered.
+    """
 
     name: str
     instance: str
@@ -16,13 +19,13 @@ class Stream(NamedTuple):
 
 
 class Attached:
-    """The streams that count, at most one a name."""
+    """The current streams, at most one per name."""
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
 
     def join(self, stream: Stream) -> bool:
-        """A hello came. False: it is late, as a newer stream of the same process is here."""
+        """A stream said hello; it becomes the current one. False if the same process has a newer stream."""
         known = self._streams.get(stream.name)
         if known is not None and known.instance == stream.instance and known.connection > stream.connection:
             return False
@@ -30,11 +33,11 @@ class Attached:
         return True
 
     def counts(self, stream: Stream | None) -> bool:
-        """It is the one that was let in last."""
+        """Whether this is the current stream of its name."""
         return stream is not None and self._streams.get(stream.name) is stream
 
     def leave(self, stream: Stream | None) -> bool:
-        """The stream ended. True: the name has no other."""
+        """The stream ended. True if it was the current one, so that the name has none now."""
         if stream is None or not self.counts(stream):
             return False
         del self._streams[stream.name]

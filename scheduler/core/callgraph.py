@@ -1,7 +1,7 @@
-"""One workflow's call graph: what was declared, what was observed, and what follows an agent's request according to both.
+"""One workflow's call graph: the declaration, the observations, and what follows an agent's request by both.
 
-Observations fade: what a request was followed by counts `_FADES` times as much once another request of the same agent has ended. A
-declared graph counts like so many observations (`_DECLARED_REQUESTS`), or alone if it is not to learn. SYMPHONY, section 3.5.
+Observations fade: each ended request of an agent multiplies the counts of its successors by `_FADES`. A declared graph
+counts like `_DECLARED_REQUESTS` observations, or alone if it is not to learn. SYMPHONY, section 3.5.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _EPSILON = 1e-6
 
 
 class Known(Enum):
-    """Why a session is named for a next hop: it preceded or followed this session before, or is among the agent's latest of the run."""
+    """Why a session is named for a next hop: it preceded or followed this session before, or is one of the agent's
+    latest in the run."""
 
     LINKED = "linked"
     RECENT = "recent"
@@ -28,10 +29,11 @@ class Known(Enum):
 
 @dataclass(slots=True)
 class Followed:
-    """What was observed of one edge. All are sums that fade together.
+    """The observations of one edge, as sums that fade together.
 
-    came: requests of the source that the target followed; calls: of the target, at most MAX_CALLS a request; delay_s: of the first of them,
-    from the start of the source's request; gap_s: the same from its end. tried, right: sessions that were named, and that came.
+    came: requests of the source that the target followed. calls: of the target, at most MAX_CALLS per request. delay_s:
+    from the start of the source's request to the first call; gap_s: from its end. tried, right: named sessions, and
+    those of them that came.
     """
 
     came: float = 0.0
@@ -42,7 +44,7 @@ class Followed:
     right: dict[Known, float] = field(default_factory=dict)
 
     def fade(self) -> None:
-        """One more request of the source has ended."""
+        """A request of the source has ended."""
         self.came, self.calls = self.came * _FADES, self.calls * _FADES
         self.delay_s, self.gap_s = self.delay_s * _FADES, self.gap_s * _FADES
         for counts in (self.tried, self.right):
@@ -50,13 +52,13 @@ class Followed:
                 counts[known] *= _FADES
 
     def chance(self, known: Known) -> float:
-        """The chance that a session which is named for this reason is the one that comes, when one comes."""
+        """The probability that a session named for this reason is the one that comes, if one comes."""
         return (self.right.get(known, 0.0) + 1.0) / (self.tried.get(known, 0.0) + 1.0)
 
 
 @dataclass(slots=True)
 class Agent:
-    """What was observed of one agent. requests: ended ones, faded; seen: all of them."""
+    """The observations of one agent. requests: ended ones, faded. seen: ended ones, counted in full."""
 
     requests: float = 0.0
     seen: int = 0
@@ -64,7 +66,8 @@ class Agent:
 
 
 class CallGraph:
-    """See the module. `declared`: by a caller, or None. `agents`: what was observed. Mutated by `ended`, `followed` and `named`."""
+    """See the module. declared: by a caller, or None. agents: the observations, mutated by `ended`, `followed` and
+    `named`."""
 
     def __init__(self, declared: Graph | None = None) -> None:
         self.declared = declared
@@ -72,7 +75,7 @@ class CallGraph:
 
     # ---- what was observed -------------------------------------------------------------------------------------
     def ended(self, agent: str) -> None:
-        """A request of this agent has ended. Call before `followed` says by what it was followed."""
+        """A request of this agent has ended. Call it before `followed` for this request."""
         record = self._agent(agent)
         if record is None:
             return
@@ -84,7 +87,7 @@ class CallGraph:
                 del record.followed[target]
 
     def followed(self, source: str, target: str, call: int, delay_s: float, gap_s: float) -> None:
-        """An ended request of `source` was followed by its call number `call` (from 1) of `target`."""
+        """An ended request of `source` was followed by a call of `target`, its `call`-th (from 1)."""
         record = self._agent(source)
         if record is None or self._agent(target) is None or call > MAX_CALLS:
             return
@@ -100,14 +103,14 @@ class CallGraph:
         edge.calls += 1.0
 
     def named(self, source: str, target: str, known: Known, right: bool) -> None:
-        """A session was named for this hop, and the call that came was of that session, or of another."""
+        """A session was named for this hop, and a call came. right: it was of that session."""
         edge = self.agents[source].followed.get(target) if source in self.agents else None
         if edge is not None:
             edge.tried[known] = edge.tried.get(known, 0.0) + 1.0
             edge.right[known] = edge.right.get(known, 0.0) + float(right)
 
     def admits(self, agent: str) -> bool:
-        """This agent is known, or there is room for one more."""
+        """Whether this agent is known or can be added. Mutates: adds it."""
         return self._agent(agent) is not None
 
     def _agent(self, name: str) -> Agent | None:
@@ -120,16 +123,22 @@ class CallGraph:
 
     # ---- what follows ------------------------------------------------------------------------------------------
     def next(self, agent: str) -> list[Edge]:
-        """What follows a request of this agent, likeliest first."""
-        targets: dict[str, None] = dict.fromkeys(e.target for e in self.declared.edges if e.source == agent) if self.declared else {}
+        """The edges from this agent, most probable first."""
+        targets: dict[str, None] = (
+            dict.fromkeys(e.target for e in self.declared.edges if e.source == agent) if self.declared else {}
+        )
         if (self.declared is None or self.declared.learn) and agent in self.agents:
             targets |= dict.fromkeys(self.agents[agent].followed)
         edges = (self.edge(agent, target) for target in targets)
         return sorted((e for e in edges if e is not None), key=lambda e: (-e.probability, e.target))
 
     def edge(self, source: str, target: str) -> Edge | None:
-        """What is known of one edge: the declaration and the observations together."""
-        said = next((e for e in self.declared.edges if (e.source, e.target) == (source, target)), None) if self.declared else None
+        """One edge from declaration and observations together; None: unknown."""
+        said = (
+            next((e for e in self.declared.edges if (e.source, e.target) == (source, target)), None)
+            if self.declared
+            else None
+        )
         if self.declared is not None and not self.declared.learn:
             return said
         seen = self.agents.get(source)
@@ -147,18 +156,21 @@ class CallGraph:
         return _edge(source, target, came / max(weight + requests, _EPSILON), calls, delay_s)
 
     def observed(self) -> Iterator[tuple[Edge, Followed]]:
-        """The edges as they were observed, without what was declared."""
+        """The edges by observation only."""
         for source, agent in self.agents.items():
             for target, f in agent.followed.items():
-                yield _edge(source, target, f.came / max(agent.requests, _EPSILON), f.calls / f.came, f.delay_s / f.came), f
+                yield (
+                    _edge(source, target, f.came / max(agent.requests, _EPSILON), f.calls / f.came, f.delay_s / f.came),
+                    f,
+                )
 
     def gap_s(self, source: str, target: str) -> float:
-        """How long after the end of a request of `source` one of `target` usually comes; 0 when it was never observed."""
+        """Mean seconds from the end of a request of `source` to one of `target`; 0 if never observed."""
         followed = self.agents[source].followed.get(target) if source in self.agents else None
         return followed.gap_s / followed.came if followed is not None else 0.0
 
     def chance(self, source: str, target: str, known: Known) -> float:
-        """`Followed.chance` of this edge; 1 when it was never observed."""
+        """`Followed.chance` of this edge; 1 if never observed."""
         followed = self.agents[source].followed.get(target) if source in self.agents else None
         return followed.chance(known) if followed is not None else 1.0
 
@@ -169,7 +181,9 @@ class CallGraph:
             assert agent.requests <= agent.seen + _EPSILON
             for target, f in agent.followed.items():
                 assert target in self.agents, f"{name}: {target} is not known"
-                assert _FORGOTTEN <= f.came <= agent.seen + _EPSILON, f"{name} to {target}: followed more often than it asked"
+                assert _FORGOTTEN <= f.came <= agent.seen + _EPSILON, (
+                    f"{name} to {target}: followed more often than it asked"
+                )
                 assert f.came - _EPSILON <= f.calls and f.delay_s >= 0.0 and f.gap_s >= 0.0
                 assert all(f.right[known] <= f.tried[known] + _EPSILON for known in f.right)
 

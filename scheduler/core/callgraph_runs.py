@@ -1,8 +1,8 @@
-"""One run of a workflow: its requests, which of them followed which, and the sessions its agents use.
+"""One run of a workflow: its requests, which of them followed which, and the sessions of its agents.
 
-A request followed one that had ended when it came: the one whose usual successor it is and whose end is about as long ago as usual, else
-the one that ended last. In a fan-out that gives all branches to the request that opened them. Sessions that followed each other are
-linked, so that of many sessions of one agent (an engineer's, a file each) the right one is named when its reviewer asks.
+A request follows one that has ended: the one that usually has this successor and ended about as long ago as usual, else
+the one that ended last. All branches of a fan-out thus follow the request that opened them. Sessions that followed each
+other are linked. So if an agent has many sessions (an engineer with one per file), a review names the right one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 from contracts.workflow import Edge, Hop
 from scheduler.core.callgraph import CallGraph, Known
 
-#: Requests of a run that are remembered, and sessions of each agent in it.
+#: Requests kept of a run, and sessions kept of each agent in it.
 MAX_REQUESTS = 32
 MAX_SESSIONS = 32
-#: By how much more than usual a successor may be late and still be taken for one.
+#: A successor may deviate from its usual gap by this many seconds plus this many times the gap.
 _LATE_S, _LATE_TIMES = 5.0, 2.0
-#: Below this probability an edge is nobody's usual successor.
+#: Edges below this probability are ignored.
 MIN_CHANCE = 0.1
 
 
 @dataclass(slots=True)
 class Request:
-    """One request of an agent. called: how often each agent followed it; named: for which sessions a successor was expected, and why."""
+    """One request of an agent. called: calls of each agent that followed it. named: by agent, the sessions named as
+    successors, and why."""
 
     request_id: str
     agent: str
@@ -36,24 +37,24 @@ class Request:
 
 
 class Run:
-    """See the module. Methods mutate it and teach the workflow's `graph`."""
+    """See the module. Methods mutate the run and the workflow's `graph`."""
 
     def __init__(self, graph: CallGraph) -> None:
         self._graph = graph
         self.last_s = 0.0
-        #: By request id, in order of their start.
+        #: By request id, in the order of their start.
         self.requests: dict[str, Request] = {}
-        #: Of each agent, least recently used first.
+        #: By agent, least recently used first.
         self.sessions: dict[str, dict[str, None]] = {}
-        #: (session, agent) to the session of that agent that last preceded or followed it.
+        #: (session, agent) to that agent's session that last preceded or followed it.
         self._linked: dict[tuple[str, str], str] = {}
-        #: By agent that has no session in this run: the one of another run that was named for it.
+        #: By agent without a session in this run: the session of another run that was named for it.
         self.borrowed: dict[str, str] = {}
-        #: Requests that are no longer remembered; whoever counts them removes them from it.
+        #: Requests dropped since the owner last cleared this list.
         self.dropped: list[str] = []
 
     def begin(self, request_id: str, hop: Hop, session_id: str, now: float) -> Request:
-        """A request is here; what it followed is learned. One that is known already begins nothing new."""
+        """A request has arrived; learn what it followed. A known one is returned unchanged."""
         self.last_s = now
         if request_id in self.requests:
             return self.requests[request_id]
@@ -74,19 +75,19 @@ class Run:
         return request
 
     def end(self, request_id: str, now: float) -> None:
-        """A request has ended, if it is known and had not."""
+        """A request has ended. No effect if it is unknown or had ended."""
         request = self.requests.get(request_id)
         if request is not None and request.ended_s is None:
             request.ended_s = now
             self._graph.ended(request.agent)
 
     def close(self, now: float) -> None:
-        """Nothing more comes."""
+        """The run is over: end all its requests."""
         for request_id in self.requests:
             self.end(request_id, now)
 
     def erase(self, session_id: str) -> None:
-        """This session is gone: it is named no more, and its requests are remembered no longer."""
+        """Forget a session and its requests."""
         for request in [r for r in self.requests.values() if r.session_id == session_id]:
             self.end(request.request_id, self.last_s)
             del self.requests[request.request_id]
@@ -94,13 +95,17 @@ class Run:
         for request in self.requests.values():
             for named in request.named.values():
                 named.pop(session_id, None)
-        self.sessions = {agent: kept for agent, known in self.sessions.items() if (kept := {s: None for s in known if s != session_id})}
+        self.sessions = {
+            agent: kept
+            for agent, known in self.sessions.items()
+            if (kept := {s: None for s in known if s != session_id})
+        }
         self.borrowed = {agent: other for agent, other in self.borrowed.items() if other != session_id}
         self._unlink(session_id)
 
     # ---- what followed what ------------------------------------------------------------------------------------
     def _cause(self, agent: str, now: float) -> Request | None:
-        """What a request of `agent` that comes now followed."""
+        """The request that a request of `agent` arriving now follows; None: none has ended."""
         last: Request | None = None
         best: tuple[float, Request] | None = None
         edges = {source: self._graph.edge(source, agent) for source in {r.agent for r in self.requests.values()}}
@@ -110,7 +115,11 @@ class Run:
             if last is None or last.ended_s is None or request.ended_s >= last.ended_s:
                 last = request
             edge = edges[request.agent]
-            if edge is None or edge.probability < MIN_CHANCE or request.called.get(agent, 0) >= math.ceil(edge.calls - 0.01):
+            if (
+                edge is None
+                or edge.probability < MIN_CHANCE
+                or request.called.get(agent, 0) >= math.ceil(edge.calls - 0.01)
+            ):
                 continue
             usual_s = self._graph.gap_s(request.agent, agent)
             off_s = abs(now - request.ended_s - usual_s)
@@ -144,7 +153,7 @@ class Run:
 
     # ---- which session is next ---------------------------------------------------------------------------------
     def candidates(self, edge: Edge, session_id: str) -> list[tuple[str, Known]]:
-        """The sessions of `edge.target` that a request of this session is likely followed by, at most as many as calls are expected."""
+        """The likely sessions of `edge.target` after a request of this session, at most as many as expected calls."""
         wanted, found = round(edge.calls), dict[str, Known]()
         linked = self._linked.get((session_id, edge.target))
         busy = {r.session_id for r in self.requests.values() if r.ended_s is None and r.session_id != session_id}

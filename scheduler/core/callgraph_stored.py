@@ -1,4 +1,4 @@
-"""A workflow's graph as plain data and back, for whoever keeps it: what was declared, and the sums that were observed."""
+"""Converts a workflow's graph to plain data and back: the declaration and the observed sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FORMAT = 1
 
 
 def to_stored(tenant: str, name: str, graph: CallGraph) -> dict[str, Any]:
-    """What `from_stored` reads."""
+    """The graph as data that `from_stored` reads."""
     return {
         "format": FORMAT,
         "tenant": tenant,
@@ -30,13 +30,16 @@ def to_stored(tenant: str, name: str, graph: CallGraph) -> dict[str, Any]:
 
 
 def from_stored(data: Any) -> tuple[str, str, CallGraph]:
-    """Tenant, name and graph. Raises ValueError when it is not what `to_stored` gives; RequestError for a declared graph that is none."""
+    """Tenant, name and graph. Raises ValueError for data that `to_stored` did not make, RequestError for an invalid
+    declared graph."""
     try:
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']} is not known")
         graph = CallGraph(parse_graph(data["declared"]) if data["declared"] is not None else None)
         for agent in data["agents"]:
-            graph.agents[str(agent["name"])] = Agent(float(agent["requests"]), int(agent["seen"]), dict(map(_read, agent["followed"])))
+            graph.agents[str(agent["name"])] = Agent(
+                float(agent["requests"]), int(agent["seen"]), dict(map(_read, agent["followed"]))
+            )
         graph.validate()
         return str(data["tenant"]), str(data["name"]), graph
     except (KeyError, TypeError, AssertionError) as e:

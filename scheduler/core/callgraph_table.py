@@ -1,7 +1,7 @@
-"""The workflows of all tenants with their runs: what a request of an agent says about the next ones.
+"""The workflows of all tenants with their runs: which requests are likely to follow one of an agent.
 
-A workflow begins when it is declared or when a request first names it. Memory is bounded: of a tenant's workflows that nobody declared the
-longest unused one goes first, and runs are forgotten when nothing came for a while.
+A workflow begins when it is declared or first named by a request. Memory is bounded: a tenant's undeclared workflows go
+first, least recently used first, and idle runs are forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_TENANTS = 4096
 MAX_RUNS = 5_000
 IDLE_S = 900.0
 _TIDY_S = 10.0
-#: Hints that one request sends out at most.
+#: Hints from one request at most.
 MAX_HINTS = 16
 
 WorkflowKey = tuple[str, str]
@@ -30,8 +30,10 @@ WorkflowKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
-    """A session that is likely to ask soon. arrival_s: when. borrowed: the agent has none in this run yet; this one, of the latest other
-    run, has the beginning of its prompt."""
+    """A session that is likely to send a request soon, at `arrival_s`.
+
+    borrowed: the agent has no session in this run; this one is of the latest other run and shares its prompt's start.
+    """
 
     session: SessionKey
     agent: str
@@ -46,30 +48,30 @@ class Workflow:
 
     def __init__(self) -> None:
         self.graph = CallGraph()
-        #: By run id, the longest idle first.
+        #: By run id, longest idle first.
         self.runs: dict[str, Run] = {}
-        #: Of each agent, the session of the latest run and of the latest other one: (run, session), the latest last.
+        #: By agent, (run, session) of the latest run and of the one before it, latest last.
         self.latest: dict[str, list[tuple[str, str]]] = {}
 
     def use(self, agent: str, run: str, session_id: str) -> None:
-        """This agent has used this session in this run."""
+        """Note that this agent uses this session in this run."""
         others = [pair for pair in self.latest.get(agent, ()) if pair[0] != run]
         self.latest[agent] = [*others[-1:], (run, session_id)]
 
     def borrowed(self, agent: str, run: str) -> str | None:
-        """The session that this agent used in the most recent other run."""
+        """The session that this agent used in the latest other run."""
         others = [session for other, session in self.latest.get(agent, ()) if other != run]
         return others[-1] if others else None
 
 
 class Callgraphs:
-    """See the module. `changed`: workflows whose graph is not as it was last stored; whoever stores them removes them from it."""
+    """See the module. changed: workflows whose graph differs from its stored form; whoever stores them clears it."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, dict[str, Workflow]] = {}
-        #: (tenant, workflow, run) by the id of a request that has not ended, for the workers' reports.
+        #: Running request to its (tenant, workflow, run), to interpret the workers' reports.
         self._asking: dict[str, tuple[str, str, str]] = {}
-        #: By tenant.
+        #: Number of runs by tenant.
         self._runs: Counter[str] = Counter()
         self._tidied_s = 0.0
         self.changed: set[WorkflowKey] = set()
@@ -81,11 +83,12 @@ class Callgraphs:
         return workflow.graph if workflow is not None else None
 
     def of_tenant(self, tenant: str) -> dict[str, CallGraph]:
-        """All of a tenant's workflows by name, in order of their names."""
+        """A tenant's graphs by workflow name, sorted."""
         return {name: workflow.graph for name, workflow in sorted(self._tenants.get(tenant, {}).items())}
 
     def declare(self, tenant: str, name: str, graph: Graph) -> None:
-        """Say what a workflow is; what was observed of it stays. Raises InvalidRequest when the tenant has declared too many."""
+        """Set a workflow's declared graph; its observations stay. Raises InvalidRequest if the tenant has declared too
+        many."""
         workflow = self._workflow(tenant, name)
         if workflow is None:
             raise InvalidRequest(f"a tenant declares at most {MAX_WORKFLOWS} workflows; delete one first", param="name")
@@ -93,13 +96,13 @@ class Callgraphs:
         self.changed.add((tenant, name))
 
     def restore(self, tenant: str, name: str, graph: CallGraph) -> None:
-        """A graph as it was stored. Ignored when the tenant has too many."""
+        """Take a stored graph. Ignored if the tenant has too many."""
         workflow = self._workflow(tenant, name)
         if workflow is not None:
             workflow.graph = graph
 
     def forget(self, tenant: str, name: str) -> bool:
-        """Drop a workflow with all that was observed. False: there was none."""
+        """Drop a workflow with its observations. False if there was none."""
         workflow = self._tenants.get(tenant, {}).pop(name, None)
         if workflow is None:
             return False
@@ -125,9 +128,11 @@ class Callgraphs:
         return known[name]
 
     # ---- runs --------------------------------------------------------------------------------------------------
-    def request(self, request_id: str, session: SessionKey, hop: Hop, now: float) -> tuple[list[NextHop], list[SessionKey]]:
-        """A request of an agent is here: what is likely next, likeliest first; and the sessions that were borrowed for this agent in this
-        run, which have served their turn."""
+    def request(
+        self, request_id: str, session: SessionKey, hop: Hop, now: float
+    ) -> tuple[list[NextHop], list[SessionKey]]:
+        """A request of an agent has arrived. Returns the likely next hops, most likely first, and the sessions borrowed
+        for this agent in this run, whose hints have come true."""
         tenant = session.tenant
         workflow = self._workflow(tenant, hop.workflow)
         if workflow is None or not workflow.graph.admits(hop.agent):
@@ -169,7 +174,7 @@ class Callgraphs:
         return likely[:MAX_HINTS], served
 
     def finished(self, request_ids: Iterable[str], now: float) -> None:
-        """Workers have ended these requests; those that belong to no run are ignored."""
+        """Workers have ended these requests; those of no run are ignored."""
         if not self._asking:
             return
         for request_id in request_ids:
@@ -180,9 +185,12 @@ class Callgraphs:
                     run.end(request_id, now)
 
     def erase(self, session: SessionKey) -> None:
-        """This session was erased: no hint names it any more. What was learned from it stays, as counts."""
+        """Forget an erased session, so that no hint names it. Counts learned from it stay."""
         for workflow in self._tenants.get(session.tenant, {}).values():
-            others = {agent: [pair for pair in pairs if pair[1] != session.session_id] for agent, pairs in workflow.latest.items()}
+            others = {
+                agent: [pair for pair in pairs if pair[1] != session.session_id]
+                for agent, pairs in workflow.latest.items()
+            }
             workflow.latest = {agent: pairs for agent, pairs in others.items() if pairs}
             for run in workflow.runs.values():
                 run.erase(session.session_id)
@@ -194,7 +202,7 @@ class Callgraphs:
         run.dropped.clear()
 
     def tick(self, now: float) -> None:
-        """Forget runs in which nothing came for IDLE_S."""
+        """Forget runs without a request for IDLE_S."""
         if now < self._tidied_s + _TIDY_S:
             return
         self._tidied_s = now
@@ -207,7 +215,7 @@ class Callgraphs:
                     self._close(tenant, workflow, name, now)
 
     def _close_longest_idle(self, now: float) -> None:
-        """Of the tenant that has most."""
+        """Close the longest idle run of the tenant with most runs."""
         tenant = self._runs.most_common(1)[0][0]
         running = [w for w in self._tenants[tenant].values() if w.runs]
         workflow = min(running, key=lambda w: next(iter(w.runs.values())).last_s)
@@ -228,8 +236,13 @@ class Callgraphs:
     def validate(self) -> None:
         """Raise AssertionError when the tables disagree."""
         everything = {(t, name): w for t, known in self._tenants.items() for name, w in known.items()}
-        assert len(self._tenants) <= MAX_TENANTS and all(0 < len(known) <= MAX_WORKFLOWS for known in self._tenants.values())
-        assert self._runs == Counter(t for (t, _), w in everything.items() for _ in w.runs) and self._runs.total() <= MAX_RUNS
+        assert len(self._tenants) <= MAX_TENANTS and all(
+            0 < len(known) <= MAX_WORKFLOWS for known in self._tenants.values()
+        )
+        assert (
+            self._runs == Counter(t for (t, _), w in everything.items() for _ in w.runs)
+            and self._runs.total() <= MAX_RUNS
+        )
         for workflow in everything.values():
             workflow.graph.validate()
             for run in workflow.runs.values():

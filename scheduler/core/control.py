@@ -1,46 +1,45 @@
-"""The scheduler's core as one: what happened goes in with its time, placements and commands to nodes come out.
+"""The scheduler's core: events and their time go in, placements and commands to stores come out.
 
-The process (`scheduler.server`) and the simulator run this very code; neither decides anything itself.
+Decides where turns go and which hints a workflow's request leads to. What becomes of a hint: `core.hints`; how a
+device is chosen: `core.placer`. The process (`scheduler.server`) and the simulator both run this code.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from blake3 import blake3
-
-from contracts.devices import is_of, node_of
-from contracts.errors import RequestError
 from contracts.ids import SessionKey
 from contracts.workflow import Hop
-from scheduler.core import moves, snapshot
-from scheduler.core.advisories import Advisories, Hint, Pending, Sent, merged
+from scheduler.core import moves
+from scheduler.core.advisories import Hint
 from scheduler.core.callgraph_table import Callgraphs
 from scheduler.core.columns import urgency_class
-from scheduler.core.decisions import Decision, Decisions
-from scheduler.core.directory import Directory, Report
+from scheduler.core.commands import Command as Command
+from scheduler.core.commands import Prefetch as Prefetch
+from scheduler.core.commands import Withdraw as Withdraw
+from scheduler.core.directory import Report
 from scheduler.core.erasures import Erasures
-from scheduler.core.fleet import Fleet
-from scheduler.core.placement import Choice, place
+from scheduler.core.hints import Hints
+from scheduler.core.placement import Choice
+from scheduler.core.placer import Placer
+from scheduler.core.placer import seed_of as seed_of
 from scheduler.core.policies import Policy, balanced
-from scheduler.core.snapshot import Snapshot, Turn
-from scheduler.core.trust import DOUBT_PRIORITY, Trust, Worth
+from scheduler.core.snapshot import PlacementRequest
+from scheduler.core.trust import Trust
 
-#: A next hop's hint ends when the request is later than expected by so much, and so many times the expected delay.
+#: After its expected arrival, a next hop's hint lasts for this many seconds plus this many times the expected delay.
 _HOP_LATE_S, _HOP_LATE_TIMES = 15.0, 2.0
-
-
-#: A hint that is renewed without its request for so long counts as one that did not come true, in seconds.
-PROMISE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A turn that is here. avoid: devices that just failed it; pin: the node or device that must run it; hop: what it is in a workflow.
-    taken: it runs on `pin` already, where its hint's answer had sent it."""
+    """A turn that has arrived.
+
+    pin: the node or device that must run it. avoid: devices that have just failed it. hop: its place in a workflow.
+    taken: the gateway has already sent it to `pin`, by a route hint.
+    """
 
     request_id: str
     session: SessionKey
@@ -54,8 +53,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a turn goes: to a device. sources: other nodes with its cache, best first. kept: tokens that are cached somewhere. advised: a
-    hint had sent the cache there. commands: for the hints of the next hops of its workflow."""
+    """The device for a turn.
+
+    sources: other nodes with its cache, best first. kept: tokens of its cache, wherever that is. advised: a hint had
+    sent the cache to this device. commands: from the hints for the next hops of its workflow.
+    """
 
     choice: Choice
     sources: tuple[str, ...]
@@ -65,35 +67,14 @@ class Placement:
 
     @property
     def node(self) -> str:
-        """Its name."""
+        """The device's name."""
         return self.choice.node
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch:
-    """To the store of a device's node: bring this session's cache up, and offer it to the device. node: the device's name.
-    `hint.priority` includes what trust takes away."""
-
-    node: str
-    hint: Hint
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """To the store of a device's node: what was brought for this session's hint may go first."""
-
-    node: str
-    session: SessionKey
-
-
-Command = Prefetch | Withdraw
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
-    """What the configuration says. models: those that are registered. hints_per_s, hint_burst: of each tenant and of each of its addresses,
-    that are prefetched."""
+    """The scheduler's configuration. models: the registered ones. hints_per_s, hint_burst: the prefetch budget of each
+    tenant and each of its addresses."""
 
     policy: Policy = balanced
     models: tuple[str, ...] = ()
@@ -102,26 +83,34 @@ class Settings:
 
 
 class Control:
-    """See the module. All state is soft. Methods mutate it and raise RequestError for what the caller did wrong."""
+    """See the module. All state is soft. Methods mutate it, and raise RequestError for a caller's mistake."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self.fleet, self.directory, self.erasures = Fleet(), Directory(), Erasures()
-        self.fleet.registered = frozenset(self.settings.models)
-        self.advisories = Advisories(self.fleet.columns.expect)
+        self._placer = Placer(self.settings.policy, self.settings.models)
+        self.fleet, self.directory = self._placer.fleet, self._placer.directory
+        self.advisories, self.explained = self._placer.advisories, self._placer.explained
         self.trust = Trust(self.settings.hints_per_s, self.settings.hint_burst)
-        self.explained = Decisions()
-        self.callgraphs = Callgraphs()
-        self.decisions = 0
-        #: Hints that came, by what was done: prefetched (`full`, `behind`), `noted`, `known` (the store needs no word), `unusable`.
-        self.hints: Counter[str] = Counter()
+        self.erasures, self.callgraphs = Erasures(), Callgraphs()
+        self._hints = Hints(self._placer, self.trust)
+
+    @property
+    def decisions(self) -> int:
+        """Turns placed so far."""
+        return self._placer.count
+
+    @property
+    def hints(self) -> Counter[str]:
+        """Hints received, by what was done with them (`Hints.received`)."""
+        return self._hints.received
 
     # ---- turns -------------------------------------------------------------------------------------------------
     def place(self, ask: Ask, now: float) -> Placement:
-        """The device for a turn that is here; it counts as outstanding there."""
+        """Choose the device for a turn, and count it as outstanding there."""
+        placer = self._placer
         pending = self.advisories.get(ask.session)
         sent = pending.sent if pending is not None else None
-        turn = Turn(
+        turn = PlacementRequest(
             ask.model,
             prefetched=pending.node if pending is not None and sent is not None else "",
             prefetched_s=now - sent.at_s if sent is not None else 0.0,
@@ -129,62 +118,28 @@ class Control:
             avoid=ask.avoid,
             urgency=urgency_class(ask.priority),
         )
-        choice = place(self._view(ask.session, turn, now, pending), turn, self.settings.policy, seed_of(ask.session))
+        choice = placer.choose(ask.session, turn, placer.view(ask.session, turn, now, pending))
         if pending is not None:
             self.advisories.use(ask.session)
             self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 1.0)
-        elif not ask.pin and not ask.avoid:  # another attempt, or another answer to the same turn, has had its hint
+        elif not ask.pin and not ask.avoid:  # a retry, or a further answer of the turn, has already used its hint
             self.advisories.outcomes["missed"] += 1
-        self.decisions += 1
+        placer.count += 1
         self.fleet.placed(choice.node, ask.request_id, now, ask.priority, ask.model)
-        sources = self._sources(ask.session, choice.node)
-        self._explain("turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources, taken=ask.taken)
-        commands = tuple(self._follow(ask, ask.hop, choice.node, now)) if ask.hop is not None else ()
-        return Placement(choice, sources, self._kept(ask.session), choice.node == turn.prefetched, commands)
-
-    def _view(self, session: SessionKey, turn: Turn, now: float, pending: Pending | None) -> Snapshot:
-        """What a decision looks at: all but the session's own hint, which would keep it away from its own node."""
-        expect = self.fleet.columns.expect
-        if pending is not None:
-            expect(pending.node, pending.urgency, -pending.chance)
-        view = snapshot.take(self.fleet, self.directory.get(session), turn.model, now, self.decisions)
-        if pending is not None:
-            expect(pending.node, pending.urgency, pending.chance)
-        return view
-
-    def _explain(
-        self, what: str, session: SessionKey, turn: Turn, choice: Choice, now: float, pending: Pending | None = None, **more: Any
-    ) -> None:
-        decision = Decision(
-            what,
-            now,
-            choice,
-            turn.model,
-            hinted=pending is not None,
-            prefetched=turn.prefetched,
-            prefetched_s=turn.prefetched_s,
-            moves=len(pending.left) if pending is not None else 0,
-            pin="" if more.get("taken") else turn.pin,
-            avoided=len(turn.avoid),
-            **more,
+        sources = placer.sources(ask.session, choice.node)
+        placer.explain(
+            "turn", ask.session, turn, choice, now, pending, request_id=ask.request_id, sources=sources, taken=ask.taken
         )
-        self.explained.note(session, decision)
+        commands = tuple(self._advise_next_hops(ask, ask.hop, choice.node, now)) if ask.hop is not None else ()
+        advised = choice.node == turn.prefetched
+        return Placement(choice, sources, placer.cached_tokens(ask.session), advised, commands)
 
-    def _sources(self, session: SessionKey, node: str) -> tuple[str, ...]:
-        """Nodes other than the device's that hold its cache, and the one where its last turn runs or has just ended: what that computed has
-        not been reported."""
-        known = self.directory.get(session)
-        held = tuple(known.sources(without=node_of(node))) if known else ()
-        last = node_of(self.fleet.where(self.explained.last_turn(session)))
-        return held if last in ("", node_of(node), *held) else (*held, last)
+    def _advise_next_hops(self, ask: Ask, hop: Hop, node: str, now: float) -> list[Command]:
+        """Hints for the likely successors of an agent's request (SYMPHONY, section 3.5).
 
-    def _kept(self, session: SessionKey) -> int:
-        known = self.directory.get(session)
-        return known.tokens if known else 0
-
-    def _follow(self, ask: Ask, hop: Hop, node: str, now: float) -> list[Command]:
-        """The hints of what is likely to follow a request of an agent (SYMPHONY, section 3.5). They are on the trust of their graph: a
-        wrong guess of ours is not a lie of the tenant's."""
+        Their record of trust is the workflow's: a wrong guess of the call graph is not the tenant's fault. A caller's
+        own hint takes precedence.
+        """
         caller = f"{ask.session.tenant}/{hop.workflow}"
         hops, served = self.callgraphs.request(ask.request_id, ask.session, hop, now)
         for session in served:
@@ -200,11 +155,11 @@ class Control:
             hint = Hint(
                 next_hop.session,
                 f"hop-{ask.request_id}-{number}",
-                self._last_model(next_hop.session) or ask.model,
+                self._placer.last_model(next_hop.session) or ask.model,
                 arrival_s=next_hop.arrival_s,
                 expires_s=next_hop.arrival_s + _HOP_LATE_S + _HOP_LATE_TIMES * next_hop.delay_s,
                 priority=ask.priority,
-                # What runs on a device now will have its cache there.
+                # The session's cache will be on the device that runs this turn.
                 pin=node if next_hop.session == ask.session else "",
                 chance=next_hop.chance,
                 caller=caller,
@@ -214,127 +169,46 @@ class Control:
 
     # ---- hints -------------------------------------------------------------------------------------------------
     def advise(self, hint: Hint, now: float) -> list[Command]:
-        """A hint came, for the model that it names or else the session's last one. One that nobody can
-        use is dropped without a word; one more of the same session is merged with the first, stays where that is while the node serves, and
-        its store is told only what is news (`Sent.is_outdated`)."""
-        before = self.advisories.get(hint.session)
-        if before is not None:
-            hint = merged(before.hint, hint, now)
-        if not hint.model:
-            hint = replace(hint, model=self._last_model(hint.session))
-        if before is not None and (not hint.pin or is_of(hint.pin, before.node)) and self.fleet.serves(before.node, hint.model, now):
-            pending = replace(before, hint=hint)
-            if now - before.placed_s > PROMISE_S:  # renewed for ever, it would never be found out
-                self.trust.ended(hint.on_trust_of, hint.address, 0.0)
-                pending = replace(pending, placed_s=now)
-        else:
-            turn = Turn(hint.model, advised=True, lead_s=hint.lead_s(now), pin=hint.pin, urgency=urgency_class(hint.priority))
-            try:
-                choice = place(self._view(hint.session, turn, now, before), turn, self.settings.policy, seed_of(hint.session))
-            except RequestError:
-                self.hints["unusable"] += 1
-                return []
-            pending = Pending(hint, choice.node, now)
-            self._explain("hint", hint.session, turn, choice, now, worth=self.trust.worth(hint.on_trust_of, hint.address).value)
-        commands: list[Command] = []
-        if before is not None and before.sent is not None and pending.node != before.node:
-            commands.append(Withdraw(before.node, hint.session))
-        return commands + self._tell(pending, now)
+        """See `Hints.advise`."""
+        return self._hints.advise(hint, now)
 
-    def _last_model(self, session: SessionKey) -> str:
-        """Of the session's last turn, or of what is cached of it, or the only one there is; empty: nobody can know."""
-        known, models = self.directory.get(session), self.settings.models
-        only = models[0] if len(models) == 1 else ""
-        return self.explained.last_model(session) or (known.model if known is not None else "") or only
-
-    def _tell(self, pending: Pending, now: float) -> list[Command]:
-        """Remember a hint, and send for its cache as far as the hint is worth it and the store does not know."""
-        hint, sent = pending.hint, pending.sent
-        worth = self.trust.worth(hint.on_trust_of, hint.address)
-        priority = hint.priority + (DOUBT_PRIORITY if worth is Worth.BEHIND else 0)
-        if sent is not None and (worth is Worth.NOTED or not sent.is_outdated(hint, priority, now)):
-            self.hints["known"] += 1
-            self.advisories.place(pending)
-            return []
-        if worth is Worth.NOTED or not self.trust.take(hint.on_trust_of, hint.address, now):
-            self.hints["noted"] += 1
-            self.advisories.place(pending if sent is not None else replace(pending, chance=0.0))
-            return []
-        self.hints[worth.value] += 1
-        chance = hint.chance * self.trust.chance(hint.on_trust_of, hint.address)
-        told = Sent(sent.at_s if sent is not None else now, priority, hint.arrival_s, hint.expires_s)
-        self.advisories.place(replace(pending, chance=chance, sent=told))
-        return [Prefetch(pending.node, replace(hint, priority=priority), self._sources(hint.session, pending.node))]
-
-    def promised(self, session: SessionKey, advisory_id: str, now: float) -> tuple[str, tuple[str, ...], int] | None:
-        """The device to which this hint's turn may go at once, the nodes that hold its cache, and how many tokens are cached; None: the
-        turn is to be asked for. Only where its cache was sent for, so that a hint which is worth little decides nothing."""
-        pending = self.advisories.get(session)
-        if pending is None or pending.sent is None or pending.hint.advisory_id != advisory_id:
-            return None
-        if not self.fleet.serves(pending.node, pending.hint.model, now):
-            return None
-        return pending.node, self._sources(session, pending.node), self._kept(session)
+    def hinted_route(
+        self, session: SessionKey, advisory_id: str, now: float
+    ) -> tuple[str, tuple[str, ...], int] | None:
+        """See `Hints.route`."""
+        return self._hints.route(session, advisory_id, now)
 
     def withdraw(self, session: SessionKey | None, tenant: str, advisory_id: str) -> list[Command] | None:
-        """A hint is taken back, named by its session or its id. None: there was none."""
-        pending = self.advisories.invalidate(session, tenant, advisory_id)
-        if pending is None:
-            return None
-        self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 0.5)
-        return [Withdraw(pending.node, pending.session)]
+        """See `Hints.withdraw`."""
+        return self._hints.withdraw(session, tenant, advisory_id)
 
     # ---- time --------------------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Command]:
-        """Some time has passed: hints end, silent devices die, and hints leave those that have become a bad choice."""
-        for pending in self.advisories.expire(now):
-            # A hint that was given as unlikely was less of a lie.
-            self.trust.ended(pending.hint.on_trust_of, pending.hint.address, 1.0 - pending.hint.chance)
+        """Time has passed: expire hints, declare silent devices dead, and move hints off bad choices."""
+        self._hints.expire(now)
         self.callgraphs.tick(now)
         for name in self.fleet.silent(now):
             self.directory.forget_node(name)
         self.fleet.note_states(now)
-        commands: list[Command] = []
-        for pending, gone in moves.candidates(self.fleet, self.advisories, now) if len(self.advisories) else ():
-            commands += self._move(replace(pending, looked_s=now), now, gone=gone)
-        return commands
-
-    def _move(self, pending: Pending, now: float, *, gone: bool) -> list[Command]:
-        """Choose again for a hint (`core.moves`)."""
-        hint, turn = pending.hint, moves.turn_of(pending, now, gone=gone)
-        view = self._view(hint.session, turn, now, pending)
-        try:
-            choice = place(view, turn, self.settings.policy, seed_of(hint.session))
-        except RequestError:
-            choice = None
-        if choice is None or not moves.is_worth_it(view, turn, pending, choice.node, gone=gone):
-            self.advisories.place(pending)
-            return []
-        self.advisories.outcomes["moved"] += 1
-        sources, told = self._sources(hint.session, choice.node), pending.sent
-        moved = replace(pending, node=choice.node, placed_s=now, left=(*pending.left, pending.node))
-        self._explain("move", hint.session, turn, choice, now, moved, sources=sources)
-        if told is not None:
-            told = Sent(now, told.priority, hint.arrival_s, hint.expires_s)
-        self.advisories.place(replace(moved, sent=told))
-        if told is None:
-            return []
-        return [Withdraw(pending.node, hint.session), Prefetch(choice.node, replace(hint, priority=told.priority), sources)]
+        return self._hints.move(now)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
     def worker_left(self, name: str, now: float | None = None) -> None:
-        """The worker's stream ended: what ran there is gone. Its hints are placed again by the next `tick`."""
+        """The worker's stream ended: its requests are lost. The next `tick` moves its hints."""
         self.fleet.worker_left(name, now)
 
     def store_joined(self, name: str, address: str) -> None:
-        """A store said hello: it will say anew what it holds."""
+        """A store said hello. It will report again all that it holds."""
         self.directory.forget_node(name)
         self.fleet.store_joined(name, address)
 
-    def held(self, name: str, reports: Iterable[Report], *, full: bool = False, joining: bool = False, number: int = 0) -> None:
-        """A store's word on some of its sessions. full: on all, which may go on in more messages; joining: part of such a word.
+    def held(
+        self, name: str, reports: Iterable[Report], *, full: bool = False, joining: bool = False, number: int = 0
+    ) -> None:
+        """A store reports what it holds of some sessions.
 
-        number: counts these messages of one stream from 1; one that comes again or late changes nothing. 0: not numbered.
+        full: the first message of a report on all its sessions; joining: a later message of such a report. number:
+        position in the stream, from 1; a repeated or late message is ignored. 0: not numbered.
         """
         node = self.fleet.node(name)
         if number and number <= node.held_number:
@@ -346,21 +220,26 @@ class Control:
             self.directory.report(name, key, model, tokens_total, last_use_s, held, joining=full or joining)
 
     def store_left(self, name: str) -> None:
-        """The store's stream ended: what it held cannot be had from it."""
+        """The store's stream ended: its node is no source any more."""
         self.fleet.store_left(name)
         self.directory.forget_node(name)
 
     def validate(self) -> None:
         """Raise AssertionError when the tables disagree."""
-        for part in (self.fleet, self.directory, self.advisories, self.trust, self.explained, self.erasures, self.callgraphs):
+        for part in (
+            self.fleet,
+            self.directory,
+            self.advisories,
+            self.trust,
+            self.explained,
+            self.erasures,
+            self.callgraphs,
+        ):
             part.validate()
         columns = self.fleet.columns
         for row, name in enumerate(columns.names):
             right, expected = sum(p.chance for p in self.advisories.of_node(name)), columns.expected[:, row].sum()
             assert all(len(p.left) <= moves.MOVES and p.node not in p.left for p in self.advisories.of_node(name))
-            assert abs(expected - right) < 1e-6 * max(1.0, right), f"{name}: {expected} requests expected instead of {right}"
-
-
-def seed_of(session: SessionKey) -> int:
-    """64 bits that depend on the session only."""
-    return int.from_bytes(blake3(str(session).encode()).digest(8), "little")
+            assert abs(expected - right) < 1e-6 * max(1.0, right), (
+                f"{name}: {expected} requests expected instead of {right}"
+            )

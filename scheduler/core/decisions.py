@@ -1,4 +1,5 @@
-"""What was decided lately for each session, for whoever asks why: bounded, and small enough to be kept for every turn."""
+"""The latest placement decisions of each session, to explain them. Bounded, and cheap enough to keep for every
+turn."""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ from contracts.ids import SessionKey
 from contracts.turn_times import Phase
 from scheduler.core.placement import Choice
 
-#: Decisions that are kept, of all sessions and of one.
+#: Decisions kept, of all sessions and of one.
 KEPT, KEPT_OF_ONE = 20_000, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice of a node, and when. Times are on the scheduler's clock.
+    """One choice of a device. Times are on the scheduler's clock.
 
-    model: for which. what: `turn`, `hint`, or `move` (a hint that left a node). hinted: a turn that a hint had announced. prefetched: the
-    node to which the hint had sent the cache, `prefetched_s` before. request_id: of a turn. pin: the caller's. avoided: nodes that had
-    just failed it.
-    sources: other nodes with its cache. worth: of a hint, what it was worth. taken: the gateway sent it there before it asked.
-    until_first_s, after_s: of a turn that has ended, where its time went, in seconds; empty: its gateway has not said.
+    what: `turn`, `hint`, or `move` (a hint that changed its device). request_id: of a turn. hinted: the turn had a
+    hint. prefetched: the device to which the hint had sent the cache, `prefetched_s` before. moves: of the hint so far.
+    pin: the caller's. avoided: number of devices that had just failed the turn. sources: other nodes with its cache.
+    worth: `trust.Worth` of a hint. taken: the gateway chose by a route hint. until_first_s, after_s: where an ended
+    turn's time went, before and after its first token, in seconds; empty: the gateway has not reported it.
     """
 
     what: str
@@ -44,22 +45,24 @@ class Decision:
 
     @property
     def node(self) -> str:
-        """The chosen one."""
+        """The chosen device."""
         return self.choice.node
 
 
 class Decisions:
-    """The latest ones of the sessions decided for latest. Invariant: at most `kept` in all, at most KEPT_OF_ONE of a session."""
+    """See the module. Invariant: at most `kept` decisions in all, and at most KEPT_OF_ONE of a session. Sessions whose
+    last decision is oldest are dropped first."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept, self._count = kept, 0
-        self._by_session: OrderedDict[SessionKey, tuple[Decision, ...]] = OrderedDict()  #: the session decided for longest ago first
+        #: oldest last decision first
+        self._by_session: OrderedDict[SessionKey, tuple[Decision, ...]] = OrderedDict()
 
     def __len__(self) -> int:
         return self._count
 
     def note(self, session: SessionKey, decision: Decision) -> None:
-        """Keep one more."""
+        """Record a decision."""
         before = self._by_session.pop(session, ())
         now = self._by_session[session] = (*before[-KEPT_OF_ONE + 1 :], decision)
         self._count += len(now) - len(before)
@@ -67,8 +70,10 @@ class Decisions:
             _, oldest = self._by_session.popitem(last=False)
             self._count -= len(oldest)
 
-    def timed(self, session: SessionKey, request_id: str, until_first_s: Mapping[Phase, float], after_s: Mapping[Phase, float]) -> bool:
-        """Where the time of a turn went, which has this id; whether its decision is remembered. A session stays as old as it was."""
+    def timed(
+        self, session: SessionKey, request_id: str, until_first_s: Mapping[Phase, float], after_s: Mapping[Phase, float]
+    ) -> bool:
+        """Record where a turn's time went. False if its decision is no longer kept. Does not renew the session."""
         kept = self._by_session.get(session, ())
         for i, decision in enumerate(kept):
             if decision.what == "turn" and decision.request_id == request_id:
@@ -78,15 +83,15 @@ class Decisions:
         return False
 
     def last_model(self, session: SessionKey) -> str:
-        """The model of its latest turn that is remembered, or empty."""
+        """The model of the session's latest turn; empty: not known."""
         return next((d.model for d in self.of(session) if d.what == "turn"), "")
 
     def last_turn(self, session: SessionKey) -> str:
-        """The request of its latest turn that is remembered, or empty."""
+        """The request id of the session's latest turn; empty: not known."""
         return next((d.request_id for d in self.of(session) if d.what == "turn"), "")
 
     def of(self, session: SessionKey) -> tuple[Decision, ...]:
-        """A session's, the latest first."""
+        """The session's decisions, latest first."""
         return self._by_session.get(session, ())[::-1]
 
     def forget(self, session: SessionKey) -> None:

@@ -1,10 +1,13 @@
-"""What is known of a node and of each of its devices: plain values, which `fleet` keeps.
+"""State of a node and of its devices: plain values, kept by `fleet`.
 
-A device's life: *serving* while its worker and its node's store are here and the worker takes work; *suspect* when its lease is over, as
-nothing was heard of the worker for a while, or when that says that its engine stands still: then it gets work only if there is no other;
-*dead* when nothing is heard of it for longer: what ran there is gone, until it reports again; *draining* when its worker says that it
-takes nothing new; *starting* while worker or store has not come yet, for `STARTING_S` at most; *absent* when one of them was here and is
-not. One that comes and goes is suspect for a growing while after each return, so that work and hints do not follow it.
+States of a device:
+- *serving*: its worker and its node's store are connected, and the worker takes work.
+- *suspect*: its worker has not reported for `SUSPECT_AFTER_S`, says that its engine is stalled, or left repeatedly and
+  has just returned. It gets work only if there is no other device.
+- *dead*: no report for longer (`fleet.DEAD_AFTER_S`). Its requests are lost. It may report again.
+- *draining*: its worker takes no new work.
+- *starting*: worker or store has not connected yet, for `STARTING_S` at most.
+- *absent*: worker or store has left.
 """
 
 from __future__ import annotations
@@ -17,16 +20,20 @@ from contracts.models import ModelState
 from scheduler.core.columns import SUSPECT_AFTER_S, urgency_class
 from scheduler.core.models import ModelLoad
 
-#: An engine that has done nothing for this long beyond the time its step should have taken stands still, in seconds.
+#: An engine whose step is overdue by this much is stalled, in seconds.
 STALLED_AFTER_S = 2.0
-#: A device of which only worker or store has ever come counts as starting for this long, in seconds: a large model takes minutes to load.
+#: A device whose worker and store were never connected together is starting for this long, in seconds: a large model
+#: takes minutes to load.
 STARTING_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that a worker has. longest_token_bytes, message_token_bytes: as in the proto, for gateways; so is what follows `state`, which
-    is the one that the worker said when it joined. ttft_slo_s, tpot_slo_s: 0 where nothing is promised."""
+    """A model that a worker has.
+
+    state: when the worker joined. longest_token_bytes, message_token_bytes and all fields after `state`: as in the
+    proto, for gateways. ttft_slo_s, tpot_slo_s: 0 without a target.
+    """
 
     name: str
     shape: KvShape
@@ -43,8 +50,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast KV comes to a node, in bytes a second: from another node, its own SSD, the blob tier. Where nobody has measured:
-    a 10 Gbit/s link, a usual NVMe disk, an object store."""
+    """Rates at which KV reaches a node, in bytes a second: from another node, its SSD, the blob tier. Defaults: a
+    10 Gbit/s link, a common NVMe disk, an object store."""
 
     link_bytes_per_s: float = 1e9
     ssd_bytes_per_s: float = 2e9
@@ -52,14 +59,14 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadReport:
     """A worker's last report.
 
-    outstanding_tokens: prompt tokens to compute plus tokens still to generate; outstanding_s: the time that takes by the
-    worker's own measurements. by_priority: the same time by priority of its requests; empty: all of priority 0.
-    request_s: the work of a typical request there; prefill_token_s: what a prompt's token costs; each 0 when it has not seen any.
-    models: the same by model; empty: what is said of the node holds for each of its models. device_bytes_free: that nobody holds.
-    hbm_pages_cached: of hbm_pages_free, those with cache.
+    outstanding_tokens: prompt tokens to compute plus tokens to generate. outstanding_s: the time for these by the
+    worker's measurements. by_priority: the same time by priority; empty: all of priority 0. request_s: work of a
+    typical request; prefill_token_s: time per prompt token; each 0 if not yet measured. hbm_pages_cached: those of
+    hbm_pages_free that hold cache. stalled_s: how long the engine's step is overdue. models: the same by model; empty:
+    the device's values hold for each of its models. device_bytes_free: unallocated.
     """
 
     running: int = 0
@@ -72,7 +79,6 @@ class Load:
     hbm_pages_cached: int = 0
     prefill_token_s: float = 0.0
     by_priority: Mapping[int, float] = field(default_factory=dict)
-    #: How long the engine has done nothing beyond the time its step should have taken.
     stalled_s: float = 0.0
     models: Mapping[str, ModelLoad] = field(default_factory=dict)
     device_bytes_free: int = 0
@@ -106,7 +112,7 @@ class Load:
 
 @dataclass(slots=True)
 class Placed:
-    """A request that was placed: how urgent, when, and how much work it was thought to be, in seconds."""
+    """A placed request: urgency class, time of placement, and estimated seconds of work."""
 
     urgency: int
     placed_s: float
@@ -115,82 +121,82 @@ class Placed:
 
 @dataclass(slots=True)
 class Node:
-    """A machine's store, and the devices that share it. rates: how fast KV comes to it, as its workers measured."""
+    """A machine's store and the devices that share it. rates: as its workers measured."""
 
     name: str
     store_address: str = ""
     store_here: bool = False
     rates: Rates = Rates()
-    #: The last message about sessions in the store's stream; 0: none.
+    #: Number of the last message about sessions in the store's stream; 0: none.
     held_number: int = 0
     dram_bytes_total: int = 0
     dram_bytes_used: int = 0
     ssd_bytes_used: int = 0
-    #: What the store last said of itself, by Prometheus sample; for people, not for decisions.
+    #: The store's last metrics by Prometheus sample; for users, not for decisions.
     store_metrics: dict[str, float] = field(default_factory=dict)
     devices: list[Device] = field(default_factory=list)
 
     @property
     def silent(self) -> bool:
-        """Nothing is heard of any of its workers."""
+        """Whether none of its workers reports."""
         return not any(device.worker_here and not device.dead for device in self.devices)
 
 
 @dataclass(slots=True)
 class Device:
-    """A worker and what is known of it: what work is placed on. name: `contracts.devices.device_name`."""
+    """A worker's device, on which work is placed. name: `contracts.devices.device_name`."""
 
     name: str
     node: Node
     worker_address: str = ""
     models: tuple[Model, ...] = ()
-    load: Load = Load()
-    #: Of its memory, which models share; 0: not known.
+    load: LoadReport = LoadReport()
+    #: Size of its memory, shared by its models; 0: not known.
     device_bytes: int = 0
-    #: The last report's number in its stream; 0: none.
+    #: Number of the last report in its stream; 0: none.
     reported: int = 0
-    #: Outstanding requests that the worker has confirmed, and those that it has not.
+    #: Outstanding requests, confirmed by the worker's reports or not yet.
     confirmed: set[str] = field(default_factory=set)
-    young: dict[str, Placed] = field(default_factory=dict)
+    unconfirmed: dict[str, Placed] = field(default_factory=dict)
     worker_here: bool = False
     draining: bool = False
     dead: bool = False
     heard_s: float = 0.0
-    #: How often the worker left, each time within `STEADY_S` of the last, when it did, and from when on it is trusted.
+    #: Departures of the worker within `STEADY_S` of each other, time of the last, and the end of the suspicion.
     leaves: int = 0
     left_s: float = float("-inf")
     trusted_s: float = 0.0
-    #: Since when something of it is known; None: for less than a tick.
+    #: When its state was first noted; None: not yet.
     known_s: float | None = None
-    #: Its worker and its node's store have been here at the same time.
+    #: Whether its worker and its node's store were ever connected together.
     was_whole: bool = False
-    #: What watchers were told of its state.
+    #: The state that watchers last saw.
     shown: str = ""
-    #: As of its node.
+    #: Like `Node.store_metrics`.
     worker_metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def loads(self) -> dict[str, ModelLoad]:
-        """By model: how it is here."""
+        """The load of each of its models."""
         return {model.name: self.load.of(model) for model in self.models}
 
     @property
     def outstanding(self) -> set[str]:
-        """Request ids that were placed here and have not ended, as far as is known."""
-        return self.confirmed | self.young.keys()
+        """Ids of requests that were placed here and are not known to have ended."""
+        return self.confirmed | self.unconfirmed.keys()
 
     @property
     def work_s(self) -> float:
-        """Outstanding work in seconds: what the worker reports, and what was placed since."""
-        return sum(self.load.seconds.values()) + sum(placed.seconds for placed in self.young.values())
+        """Outstanding work in seconds: as the worker reports it, plus placements since."""
+        return sum(self.load.seconds.values()) + sum(placed.seconds for placed in self.unconfirmed.values())
 
     @property
     def serving(self) -> bool:
-        """Worker and store are here and the worker takes work."""
+        """Whether worker and store are connected and the worker takes work; also true while suspect."""
         return self.worker_here and self.node.store_here and not self.draining and not self.dead
 
     def state(self, now: float) -> str:
-        """serving, suspect, draining, dead, starting or absent."""
+        """The state by name: see the module."""
         if not (self.worker_here and self.node.store_here):
             starting = not self.was_whole and (self.known_s is None or now - self.known_s < STARTING_S)
             return "starting" if starting else "absent"
@@ -201,7 +207,13 @@ class Device:
         return "suspect" if self.stalled(now) or now < self.trusted_s else "serving"
 
     def stalled(self, now: float) -> str:
-        """Why what runs there does not get on: silent, as nothing is heard of its worker; engine, as that stands still; else empty."""
+        """Why its requests make no progress: `silent` (no reports), `engine` (it is stalled), or empty."""
         if not self.worker_here:
             return ""
-        return "silent" if now - self.heard_s > SUSPECT_AFTER_S else "engine" if self.load.stalled_s > STALLED_AFTER_S else ""
+        return (
+            "silent"
+            if now - self.heard_s > SUSPECT_AFTER_S
+            else "engine"
+            if self.load.stalled_s > STALLED_AFTER_S
+            else ""
+        )

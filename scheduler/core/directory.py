@@ -1,8 +1,8 @@
-"""The session directory: which nodes hold how much of which session. Soft state, fed by the stores' reports.
+"""The session directory: which nodes hold how much of which session. Soft state from the stores' reports.
 
-Every scheduler has all of it, as each may have to stand in for the others. A report is a node's whole word on one session, so
-that one that comes twice changes nothing, and what a node says of a session it has erased takes back what it said before: an
-erased session is unknown to every scheduler once the nodes that held it have said so, whoever was asked to erase it.
+Every scheduler has the whole directory, so that it can stand in for the others. A report describes all that a node
+holds of one session, so a repeated report changes nothing, and a report after an erasure replaces the earlier one. Thus
+every scheduler forgets an erased session once its holders have reported, whichever scheduler was asked to erase it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contracts.ids import SessionKey
 
 @dataclass(slots=True)
 class Held:
-    """What one node holds of one session in its own tiers (DRAM or SSD). last_use_s: of its manifest there, as the directory notes it."""
+    """What one node holds of one session in DRAM and on SSD. last_use_s: of its manifest, set by the directory."""
 
     tokens: int
     bytes: int
@@ -23,13 +23,13 @@ class Held:
     last_use_s: float = 0.0
 
 
-#: A node's word on a session: key, model, tokens of its manifest, that one's last use, and what the node holds.
+#: A node's report on a session: key, model, tokens and last use of its manifest, and what the node holds.
 Report = tuple[SessionKey, str, int, float, Held]
 
 
 @dataclass(slots=True)
 class Session:
-    """One session. `tokens` is the newest manifest's; `holders` name -> Held, never with 0 tokens."""
+    """One session. model, tokens, last_use_s: of the newest manifest. holders: by node, never with 0 tokens."""
 
     key: SessionKey
     model: str = ""
@@ -38,17 +38,17 @@ class Session:
     holders: dict[str, Held] = field(default_factory=dict)
 
     def sources(self, without: str = "") -> list[str]:
-        """Holders, the one with most tokens (then most in DRAM) first."""
+        """The holders, most tokens first, then most in DRAM."""
         names = [name for name in self.holders if name != without]
         return sorted(names, key=lambda n: (-self.holders[n].tokens, -self.holders[n].tokens_dram, n))
 
 
-#: How many sessions are kept that no node holds anything of: the blob tier still may.
+#: Sessions kept although no node holds any of them, as the blob tier may.
 _UNHELD = 100_000
 
 
 class Directory:
-    """All sessions that some node has reported; of those that nobody holds any more, the latest."""
+    """All sessions that some node holds, and the latest `_UNHELD` that none holds any more."""
 
     def __init__(self) -> None:
         self._sessions: dict[SessionKey, Session] = {}
@@ -62,20 +62,31 @@ class Directory:
         return iter(self._sessions.values())
 
     def get(self, key: SessionKey) -> Session | None:
-        """The session, or None when no node has reported it."""
+        """The session; None: not known."""
         return self._sessions.get(key)
 
     def count(self, node: str) -> int:
-        """How many sessions this node holds something of."""
+        """Number of sessions of which this node holds something."""
         return len(self._by_node.get(node, ()))
 
     def report(
-        self, node: str, key: SessionKey, model: str, tokens_total: int, last_use_s: float, held: Held, *, joining: bool = False
+        self,
+        node: str,
+        key: SessionKey,
+        model: str,
+        tokens_total: int,
+        last_use_s: float,
+        held: Held,
+        *,
+        joining: bool = False,
     ) -> None:
-        """A store's word on one session; `held.tokens` 0: it holds nothing of it any more; `tokens_total` 0 as well: it knows of none.
+        """Take a store's report on one session. Mutates `held.last_use_s`.
 
-        Which manifest is the newest is told by change, as nodes' clocks differ: one that is new to its node is, and times are
-        compared between nodes only where a node that joins tells of the past.
+        held.tokens 0: the node holds nothing of it any more; tokens_total 0 as well: it does not know the session.
+        joining: part of what a node reports when it joins.
+
+        The newest manifest is the one that is new to its node, as nodes' clocks differ. Times are compared between
+        nodes only for joining reports, which describe the past.
         """
         held.last_use_s = last_use_s
         session = self._sessions.get(key)
@@ -93,20 +104,20 @@ class Directory:
         if session.holders.pop(node, None) is not None:
             self._by_node[node].discard(key)
         if not session.holders:
-            self._nobody_holds(key)
+            self._note_unheld(key)
             if not tokens_total:
                 self._drop(key)
 
     def forget_node(self, node: str) -> None:
-        """The node left: what it held cannot be fetched from it. The sessions stay known (blob has them)."""
+        """The node is no source any more. Its sessions stay known, as the blob tier may have them."""
         for key in self._by_node.pop(node, set()):
             holders = self._sessions[key].holders
             holders.pop(node, None)
             if not holders:
-                self._nobody_holds(key)
+                self._note_unheld(key)
 
     def erase(self, key: SessionKey) -> bool:
-        """Forget a session. True when it was known. Its holders' words that are under way may make it known again, until they are told."""
+        """Forget a session. True if it was known. Reports on their way may bring it back until its holders erase it."""
         session = self._sessions.get(key)
         if session is None:
             return False
@@ -115,7 +126,7 @@ class Directory:
         self._drop(key)
         return True
 
-    def _nobody_holds(self, key: SessionKey) -> None:
+    def _note_unheld(self, key: SessionKey) -> None:
         self._unheld.pop(key, None)
         self._unheld[key] = None
         while len(self._unheld) > _UNHELD:

@@ -1,8 +1,8 @@
-"""Which erasures are not confirmed yet, by which nodes.
+"""Erasures that some node has not confirmed yet.
 
-Every node of the deployment has to confirm one, those that are away included: they are told again when they come back. The
-oldest are forgotten when there are too many; the stores' journals and the tombstones in the blob tier still tell every store. Stores say
-at every hello which erasures they have not finished, so that a scheduler that was restarted knows them again.
+Every node of the deployment must confirm an erasure; absent ones are told when they return. Beyond a limit the oldest
+erasures are forgotten: the stores' journals and the tombstones in the blob tier still carry them out. Stores report
+unfinished erasures at every hello, so a restarted scheduler learns them again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 
 from contracts.ids import SessionKey
 
-#: How many erasures are remembered.
+#: Erasures kept at most.
 _REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What one node said. left: chunks by tier that are, or may be, still there. number: the erasure's, for nodes that have to be told.
-    taken: the node has noted it durably, or is done."""
+    """One node's answer to an erasure.
+
+    verified: nothing is left. known: the node had some of the session. left: chunks that are or may be left, by tier.
+    number: of the erasure, to name it to other nodes. taken: recorded durably or finished.
+    """
 
     verified: bool
     known: bool
@@ -30,30 +33,30 @@ class Word:
 
 @dataclass(slots=True)
 class Erasure:
-    """One session's. owing: nodes that have not confirmed; words: the last word of each that has answered."""
+    """The erasure of one session. owing: nodes that have not confirmed. words: the last answer of each node."""
 
     owing: set[str]
     words: dict[str, Word] = field(default_factory=dict)
 
     @property
     def taken(self) -> bool:
-        """It goes on whatever happens to this process."""
+        """Whether some node will carry it out even if this process dies."""
         return any(word.taken for word in self.words.values())
 
     @property
     def number(self) -> int:
-        """What nodes have to be told; 0: none that is here has said it."""
+        """The erasure's number, to tell nodes; 0: no node has reported it."""
         return max((word.number for word in self.words.values()), default=0)
 
 
 class Erasures:
-    """See the module."""
+    """See the module. Invariant: every erasure kept is owed by some node."""
 
     def __init__(self) -> None:
         self._open: dict[SessionKey, Erasure] = {}
 
     def begin(self, session: SessionKey, nodes: Iterable[str]) -> Erasure:
-        """These nodes have to confirm; an earlier erasure of the session counts no more."""
+        """Start an erasure that `nodes` must confirm. It replaces an earlier one of the session."""
         self._open.pop(session, None)
         erasure = self._open[session] = Erasure(set(nodes))
         while len(self._open) > _REMEMBERED:
@@ -61,12 +64,15 @@ class Erasures:
         return erasure
 
     def get(self, session: SessionKey) -> Erasure | None:
-        """The session's erasure that is not confirmed by every node; None: there is none."""
+        """The session's unconfirmed erasure, if any."""
         return self._open.get(session)
 
     def heard(self, node: str, session: SessionKey, word: Word, nodes: Iterable[str] = ()) -> list[str]:
-        """A node's word; a confirmation ends its part. Returns the nodes that have to be told: one that is going on with an erasure which
-        this process knows nothing of, as another one ordered it or an earlier life did, makes it known, and all of `nodes` owe it."""
+        """Record a node's answer. Returns nodes to tell of the erasure.
+
+        There are some only if this process did not know the erasure, because another scheduler or an earlier process
+        started it. Then all of `nodes` owe it.
+        """
         erasure, told = self._open.get(session), []
         if erasure is None:
             if word.verified or not word.taken or not word.number:
@@ -81,13 +87,13 @@ class Erasures:
         return told
 
     def owed_by(self, node: str) -> list[tuple[SessionKey, int]]:
-        """What a node that comes back has to be told again, with the erasures' numbers; 0: not known."""
+        """Sessions that a returning node must erase, with the erasures' numbers (0: not known)."""
         return [(session, erasure.number) for session, erasure in self._open.items() if node in erasure.owing]
 
     def give_up(self, session: SessionKey) -> None:
-        """No node has taken it: whoever wants it has to ask again."""
+        """Forget an erasure that no node has taken; the caller must ask again."""
         self._open.pop(session, None)
 
     def validate(self) -> None:
-        """Raise AssertionError when an erasure that nobody owes is kept."""
+        """Raise AssertionError when the invariant does not hold."""
         assert all(erasure.owing for erasure in self._open.values())

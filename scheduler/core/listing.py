@@ -1,8 +1,8 @@
-"""Pages of a tenant's sessions: the latest used first, or by id.
+"""Pages of a tenant's sessions, most recently used first or by id.
 
-By id a page begins after any id, whether it is known or not, and all pages together have every session that was there all the time. The
-other order changes as sessions are used: a page begins at the place that `after` has now, and a session that was used meanwhile may be
-missed, as it is among the first again.
+By id, a page may begin after any id, known or not, and the pages together contain every session that existed
+throughout. By last use the order changes between pages: a page begins where `after` is now, and a session used
+meanwhile may be missed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from scheduler.core.directory import Directory, Session
 
 
 class Page:
-    """One page, found in parts. `tenant` empty: of all. limit: sessions. Memory: those that are looked at, and the page."""
+    """One page, found in parts: `begin`, then `look` at all sessions, then `found`.
+
+    tenant: empty for all tenants. limit: sessions on the page. Memory: the sessions of one `look` and the page.
+    """
 
     def __init__(self, tenant: str, limit: int, after: str, *, by_id: bool) -> None:
         self._tenant = tenant
@@ -26,7 +29,7 @@ class Page:
         self._found: list[tuple[tuple[float, str, str], Session]] = []
 
     def begin(self, directory: Directory) -> bool:
-        """Find the place after which the page begins. False: there is none."""
+        """Find where the page begins. False if `after` is an unknown session (never by id)."""
         if not self._after:
             return True
         if self._by_id:
@@ -37,13 +40,13 @@ class Page:
         return known is not None
 
     def look(self, sessions: Iterable[Session]) -> None:
-        """Some of all sessions."""
+        """Add those of `sessions` that belong on the page."""
         wanted = ((self._order(s), s) for s in sessions if not self._tenant or s.key.tenant == self._tenant)
         later = [(order, s) for order, s in wanted if self._place is None or order > self._place]
         self._found = heapq.nsmallest(self._limit, [*self._found, *later], key=lambda entry: entry[0])
 
     def found(self) -> list[Session]:
-        """The page, in order."""
+        """The page's sessions, in order."""
         return [session for _, session in self._found]
 
     def _order(self, session: Session) -> tuple[float, str, str]:

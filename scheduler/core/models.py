@@ -1,7 +1,6 @@
-"""A model on a device: what its worker last reported, and the same of all devices as columns, a row each.
+"""Load and memory by (model, device): one worker's last report, and all devices as columns with a row each.
 
-Load and memory are by (model, device), as a device may have several models; how much work it has altogether is in `columns`, as its
-models share it.
+The work of a device as a whole, which its models share, is in `columns`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """A model's part of a worker's report; sizes are of the device, in bytes.
+    """One model's part of a worker's report; sizes are on the device, in bytes.
 
-    outstanding_tokens, by_priority, request_s, prefill_token_s: as in `fleet.Load`. token_rate: tokens a second, prompts that were newly
-    admitted and decoded ones. kv_bytes_used: neither free nor purgeable; kv_bytes_cached: purgeable. idle_s: since its last request
-    ended. activation_s: what bringing it onto the device takes, or still takes.
+    outstanding_tokens, by_priority, request_s, prefill_token_s: as in `device.LoadReport`. token_rate: admitted prompt
+    tokens and decoded tokens a second. kv_bytes_used: neither free nor evictable. kv_bytes_cached: evictable. idle_s:
+    time since its last request ended. activation_s: time to bring it onto the device, or what is left of that.
     """
 
     state: ModelState = ModelState.ACTIVE
@@ -45,8 +44,8 @@ class ModelLoad:
 
 
 class ModelView(NamedTuple):
-    """One model on all devices, at one time. serves: it is active there. prefill_token_s: infinite where nobody knows. request_s: 0 where
-    nobody knows."""
+    """One model on all devices, at one time. serves: active there. Where unknown, prefill_token_s is infinite and
+    request_s is 0."""
 
     serves: Flags
     kv_total_bytes: Floats
@@ -56,7 +55,7 @@ class ModelView(NamedTuple):
 
 
 class ModelColumns:
-    """One model's columns. Arrays have room for more rows than there are devices."""
+    """One model's columns. Arrays may be longer than the number of devices."""
 
     def __init__(self, size: int) -> None:
         #: `ModelState`; 0: the device does not have it.
@@ -67,13 +66,13 @@ class ModelColumns:
         self.request_s: Floats = np.zeros(size)
 
     def grow(self) -> None:
-        """Twice the room."""
+        """Double the length of the arrays."""
         fresh = ModelColumns(len(self.state))
         for name, old in vars(self).items():
             setattr(self, name, np.concatenate([old, getattr(fresh, name)]))
 
     def take(self, row: int, load: ModelLoad | None) -> None:
-        """How the model is on a device now; None: it does not have it."""
+        """Set the model's state on a device; None: the device does not have it."""
         load = load or ModelLoad(ModelState.UNKNOWN)
         self.state[row] = load.state
         self.kv_total_bytes[row] = load.kv_bytes_limit
@@ -82,7 +81,7 @@ class ModelColumns:
         self.request_s[row] = load.request_s
 
     def view(self, count: int) -> ModelView:
-        """Of so many devices; never written to."""
+        """A copy of the first `count` rows."""
         serves: Flags = self.state[:count] == ModelState.ACTIVE
         arrays = (self.kv_total_bytes, self.kv_free_bytes, self.prefill_token_s, self.request_s)
         return ModelView(serves, *(array[:count].copy() for array in arrays))

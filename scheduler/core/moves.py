@@ -1,8 +1,8 @@
-"""Which hints leave their node before their request comes, and whether another node is worth it.
+"""Decides which hints move to another device before their request arrives.
 
-A hint moves when its node serves no more, or has far more to do than the best: never while that wins little (hysteresis), never back, at
-most `MOVES` times, and from a node that serves only as long as its cache can still be in time. A few are looked at each time, so that
-turns do not wait for it; what is left for the next time loses nothing, as a turn is placed afresh when it comes.
+A hint moves when its device stops serving or has far more work than the best. It needs a minimum saving (hysteresis),
+never moves back, moves at most `MOVES` times, and leaves a serving device only if its cache can still be in time. Each
+call examines only `LOOKS` hints, so that turns do not wait. Hints left out lose little: their turns are placed again.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from itertools import islice
 
 import numpy as np
 
+from contracts.placement import LEAVES_CACHE_REQUESTS
 from scheduler.core import terms
 from scheduler.core.advisories import Advisories, Pending
 from scheduler.core.fleet import Fleet
-from scheduler.core.snapshot import Snapshot, Turn
+from scheduler.core.snapshot import PlacementRequest, Snapshot
 
-#: A hint leaves a node that has so much more work than the best, in typical requests, for one that has half as much less.
-_MOVE_REQUESTS = 4.0
-#: Hints that are looked at each time, and how soon one is looked at again, in seconds.
+#: Hints examined per call, and the time before one is examined again, in seconds.
 LOOKS, _LOOK_AGAIN_S = 32, 2.0
-#: A hint moves so often at most.
+#: Moves of one hint at most.
 MOVES = 2
 
 
 def candidates(fleet: Fleet, advisories: Advisories, now: float) -> list[tuple[Pending, bool]]:
-    """Hints that may move now, and whether their node is gone."""
+    """Hints to examine now, each with whether its device has stopped serving."""
     columns, n, request_s = fleet.columns, fleet.columns.count, fleet.request_s
     expected_s = columns.expected[:, :n].sum(axis=0) * request_s
-    work = (columns.reported_s[:, :n] + columns.young_s[:, :n]).sum(axis=0) + expected_s
+    work = (columns.reported_s[:, :n] + columns.unconfirmed_s[:, :n]).sum(axis=0) + expected_s
     able = columns.serving[:n] & ~columns.suspect(now)
     if not able.any():
         return []
-    bad = ~able | (work - work[able].min() > _MOVE_REQUESTS * request_s)
+    bad = ~able | (work - work[able].min() > LEAVES_CACHE_REQUESTS * request_s)
     found: list[tuple[Pending, bool]] = []
     for row in np.flatnonzero(bad).tolist():
         due = (p for p in advisories.of_node(columns.names[row]) if len(p.left) < MOVES and not p.hint.pin)
@@ -41,20 +40,22 @@ def candidates(fleet: Fleet, advisories: Advisories, now: float) -> list[tuple[P
     return found
 
 
-def turn_of(pending: Pending, now: float, *, gone: bool) -> Turn:
-    """What is placed to find out where the hint would go now; `pending`'s own weight must not be in the snapshot."""
+def turn_of(pending: Pending, now: float, *, gone: bool) -> PlacementRequest:
+    """The placement request for a hint that may move. The snapshot must not include the hint itself."""
     hint, avoid = pending.hint, frozenset((pending.node, *pending.left) if gone else pending.left)
-    return Turn(hint.model, advised=True, lead_s=hint.lead_s(now), urgency=pending.urgency, avoid=avoid)
+    return PlacementRequest(hint.model, advised=True, lead_s=hint.lead_s(now), urgency=pending.urgency, avoid=avoid)
 
 
-def is_worth_it(view: Snapshot, turn: Turn, pending: Pending, node: str, *, gone: bool) -> bool:
-    """The hint should go to `node`."""
+def is_worth_it(view: Snapshot, turn: PlacementRequest, pending: Pending, node: str, *, gone: bool) -> bool:
+    """Whether the hint should move to `node`."""
     if node == pending.node or node in pending.left:
         return False
     there, here = view.row(node), view.row(pending.node)
-    assert there is not None and here is not None, "nodes stay known"
+    assert there is not None and here is not None, "devices stay known"
     if gone:
         return True
     rows = np.array([there, here])
     work = terms.work_s(view, turn, rows) + terms.arrivals_s(view, turn, rows)
-    return bool(work[1] - work[0] >= _MOVE_REQUESTS / 2 * view.request_s and terms.bring_s(view)[there] <= turn.lead_s)
+    return bool(
+        work[1] - work[0] >= LEAVES_CACHE_REQUESTS / 2 * view.request_s and terms.bring_s(view)[there] <= turn.lead_s
+    )

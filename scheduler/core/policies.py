@@ -1,7 +1,7 @@
-"""Placement policies: each says what every eligible node costs a turn, by term; the least sum wins.
+"""Placement policies: the cost of a turn on each eligible device, by term. The lowest sum wins.
 
-A policy is a pure function of (snapshot, turn, rows, seed). Others are added as entry points of the group `upbeat.placement_policies`, by
-name: see docs/placement.md.
+A policy is a pure function of (snapshot, turn, rows, seed). Other distributions add policies as entry points of the
+group `upbeat.placement_policies`: see docs/placement.md.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ from collections.abc import Callable
 
 import numpy as np
 
+from contracts.placement import LEAVES_CACHE_REQUESTS
 from scheduler.core import terms
 from scheduler.core.columns import Hashes
 from scheduler.core.models import Floats
-from scheduler.core.snapshot import Rows, Snapshot, Turn
+from scheduler.core.snapshot import PlacementRequest, Rows, Snapshot
 
-#: By name of the term: what it costs on each of the rows, in seconds or what counts as such; lower is better.
+#: Term to its cost on each row, in seconds or in units that compare like seconds; lower is better.
 Terms = dict[str, Floats]
-Policy = Callable[[Snapshot, Turn, Rows, int], Terms]
+Policy = Callable[[Snapshot, PlacementRequest, Rows, int], Terms]
 
-#: The numbers of splitmix64's finalizer.
+#: Constants of splitmix64's finalizer.
 _30, _27, _31, _FIRST, _SECOND = map(np.uint64, (30, 27, 31, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-#: `cache-aware` forgets the cache where a node has so much more work than the idlest, in typical requests.
-_IMBALANCE_REQUESTS = 4.0
 
 
-def balanced(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
-    """Fewest outstanding work wherever the cache happens to be (SYMPHONY, section 3.3), as long as there is time to bring it and the
+def balanced(snapshot: Snapshot, turn: PlacementRequest, rows: Rows, seed: int) -> Terms:
+    """Least outstanding work, wherever the cache is (SYMPHONY, section 3.3), if there is time to bring it and the
     difference is worth it.
 
-    A turn that nobody announced also counts the time to load its cache, and goes to the node that has it, as a sticky router would, unless
-    there is much more to do than elsewhere.
+    A turn without a hint also counts the time to load its cache. It goes to the node with the cache, as a sticky router
+    would, unless that node has much more work.
     """
     return {
         "work_s": terms.work_s(snapshot, turn, rows),
@@ -41,37 +40,38 @@ def balanced(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
     }
 
 
-def sticky(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
-    """The node that has most of the cache, whatever its load (as InferCept is used in SYMPHONY, section 4.1); else the least loaded."""
+def sticky(snapshot: Snapshot, turn: PlacementRequest, rows: Rows, seed: int) -> Terms:
+    """The node with most of the cache, whatever its load (as InferCept in SYMPHONY, section 4.1); else the least
+    loaded."""
     held: Floats = np.zeros(len(snapshot.names))
     for holder in snapshot.cached.holders:
         held[holder.place.rows] = holder.tokens
-    # A token held outweighs a quarter of an hour of work, and nothing holds less than a chunk of them.
+    # One token outweighs a quarter of an hour of work, and holders have at least a chunk.
     return {"held_tokens": -held[rows], "work_s": terms.work_s(snapshot, turn, rows) * terms.HIDDEN}
 
 
-def cache_aware(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
-    """The node that has the cache, unless the fleet is out of balance, as routers do that know prefixes but cannot move them."""
+def cache_aware(snapshot: Snapshot, turn: PlacementRequest, rows: Rows, seed: int) -> Terms:
+    """The node with the cache unless the fleet is out of balance, like routers that know prefixes but move no KV."""
     work = terms.work_s(snapshot, turn, rows)
-    if work.max() - work.min() > _IMBALANCE_REQUESTS * snapshot.request_s:
+    if work.max() - work.min() > LEAVES_CACHE_REQUESTS * snapshot.request_s:
         return {"work_s": work}
     return sticky(snapshot, turn, rows, seed)
 
 
-def random(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
+def random(snapshot: Snapshot, turn: PlacementRequest, rows: Rows, seed: int) -> Terms:
     """Any node."""
     return {"drawn": np.ldexp(spread(snapshot, rows, seed ^ snapshot.decisions).astype(np.float64), -64)}
 
 
-def round_robin(snapshot: Snapshot, turn: Turn, rows: Rows, seed: int) -> Terms:
-    """One after the other."""
+def round_robin(snapshot: Snapshot, turn: PlacementRequest, rows: Rows, seed: int) -> Terms:
+    """The nodes in turn."""
     return {"turns": ((np.arange(len(rows)) - snapshot.decisions) % len(rows)).astype(np.float64)}
 
 
 def spread(snapshot: Snapshot, rows: Rows, seed: int) -> Hashes:
-    """A number for each row that depends on node and seed only and is spread evenly (the finalizer of splitmix64)."""
+    """An evenly distributed hash of device and seed for each row (splitmix64's finalizer)."""
     x = snapshot.hashes[rows] ^ np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-    x = (x ^ (x >> _30)) * _FIRST  # arrays wrap around without a warning
+    x = (x ^ (x >> _30)) * _FIRST  # array arithmetic wraps without a warning
     x = (x ^ (x >> _27)) * _SECOND
     return x ^ (x >> _31)
 

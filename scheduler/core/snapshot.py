@@ -1,4 +1,4 @@
-"""The immutable picture that one placement decision looks at: columns with a row a device, and what each node has of the session."""
+"""The immutable input of one placement decision: columns with a row per device, and who holds the session's cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.core.models import Flags, Floats
 
 
 class Holder(NamedTuple):
-    """A node (the place of its devices) that has so much of a session's cache, in DRAM, and in DRAM or on its SSD."""
+    """A node that holds some of a session's cache. bytes: in DRAM or on SSD; dram_bytes: in DRAM."""
 
     place: Place
     tokens: int
@@ -26,7 +26,8 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What is known of a session's cache: its size, the same in every tier, and who has some of it."""
+    """A session's cache: its whole size, in the tokens and bytes of its newest manifest, and the nodes that hold some
+    of it."""
 
     tokens: int = 0
     bytes: float = 0.0
@@ -35,14 +36,15 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All devices, a row each, as the model of one turn sees them. Read-only; valid for as long as one likes.
+    """All devices, a row each, for the model of one turn. Read-only; later reports do not change it.
 
-    places: by node, its devices' rows. known: the model is registered, or some device has it. serves: it is active there. kv_total_bytes,
-    kv_free_bytes: of its pages in HBM.
-    prefill_token_s: of the model there; infinite where nobody knows. request_s: the work of a typical request of the model. work_s:
-    outstanding work by class of urgency, what was placed since the last report included; `classes` says which class each row of the
-    array is, ascending; there is none of the others. expected: requests that hints promise, by class too. decisions: turns placed so
-    far.
+    rows: device to its row. places: node to its devices' rows. hashes: of the devices' names. known: the model is
+    registered, or some device has it. serves: the model is active there. kv_total_bytes, kv_free_bytes: of the model's
+    pages in HBM. prefill_token_s: of the model there; infinite where unknown. suspect: gets work only without others.
+    classes: urgency classes that have work, ascending, one per row of work_s and expected. work_s: outstanding seconds
+    by (class, device), including placements since the last report. expected: requests that hints announce, by (class,
+    device), weighted by their probability. request_s: work of a typical request of the model. decisions: turns placed
+    so far.
     """
 
     names: tuple[str, ...]
@@ -67,20 +69,21 @@ class Snapshot:
     decisions: int
 
     def row(self, name: str) -> int | None:
-        """The device's row, if there is one of that name."""
+        """The row of the device of this name, if any."""
         return self.rows.get(name)
 
     def beside(self, name: str) -> Place | None:
-        """The rows of all devices of a device's node, or of a node's, if there is one of that name."""
+        """The place of this node, or of this device's node, if any."""
         return self.places.get(node_of(name))
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What is to be placed.
+class PlacementRequest:
+    """A turn or hint to place.
 
-    advised: there is time to move the cache before the request comes, `lead_s` (infinity: nobody knows how much).
-    prefetched: the device to whose node a hint moves it, and for how long already. urgency: its class (`columns.urgency_class`).
+    advised: it is a hint, whose request is expected in `lead_s` (infinity: unknown). prefetched: the device to which
+    the turn's hint has sent its cache, `prefetched_s` ago. pin: the node or device that must take it. avoid: devices
+    that have just failed it. urgency: its class (`columns.urgency_class`).
     """
 
     model: str
@@ -94,7 +97,7 @@ class Turn:
 
 
 def take(fleet: Fleet, session: Session | None, model: str, now: float, decisions: int = 0) -> Snapshot:
-    """The picture for one session and the model that is to answer, at time `now`."""
+    """The snapshot for one session and the model that is to answer, at time `now`."""
     c, n = fleet.columns, fleet.columns.count
     classes = list(c.classes)
     of_model, request_s = c.of_model(model), fleet.request_s_of(model)
@@ -107,7 +110,7 @@ def take(fleet: Fleet, session: Session | None, model: str, now: float, decision
         prefill_token_s=of_model.prefill_token_s,
         suspect=c.suspect(now),
         classes=c.classes,
-        work_s=c.reported_s[classes, :n] + c.young_s[classes, :n],
+        work_s=c.reported_s[classes, :n] + c.unconfirmed_s[classes, :n],
         expected=c.expected[classes, :n],
         cached=_cached(fleet, session, model) if session is not None else _UNKNOWN,
         request_s=request_s,
@@ -128,6 +131,9 @@ def _cached(fleet: Fleet, session: Session, model: str) -> Cached:
         tokens=session.tokens,
         bytes=float(chunks * shape.chunk_bytes),
         holders=tuple(
-            [Holder(places[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens) for n, h in session.holders.items()]
+            [
+                Holder(places[n], h.tokens, float(h.bytes), h.bytes * h.tokens_dram / h.tokens)
+                for n, h in session.holders.items()
+            ]
         ),
     )

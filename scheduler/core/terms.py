@@ -1,6 +1,6 @@
-"""What a device would cost a turn, term by term: arrays in seconds over the eligible ones, for policies to add up.
+"""The terms of placement. Each estimates the delay that a turn would have on each eligible device, in seconds.
 
-Each term is an estimate of time that the turn would feel there, so that they can be compared and summed without weights.
+A term is an array with one value per row. Terms need no weights; policies sum them (docs/design/0013-placement.md).
 """
 
 from __future__ import annotations
@@ -8,51 +8,60 @@ from __future__ import annotations
 import numpy as np
 
 from contracts.devices import node_of
+from contracts.placement import LEAVES_CACHE_REQUESTS
 from scheduler.core.models import Floats
-from scheduler.core.snapshot import Rows, Snapshot, Turn
+from scheduler.core.snapshot import PlacementRequest, Rows, Snapshot
 
-#: How much work that is less urgent counts: it gives way, but it shares the batch until it has.
+#: Weight of less urgent work: it gives way, but shares the batch until it has.
 LESS_URGENT = 0.1
-#: How much of a load is felt although a hint leaves time for it: enough to decide between equals.
+#: Weight of a load, or of work, that a hint's lead time hides: breaks ties only.
 HIDDEN = 1e-3
-#: How much of the work that is there now is done when the request of a hint comes that does not say when, in seconds.
+#: The most work that is counted as done before a hint's request arrives; also for hints that give no time, in seconds.
 LEAD_S = 5.0
-#: A session leaves its cache for a node that has so many typical requests less to do, and so much less of what the node has that it
-#: leaves; not for less.
-STAYS_REQUESTS, STAYS_SHARE = 4.0, 0.5
-#: The same of a turn that nobody announced: where its cache is not, it is computed again more often than loaded.
+#: A session leaves its cache only for a node that has `LEAVES_CACHE_REQUESTS` less to do, and less work by at least
+#: this share of the work on its own node.
+STAYS_SHARE = 0.5
+#: As `LEAVES_CACHE_REQUESTS`, for a turn without a hint: elsewhere its cache is recomputed more often than loaded.
 UNANNOUNCED_STAYS_REQUESTS = 16.0
-#: A load that a turn waits for also costs others: the way it comes by, and the device where it is computed again.
+#: Weight of a load that a turn waits for: it also takes links, memory, and the device where it is recomputed.
 MOVING = 8.0
 
 
-def work_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Outstanding work that is computed before the turn or beside it (SYMPHONY, section 3.3); a little of what is less urgent (3.6). Of a
-    hint: what will be left of it when the request comes, and `HIDDEN` of all of it."""
-    found = _felt(snapshot, snapshot.work_s, turn, rows)
+def work_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
+    """Outstanding work (SYMPHONY, section 3.3); less urgent work counts `LESS_URGENT` (3.6).
+
+    For a hint: what will be left when its request arrives, plus `HIDDEN` of the total.
+    """
+    found = _weighted_by_urgency(snapshot, snapshot.work_s, turn, rows)
     if not turn.advised:
         return found
     return HIDDEN * found + np.maximum(found - min(turn.lead_s, LEAD_S), 0.0)
 
 
-def arrivals_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Of a hint: the work that other hints promise, each weighted with the chance that it comes; a little of what is less urgent. A turn
-    that is here now counts none of it: people type for longer than it runs, and it would leave an idle node for a busy one that expects
-    less."""
+def arrivals_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
+    """For a hint: the work that other hints announce, each weighted by its probability; less urgent ones count
+    `LESS_URGENT`.
+
+    A turn that has arrived counts none: most of that work comes after it has ended, and it would leave an idle node for
+    a busy one that expects less.
+    """
     if not turn.advised:
         return np.zeros(len(rows))
-    return _felt(snapshot, snapshot.expected, turn, rows) * snapshot.request_s
+    return _weighted_by_urgency(snapshot, snapshot.expected, turn, rows) * snapshot.request_s
 
 
-def _felt(snapshot: Snapshot, by_class: Floats, turn: Turn, rows: Rows) -> Floats:
+def _weighted_by_urgency(snapshot: Snapshot, by_class: Floats, turn: PlacementRequest, rows: Rows) -> Floats:
     weights = [1.0 if urgency <= turn.urgency else LESS_URGENT for urgency in snapshot.classes]
     found: Floats = np.dot(weights, by_class)[rows]
     return found
 
 
-def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Time for which the turn would wait for its cache, `MOVING` times: of a hint, what its lead leaves over (and `HIDDEN` of it all); of a
-    request after a hint, on the hint's node, whichever device of it, what the time since then has left over; else all of `bring_s`."""
+def load_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
+    """Time that the turn waits for its cache (`bring_s`), times `MOVING`.
+
+    For a hint: what its lead time does not cover, plus `HIDDEN` of the total. For a request, on all devices of its
+    hint's node: what is left after the time since the hint.
+    """
     seconds = bring_s(snapshot)
     if (place := snapshot.beside(turn.prefetched)) is not None:
         seconds[place.rows] = np.maximum(seconds[place.rows] - turn.prefetched_s, 0.0)
@@ -61,12 +70,13 @@ def load_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
     return MOVING * seconds[rows]
 
 
-def leaving_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """What it takes for a session to leave its cache: `STAYS_REQUESTS` typical requests, or `STAYS_SHARE` of the work on the node that has
-    most of it (on its idlest device) where that is more; for the share of it that is neither there nor on its way there for a hint. Even
-    where nobody waits for a load it takes memory, links and processors from others, and small differences in work are gone before the
-    turn has run (docs/design/0021). A hint's cache is on its way to all devices of its node, but into the HBM of one: it leaves that for
-    `HIDDEN` of it."""
+def leaving_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
+    """The cost of leaving the session's cache, times the share of the cache that a node lacks (docs/design/0021).
+
+    The cost is `LEAVES_CACHE_REQUESTS` typical requests (`UNANNOUNCED_STAYS_REQUESTS` without a hint), or `STAYS_SHARE`
+    of the work on the idlest device of the node with most of the cache, whichever is more. A cache that a hint is
+    bringing counts as present. It goes into the HBM of one device; the node's others cost `HIDDEN`.
+    """
     cached = snapshot.cached
     if not cached.bytes:
         return np.zeros(len(rows))
@@ -78,13 +88,13 @@ def leaving_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
         lacking[snapshot.rows[turn.prefetched]] = 0.0
     missing: Floats = lacking[rows]
     home = _same_node(snapshot, rows, int(np.argmin(missing)))
-    requests = STAYS_REQUESTS if turn.advised or turn.prefetched else UNANNOUNCED_STAYS_REQUESTS
+    requests = LEAVES_CACHE_REQUESTS if turn.advised or turn.prefetched else UNANNOUNCED_STAYS_REQUESTS
     worth_s: float = max(requests * snapshot.request_s, STAYS_SHARE * min(work_s(snapshot, turn, home).tolist()))
     return worth_s * missing
 
 
 def _same_node(snapshot: Snapshot, rows: Rows, number: int) -> Rows:
-    """Those of `rows`, which ascend, that are devices of the node of `rows[number]`."""
+    """The part of `rows` (ascending) on the same node as `rows[number]`."""
     place = snapshot.places[node_of(snapshot.names[rows[number]])]
     match place.rows:
         case int():
@@ -96,17 +106,21 @@ def _same_node(snapshot: Snapshot, rows: Rows, number: int) -> Rows:
 
 
 def bring_s(snapshot: Snapshot) -> Floats:
-    """Time until the session's cache is in the DRAM of each device's node (all rows): from where it is, by its size and the rate of that
-    way; never more than computing it again takes."""
+    """Time to bring the session's cache into the DRAM of each device's node, for all rows of the snapshot.
+
+    From where the cache is, by size and measured rate; never more than recomputing it takes.
+    """
     cached = snapshot.cached
     if not cached.bytes:
         return np.zeros(len(snapshot.names))
     ssd, blob = snapshot.ssd_bytes_per_s, snapshot.blob_bytes_per_s
-    link = np.maximum(snapshot.link_bytes_per_s, blob)  # a store reads from the soonest source
-    # What a peer has comes over the link, the rest from the blob tier. The peer reads from its SSD what it does not have in DRAM, while
-    # the link carries what it has read.
+    link = np.maximum(snapshot.link_bytes_per_s, blob)  # a store reads from the fastest source
+    # What a peer has comes over the link, the rest from the blob tier. The peer reads from its SSD what it does not
+    # have in DRAM; reading and sending overlap.
     best = max(cached.holders, key=lambda h: (h.bytes, h.dram_bytes), default=None)
-    elsewhere, read_s = (best.bytes, (best.bytes - best.dram_bytes) / float(ssd[best.place.first])) if best is not None else (0.0, 0.0)
+    elsewhere, read_s = (
+        (best.bytes, (best.bytes - best.dram_bytes) / float(ssd[best.place.first])) if best is not None else (0.0, 0.0)
+    )
     seconds: Floats = np.maximum(elsewhere / link, read_s)
     for h in cached.holders:
         missing = elsewhere - h.bytes
@@ -118,9 +132,8 @@ def bring_s(snapshot: Snapshot) -> Floats:
     return np.minimum(seconds, cached.tokens * snapshot.prefill_token_s)
 
 
-def pressure_s(snapshot: Snapshot, turn: Turn, rows: Rows) -> Floats:
-    """Waiting for memory: the share of what its cache needs of the model's pages that is not free now, in requests that have to end
-    first."""
+def pressure_s(snapshot: Snapshot, turn: PlacementRequest, rows: Rows) -> Floats:
+    """Wait for HBM: a typical request times the share of the cache's bytes that the model's free pages cannot hold."""
     need = snapshot.cached.bytes
     if not need:
         return np.zeros(len(rows))

@@ -1,8 +1,7 @@
-"""How often the hints of a tenant, and of one address of it, come true; and how much prefetch they get for it.
+"""How often the hints of a tenant and of each of its addresses come true, and how much prefetch they get.
 
-SYMPHONY (section 3.6) leaves adversarial hints open. Here a hint costs what it is worth: whoever sends many that do not come true gets less
-prefetch, and later. Placement of requests never looks at trust: nobody gets less service. A hint that is not followed is remembered all the
-same, so that whoever sends true ones again is believed again.
+SYMPHONY (section 3.6) leaves adversarial hints open. Here a caller of many false hints gets less prefetch, and later.
+Trust never affects requests. A hint that is not prefetched still counts when its request comes, so trust can recover.
 """
 
 from __future__ import annotations
@@ -11,19 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-#: What is believed of an address, and of a tenant, of whom nothing is known: so many hints, of which that share came true.
+#: The prior of a new address and of a new tenant: this many hints, of which this share came true.
 _PRIOR_HINTS, _TENANT_PRIOR_HINTS, _PRIOR_CHANCE = 10.0, 50.0, 0.9
-#: The memory of each: older hints fade as new ones come.
+#: Factor by which the record of an address, and of a tenant, fades with each hint.
 _FADES, _TENANT_FADES = 0.99, 0.995
-#: Of those that come true this rarely, hints rank behind others', or are not followed.
+#: Below these shares of true hints, a caller's prefetches come after all others, or there are none.
 _DOUBTED, _DISTRUSTED = 0.5, 0.1
-#: By how much the hints of doubtful callers are less urgent.
+#: Added to the priority of hints of callers below `_DOUBTED` (higher is less urgent).
 DOUBT_PRIORITY = 100
+#: Records kept; the least recently used go first.
 _REMEMBERED = 50_000
 
 
 class Worth(Enum):
-    """What a hint is worth: prefetched as it says, prefetched behind those of others, or only remembered."""
+    """How a hint is treated: prefetched as it says, prefetched after all others, or recorded without prefetch."""
 
     FULL = "full"
     BEHIND = "behind"
@@ -32,7 +32,7 @@ class Worth(Enum):
 
 @dataclass(slots=True)
 class _Record:
-    """How hints of one caller ended, faded; and the tokens of its bucket."""
+    """How a caller's hints ended (faded sums), and its token bucket."""
 
     hints: float
     true: float
@@ -46,26 +46,31 @@ class _Record:
 
 
 class Trust:
-    """See the module. A caller is a tenant, or a tenant's address; `per_s` and `burst` bound the hints of each that are prefetched."""
+    """See the module. `per_s` and `burst`: the token bucket for prefetches of each tenant and each address."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s, self._burst = per_s, burst
-        self._records: dict[tuple[str, str], _Record] = {}  #: the one used longest ago first
+        self._records: dict[tuple[str, str], _Record] = {}  #: least recently used first
 
     def chance(self, tenant: str, address: str) -> float:
-        """The chance that a hint from there comes true: of the tenant or the address, whichever is less."""
+        """The probability that a hint comes true: the lower one of tenant and address."""
         return min(record.chance for record in self._of(tenant, address))
 
     def worth(self, tenant: str, address: str) -> Worth:
-        """What hints from there are worth, budgets aside."""
+        """How hints of this address are treated, budgets aside."""
         chance = self.chance(tenant, address)
         return Worth.NOTED if chance < _DISTRUSTED else Worth.BEHIND if chance < _DOUBTED else Worth.FULL
 
     def take(self, tenant: str, address: str, now: float) -> bool:
-        """One prefetch out of the budgets of both; False, and nothing taken, when one has none left. Budgets fill as trust allows."""
+        """Take one prefetch from the budgets of tenant and address, which fill in proportion to trust.
+
+        False if either is empty; then nothing is taken.
+        """
         records = list(self._of(tenant, address))
         for record in records:
-            record.tokens = min(self._burst, record.tokens + max(now - record.filled_s, 0.0) * self._per_s * record.chance)
+            record.tokens = min(
+                self._burst, record.tokens + max(now - record.filled_s, 0.0) * self._per_s * record.chance
+            )
             record.filled_s = now
         if any(record.tokens < 1.0 for record in records):
             return False
@@ -74,10 +79,10 @@ class Trust:
         return True
 
     def ended(self, tenant: str, address: str, true: float) -> None:
-        """A hint came true (1), did not (0), or was withdrawn (0.5: it had a cost, but was not a lie).
+        """A hint ended. true: 1 if its request came, 0 if not, 0.5 if it was withdrawn.
 
-        It counts for the tenant only as far as the address is believed, by the square of its chance: one address that lies spoils its
-        own name, and not that of the tenant's other users; many that lie spoil the tenant's.
+        It counts for the tenant by the square of the address's chance. So one lying address spoils its own record and
+        not the tenant's; many spoil the tenant's too.
         """
         weight = 1.0
         for record in self._of(tenant, address):
@@ -88,7 +93,7 @@ class Trust:
             weight = believed
 
     def _of(self, tenant: str, address: str) -> Iterator[_Record]:
-        """The records of the address and of the tenant, in this order."""
+        """The records of the address, if any, and of the tenant, in this order."""
         if address:
             yield self._record(tenant, address)
         yield self._record(tenant, "")

@@ -1,4 +1,4 @@
-"""From WAITING to RUNNING: match what HBM has, make room, ask the store for the rest, start when the first layers are near."""
+"""From WAITING to RUNNING: match chunks in HBM, make room, load the rest, start when the first layers are there."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contracts.turn_times import Phase
 from storelink.core.load_plan import Missing, Plan, Prefill, Source, layer_load_s, may_start, plan
 from worker.core import instructions as do
 from worker.core.batching import mixed_tokens
-from worker.core.hbm import Block, Save
+from worker.core.block import Block, SaveState
 from worker.core.load import Load
 from worker.core.pace import Pace
 from worker.core.prefetching import Prefetching
 from worker.core.sequence import Event, Sequence, State
 from worker.core.state import CoreState
 
-#: After this many restarts for lost pieces a sequence computes everything itself.
+#: After this many restarts for lost pieces a sequence recomputes everything.
 MAX_LOSSES = 4
-#: A sequence that runs alone may wait inside its step so long for layers, in seconds: longer than that, others would wait to be admitted.
+#: How long a sequence that runs alone may wait for layers inside its steps, in seconds. Admission of others waits too.
 ALONE_S = 0.1
-#: A load of which nothing is heard for this long will not come, in seconds.
+#: A load with no news for this long is given up, in seconds.
 SILENCE_S = 10.0
 
 
@@ -30,21 +30,21 @@ class Admission:
     def __init__(self, state: CoreState, prefetching: Prefetching) -> None:
         self.state, self.prefetching = state, prefetching
         self.pace = Pace()
-        #: Who is on the device, as of this turn.
+        #: Sequences on the device, as of this turn.
         self.here: list[Sequence] = []
-        #: A sequence was sent back to wait; whoever has looked clears it.
+        #: A sequence has returned to WAITING since the last turn began.
         self.restarted = False
-        #: The one that found no room lately is not admitted before more pages than so many are obtainable (`HbmCache.obtainable`), whatever
-        #: time passes; None: it may be.
+        #: The sequence refused last stays out until more than this many pages are obtainable (`HbmCache.obtainable`);
+        #: None: no such bound is known.
         self.refused_at: int | None = None
-        #: Tokens that the plan had loaded, and cached ones that it had computed again because that was sooner.
+        #: Cached tokens that were loaded, and those that were recomputed because that was faster.
         self.loaded_tokens = self.recomputed_tokens = 0
 
     # ---- WAITING -> LOADING ------------------------------------------------------------------------------------
     def admit(self, sequence: Sequence, spare: int) -> int:
-        """Give the sequence its blocks and ask for what is missing, if that leaves `spare` pages that are free or will be by themselves.
+        """Give the sequence its blocks and open a load for missing pieces, if `spare` pages remain obtainable.
 
-        Returns 0, or how many pages are lacking, with nothing changed but loads of hints that gave way.
+        Returns 0, or the number of missing pages; then nothing has changed except that loads of hints were aborted.
         """
         d, cache = self.state, self.state.cache
         size, layers = d.shape.chunk_tokens, d.shape.layers
@@ -53,19 +53,22 @@ class Admission:
             usable = (len(sequence.tokens) - 1) // size  # the last token is always computed: it yields the logits
             session = sequence.request.session
             if len(sequence.keys) < usable:
-                sequence.keys = chunk_keys(d.salt_of(session.tenant), d.shape, sequence.tokens[: usable * size], sequence.keys)
+                sequence.keys = chunk_keys(
+                    d.salt_of(session.tenant), d.shape, sequence.tokens[: usable * size], sequence.keys
+                )
         matched: list[Block] = []
         for position, key in enumerate(sequence.keys[:usable]):
             block = cache.index.get(key)
             if block is None or block.lost:
                 break
-            block.index = position  # as its key says; what brought it for a hint was not sure
+            block.index = position  # the key fixes the position; a hint's load only guessed it
             matched.append(block)
             cache.use(block)
         chunks = len(sequence.tokens) // size + 1
         gaps = cache.gaps(matched)
         pages = sum(map(len, gaps)) + (chunks - len(matched)) * layers
-        if spare and (lacking := pages + spare - cache.obtainable) > 0:  # neither a plan nor the end of a hint changes that
+        # holds whatever the load plan chooses and whichever hints end
+        if spare and (lacking := pages + spare - cache.obtainable) > 0:
             for block in matched:
                 cache.release(block)
             self.refused_at = cache.obtainable
@@ -100,19 +103,19 @@ class Admission:
         sequence.on(Event.ADMITTED)
         sequence.times.enter(Phase.OTHERS, d.now)
         if chosen is not None and sequence.worth is None:
-            self._explain(sequence, chosen, (asked - usable) * size)
+            self._note_plan(sequence, chosen, (asked - usable) * size)
         first = leading(not g for g in gaps)
         if d.store_here and first < usable:
-            self._ask(sequence, first, usable, gaps)
+            self._open_load(sequence, first, usable, gaps)
         elif first < len(matched):
-            # Pieces are missing and nobody can bring them: what is whole is used, the rest is computed.
+            # Missing pieces cannot be loaded: use complete leading chunks, recompute the rest.
             self._restart_without(sequence, first)
         return 0
 
     def _worth_loading(self, sequence: Sequence, usable: int, gaps: list[list[int]]) -> Plan | None:
-        """How many of the chunks that are not wholly in HBM to load: fewer than all where computing beats even a load from DRAM.
+        """Number of incomplete chunks to load, if recomputing the others is faster even than a load from DRAM.
 
-        None: all of them, or there is no store to load from.
+        None: load all, or there is no store.
         """
         first, layers = leading(not g for g in gaps), self.state.shape.layers
         if not self.state.store_here or first >= usable or not self.state.policy.load_plan:
@@ -129,17 +132,19 @@ class Admission:
         ahead = (s for s in self.here if s is not sequence and s.request.priority <= sequence.request.priority)
         queued_s = sum(self.pace.prefill_s(s, shape.chunk_tokens) for s in ahead)
         layers = self.state.policy.plan_layers or shape.layers
-        prefill = Prefill(tokens, self.pace.prefill_token_s, shape.chunk_tokens, layers, overlap, queued_s, self._step_tokens())
+        prefill = Prefill(
+            tokens, self.pace.prefill_token_s, shape.chunk_tokens, layers, overlap, queued_s, self._step_tokens()
+        )
         return plan(missing, self.state.rates.believed(self.state.now), prefill)
 
     def _step_tokens(self) -> int:
-        """How many tokens of a prompt the next step may hold, beside those who decode now."""
+        """Prompt tokens that the next step can hold beside the current decodes."""
         policy, pace = self.state.policy, self.pace
         decodes = sum(s.state is State.RUNNING and s.pending == 1 for s in self.here)
         mixed = mixed_tokens(policy.mixed_step_s, pace.decode_s(decodes), pace.prefill_token_s)
         return policy.step_tokens if mixed is None else min(policy.step_tokens, mixed)
 
-    def _explain(self, sequence: Sequence, chosen: Plan, tokens: int) -> None:
+    def _note_plan(self, sequence: Sequence, chosen: Plan, tokens: int) -> None:
         self.recomputed_tokens += tokens
         fields = {
             "request": sequence.request.request_id,
@@ -151,9 +156,9 @@ class Admission:
         self.state.out.append(do.Note("computing is sooner than loading", fields))
 
     def _lacking(self, pages: int, spare: int = 0) -> int:
-        """Make room for a request: 0, or how many pages are lacking.
+        """Make room for a request. Returns 0, or the number of missing pages.
 
-        Loads of hints give way to it, one by one, before it has to wait or somebody is preempted.
+        Aborts loads of hints one by one before the request waits or another is preempted.
         """
         cache, now = self.state.cache, self.state.now
         if spare and (lacking := pages + spare - cache.obtainable) > 0:
@@ -163,7 +168,7 @@ class Admission:
                 return pages - cache.available()
         return 0
 
-    def _ask(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:
+    def _open_load(self, sequence: Sequence, first: int, usable: int, gaps: list[list[int]]) -> None:
         every = list(range(self.state.shape.layers))
         wanted = [(i, gaps[i] if i < sequence.matched else every) for i in range(first, usable)]
         wanted = [(i, layers) for i, layers in wanted if layers]
@@ -187,9 +192,15 @@ class Admission:
         self.restart(sequence, Event.LOST)
 
     # ---- what the store said -----------------------------------------------------------------------------------
-    def found(self, sequence: Sequence, load: Load, chunks: int, sources: list[Source], due_s: tuple[float, ...] = ()) -> None:
-        """The store can bring the first `chunks` of what was asked for, from these sources."""
-        if sequence.load_id != load.load_id or sequence.state is not State.LOADING or load.load_id not in self.state.loads:
+    def found(
+        self, sequence: Sequence, load: Load, chunks: int, sources: list[Source], due_s: tuple[float, ...] = ()
+    ) -> None:
+        """The store can bring the first `chunks` of the load, from these sources; due_s: see `events.Found`."""
+        if (
+            sequence.load_id != load.load_id
+            or sequence.state is not State.LOADING
+            or load.load_id not in self.state.loads
+        ):
             return
         sequence.found_s = sequence.heard_s = self.state.now
         load.sources, load.due_s = sources[:chunks], due_s[:chunks]
@@ -204,13 +215,14 @@ class Admission:
         self.loaded_tokens += chunks * self.state.shape.chunk_tokens
         for i in range(sequence.matched, sequence.found):
             self.state.cache.enter(sequence.blocks[i], sequence.keys[i])
-            self.state.cache.mark(sequence.blocks[i], Save.BELOW)
+            self.state.cache.mark(sequence.blocks[i], SaveState.BELOW)
         if sequence.found < sequence.matched:
-            # A layer that had been purged from HBM is nowhere below either.
+            # A layer that was purged from HBM is not in the store either.
             self._restart_without(sequence, sequence.found)
 
     def _replan(self, sequence: Sequence, load: Load, found: int) -> bool:
-        """Now that it is known what comes from where: ask for less if computing the rest is clearly sooner. True when it is."""
+        """With the sources known, load fewer chunks if recomputing the rest is clearly faster. True if the sequence
+        restarted for that."""
         if sequence.worth is not None or not self.state.policy.load_plan:
             return False
         if not load.sources or len(load.sources) > len(load.blocks):
@@ -219,17 +231,18 @@ class Admission:
         chosen = self._plan(sequence, missing, found)
         if chosen.chunks >= len(missing):
             return False
-        self._explain(sequence, chosen, (len(missing) - chosen.chunks) * self.state.shape.chunk_tokens)
+        self._note_plan(sequence, chosen, (len(missing) - chosen.chunks) * self.state.shape.chunk_tokens)
         sequence.worth = load.blocks[chosen.chunks].index
         self.restart(sequence, Event.REPLANNED)
         return True
 
     # ---- LOADING -> RUNNING ------------------------------------------------------------------------------------
     def try_start(self, sequence: Sequence, alone: bool) -> bool:
-        """Start the sequence if its first layers are here and the others will be in time; when it runs alone, nearly in time."""
+        """Start the sequence if its first layers are ready and the others will be in time (alone: up to ALONE_S
+        late)."""
         found = sequence.found
         if found is None:
-            self._doubt(sequence)
+            self._give_up_if_silent(sequence)
             return False
         blocks, layers = sequence.blocks[:found], self.state.shape.layers
         ready = leading(np.all([b.ready for b in blocks], axis=0)) if blocks else layers
@@ -240,13 +253,15 @@ class Admission:
             came = sum(int(b.ready.sum()) for b in blocks)
             if came != sequence.came:
                 sequence.came, sequence.heard_s = came, self.state.now
-            elif self._doubt(sequence):
+            elif self._give_up_if_silent(sequence):
                 return False
             if not self.state.policy.layerwise:
                 return False
             tokens = min(len(sequence.tokens) - found * self.state.shape.chunk_tokens, self._step_tokens())
             compute_s = self.pace.prefill_token_s / layers * tokens
-            if not ready or not may_start(ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S if alone else 0.0):
+            if not ready or not may_start(
+                ready, layers, self._layer_load_s(sequence, ready), compute_s, ALONE_S if alone else 0.0
+            ):
                 return False
         sequence.worth = None
         sequence.computed = found * self.state.shape.chunk_tokens
@@ -259,10 +274,13 @@ class Admission:
     def _layer_load_s(self, sequence: Sequence, ready: int) -> float:
         now, load = self.state.now, self.state.loads.get(sequence.load_id)
         missing = load.missing() if load is not None else []
-        return layer_load_s(missing, self.state.rates.believed(now), self.state.shape.layers, ready, now - sequence.found_s)
+        return layer_load_s(
+            missing, self.state.rates.believed(now), self.state.shape.layers, ready, now - sequence.found_s
+        )
 
-    def _doubt(self, sequence: Sequence) -> bool:
-        """Of a load of which nothing is heard for long nothing more is expected: the sequence computes what it has not got."""
+    def _give_up_if_silent(self, sequence: Sequence) -> bool:
+        """Give up a load that has been silent for SILENCE_S; the sequence then recomputes what is missing. True if
+        given up."""
         if self.state.now - sequence.heard_s < SILENCE_S:
             return False
         if sequence.found is None:
@@ -273,7 +291,7 @@ class Admission:
 
     # ---- back to WAITING ---------------------------------------------------------------------------------------
     def restart(self, sequence: Sequence, event: Event) -> None:
-        """Take the sequence off the device; it is admitted afresh, and finds what is still good."""
+        """Take the sequence off the device, back to WAITING. It will match again what is still valid."""
         if event is Event.LOST:
             sequence.losses += 1
             fields = {"request": sequence.request.request_id, "losses": sequence.losses}
@@ -282,12 +300,12 @@ class Admission:
         sequence.times.enter(Phase.MEMORY if event is Event.PREEMPTED else Phase.QUEUE, self.state.now)
         if event is not Event.REPLANNED:
             sequence.reached, sequence.restarted = max(sequence.reached, sequence.computed), event
-        self.vacate(sequence)
+        self.release(sequence)
         self.restarted = True
 
     def distrust(self, sequence: Sequence) -> bool:
-        """What the sequence's KV gave is no number: forget all of it that is cached. True when some of it was not computed by the sequence
-        itself, so that it starts again and computes everything."""
+        """The logits were not finite: drop all of the sequence's KV from the index. True if some of it had been loaded
+        or matched: then the sequence restarts and recomputes everything."""
         for block in sequence.blocks:
             if block.key is not None and self.state.cache.index.get(block.key) is block:
                 self.state.cache.erase(block.key)
@@ -297,21 +315,22 @@ class Admission:
         self.restart(sequence, Event.LOST)
         return True
 
-    def vacate(self, sequence: Sequence) -> None:
-        """Let go of blocks and load. Pages that nobody else needs are free, or to be purged, or being saved when this returns."""
+    def release(self, sequence: Sequence) -> None:
+        """Release the sequence's blocks and load. Pages without other users are then free, purgeable or being saved."""
         load = self.state.loads.get(sequence.load_id)
         sequence.load_id = 0
         for block in reversed(sequence.blocks):
             self.state.cache.release(block)
         if load is not None:
             load.sequence = None
-            if not any(block.users and not block.complete for block in load.blocks):  # else others wait for what it brings
+            # otherwise other sequences wait for these pieces
+            if not any(block.users and not block.complete for block in load.blocks):
                 self.state.abort_load(load)
         sequence.blocks = []
         sequence.computed, sequence.found, sequence.matched, sequence.whole = 0, None, 0, 0
 
     def extend(self, sequence: Sequence, upto_tokens: int) -> int:
-        """Make sure there are blocks for `upto_tokens` tokens. Returns 0, or how many pages are lacking, with nothing changed."""
+        """Add blocks up to `upto_tokens` tokens. Returns 0, or the number of missing pages, with nothing changed."""
         d = self.state
         need = -(-upto_tokens // d.shape.chunk_tokens) - len(sequence.blocks)
         if need <= 0:

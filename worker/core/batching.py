@@ -1,17 +1,16 @@
-"""Who computes in the next step, and how many tokens of each.
+"""Which sequences compute in the next step, and how many tokens of each.
 
-- A step has at most `step_tokens` tokens. Sequences that decode go first, a token each; prefills share what is left and are cut
-  where the budget ends (chunked prefill, Sarathi-Serve).
-- Beside decodes that are at least as urgent, prefills have `mixed_tokens` a step: how long a decode waits for its next token is
-  bounded by configuration, or by what the step's decodes take, not by the length of other people's prompts.
-- While prefills wait, a quarter of the step is theirs. Decodes that do not fit then take turns.
-- Prefills stand by priority, then by the moment at which they are due: arrival plus `PATIENCE` times what the rest of the prompt takes
-  alone, so that each is late in proportion to what it asks for. Short ones pass long ones, but a sequence is only ever passed by
-  what arrived before it was due, so none starves (shortest remaining first would starve long ones, in order of arrival one long
-  prompt holds everybody up). Who waits to be admitted stands in the same order, and asks for HBM too (`worker.core.pace`, `device_s`).
-- Steps that several tenants share are put together in `worker.core.shared_step`.
+- A step has at most `step_tokens` tokens. Decodes go first, one token each; prefills share the rest and are cut where
+  the budget ends (chunked prefill, Sarathi-Serve).
+- Beside decodes of equal or higher priority, prefills get `mixed_tokens` per step, so configuration and the decodes
+  themselves bound the time between tokens, not the length of prompts.
+- While prefills wait, a quarter of the step is reserved for them. Decodes that do not fit take turns.
+- Prefills are ordered by priority, then by due time: arrival plus `MAX_PREFILL_STRETCH` times what the rest of the
+  prompt takes alone. Short prompts pass long ones, but only requests that arrived before a sequence was due can pass
+  it, so none starves (docs/design/0010). Admission uses the same order, with HBM added to the cost (`Pace.device_s`).
+- Steps that several tenants share are composed in `worker.core.shared_step`.
 
-Between priorities there is no such mercy: as long as more urgent prompts come than can be computed, less urgent ones wait.
+Priorities do not age: a lower priority waits for as long as higher ones fill the device.
 """
 
 from __future__ import annotations
@@ -20,26 +19,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-#: The share of a step that is kept for prefills while some wait: 1 / this.
+#: 1 / this of a step is reserved for prefills while some wait.
 PREFILL_SHARE = 4
-#: What prefills may add to a step at least, however slow they are: they go on.
+#: Minimum prefill tokens per mixed step, however slow the device.
 LEAST_MIXED_TOKENS = 32
-#: How many times as long a step may be in which nobody decodes: whoever comes waits until it is over.
+#: A step without decodes may take this many times as long: only arrivals wait for its end.
 ALONE_TIMES = 4.0
-#: How many times the time of its own prompt a prefill can be passed for: a turn with most of its history cached hardly waits for a cold
-#: prompt. Measured in docs/design/0010.
-PATIENCE = 64.0
+#: A prefill can be passed for this many times its own compute time. Measured in docs/design/0010.
+MAX_PREFILL_STRETCH = 64.0
 
 
 class HasPriority(Protocol):
-    """A request, as far as its turn depends on it."""
+    """The part of a request that ordering needs."""
 
     @property
     def priority(self) -> int: ...
 
 
 class Computes(Protocol):
-    """What is asked of a sequence (`worker.core.sequence.Sequence`; the simulator has its own)."""
+    """The part of a sequence that batching needs (`worker.core.sequence.Sequence`, or the simulator's)."""
 
     @property
     def request(self) -> HasPriority: ...
@@ -58,8 +56,8 @@ S = TypeVar("S", bound=Computes)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a step may hold. mixed_tokens: of prefills, unless they are more urgent than what decodes. prefill_token_s: what one is
-    expected to take."""
+    """Limits of a step. mixed_tokens: for prefills that are not more urgent than the decodes. prefill_token_s: expected
+    time of one prefill token."""
 
     step_tokens: int
     mixed_tokens: int
@@ -67,8 +65,11 @@ class Budget:
 
 
 def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int | None:
-    """How many tokens of prefills fit into a step of `step_s` seconds whose decodes take `decode_s`, or take as long as those where that
-    is more, half of the device; into `ALONE_TIMES` as many seconds where nobody decodes. None when `step_s` is 0: no bound."""
+    """Prefill tokens that fit into a step whose decodes take `decode_s` seconds.
+
+    The step may take `step_s`, or twice `decode_s` if that is longer, so prefills get at least half of the device;
+    without decodes, `ALONE_TIMES * step_s`. None if `step_s` is 0: no bound.
+    """
     if not step_s:
         return None
     room_s = max(step_s - decode_s, decode_s) if decode_s else ALONE_TIMES * step_s
@@ -76,12 +77,12 @@ def mixed_tokens(step_s: float, decode_s: float, prefill_token_s: float) -> int 
 
 
 def due_s(s: Computes, alone_s: float) -> float:
-    """When a sequence is due that would have what it asks for in so many seconds if it were alone, on the clock of its arrival."""
-    return s.arrival_s + PATIENCE * alone_s
+    """Due time of a sequence whose work takes `alone_s` seconds alone, on the clock of `arrival_s`."""
+    return s.arrival_s + MAX_PREFILL_STRETCH * alone_s
 
 
 def choose(running: Iterable[S], budget: Budget) -> list[tuple[S, int]]:
-    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs."""
+    """(sequence, tokens) of one step, at least one token each; empty only if `running` is."""
     decodes: list[S] = []
     prefills: list[S] = []
     for s in running:

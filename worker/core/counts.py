@@ -1,4 +1,4 @@
-"""What an engine tells of itself."""
+"""An engine's load, as reported to the scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the scheduler is told. outstanding_s: by priority. pages_free: that nobody uses; pages_cached: those of them that hold cache."""
+    """outstanding_s: seconds of work by priority. pages_free: pages no sequence uses; pages_cached: those of them that
+    hold cached KV. in_flight: request ids."""
 
     running: int
     waiting: int

@@ -1,8 +1,8 @@
-"""An engine's decisions: who is admitted, what the next step computes, what is loaded, saved, preempted and forgotten.
+"""An engine's decisions: what is admitted, computed, loaded, saved, preempted and evicted.
 
-Events in (`handle`), instructions out (`take`), and a step when there is something to compute (`turn`). No clock, no thread, no bytes: the
-shell (worker/engine) executes, and the simulator drives the same object. How a turn goes: the shell tells what came, asks for a step,
-executes what was asked for, runs the step, and tells what became of it.
+Events in (`handle`), instructions out (`take`), and a step when there is something to compute (`turn`). No clock,
+thread or bytes: the shell (worker/engine) executes, and the simulator drives the same object. In each turn the shell
+delivers events, asks for a step, executes instructions, runs the step and reports its result.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contracts.turn_times import Phase
 from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.admission import Admission
+from worker.core.block import Block
 from worker.core.counts import Counts
-from worker.core.hbm import Block
 from worker.core.pace import Pace
 from worker.core.prefetching import Prefetching
 from worker.core.saving import Saving
@@ -26,66 +26,72 @@ from worker.core.sequence import Event, Sequence, State
 from worker.core.state import CoreState
 from worker.core.turn_times import TurnTimes
 
-#: A step that takes so many times what it should, while KV moves, was slowed by that.
+#: A step that takes more than this many times its expected time while other KV moves counts as slowed by that.
 SLOW = 1.1
 
 
 class EngineCore:
-    """See the module. Invariants (`validate`): those of its parts; a sequence is `live` until it has ended; only live ones have blocks."""
+    """See the module. Invariants (`validate`): those of its parts; a sequence is `live` until it ends, and only live
+    sequences have blocks."""
 
     def __init__(self, state: CoreState) -> None:
         self.state = state
         self.saving, self.prefetching = Saving(state), Prefetching(state)
         self.admission = Admission(state, self.prefetching)
         self.scheduling = Scheduling(self.admission, self.saving)
-        #: Those that have not ended, by request id.
+        #: Sequences that have not ended, by request id.
         self.live: dict[str, Sequence] = {}
         self._arrivals = 0
         self._coming: dict[str, list[do.Coming]] = {}
         self._stepping = False
-        #: What the step under way should take.
+        #: Expected time of the step under way.
         self._expected_s = 0.0
-        #: How many were live when it was last asked how long it stays quiet.
+        #: Number of live sequences at the last `quiet_steps`.
         self._quiet_live = 0
 
     @property
     def pace(self) -> Pace:
-        """How fast this worker is."""
+        """This worker's measured speed."""
         return self.admission.pace
 
     @property
     def going_on(self) -> bool:
-        """The next turn has something to do without an event."""
+        """Whether the next turn has something to do without an event."""
         return self._stepping or self.admission.restarted or self.prefetching.due
 
     def interrupted(self) -> bool:
-        """Something came that ends a quiet stretch: somebody new, or room for a hint or for one who waits."""
-        return len(self.live) != self._quiet_live or self.admission.restarted or self.prefetching.due or not self.scheduling.closed
+        """Whether a quiet stretch must end: a request came or left, or a hint or a waiting request may fit."""
+        return (
+            len(self.live) != self._quiet_live
+            or self.admission.restarted
+            or self.prefetching.due
+            or not self.scheduling.closed
+        )
 
     @property
     def quiet(self) -> bool:
-        """Nobody is here, and everything finished is below."""
+        """No request is live and all write-back is done."""
         return not self.live and not self.saving.busy and not self.prefetching.due
 
     def due_in_s(self, now: float) -> float:
-        """Seconds until a turn may have something to do without an event; infinite: never."""
+        """Seconds until a turn may have something to do without an event; infinite if never."""
         self.state.now = now
         due_s, rest_s = max(self.prefetching.due_in_s, 0.0), self.scheduling.trials.rest_s(now)
         cache = self.state.cache
-        if cache.hold_hinted and self.live:  # what a hint holds is all that somebody may wait for
+        if cache.hold_hinted and self.live:  # a request may wait for pages that only the end of a hint frees
             due_s = min(due_s, cache.standings.ends_s(now) - now)
         return due_s if rest_s is None else min(due_s, rest_s)
 
     def take(self) -> list[do.Instruction]:
-        """What is to be executed now, in this order."""
+        """Instructions to execute now, in this order; clears them."""
         taken, self.state.out = self.state.out, []
         return taken
 
     # ---- turns -------------------------------------------------------------------------------------------------
     def turn(self, now: float, enough: Callable[[], bool] = lambda: False) -> do.Step | None:
-        """Admit, and put the next step together. None: nobody can compute anything.
+        """Admit requests and compose the next step. None: nothing can be computed.
 
-        enough: asked after each admission while others run that wait for it: whether it has taken long enough. It may `take`.
+        enough: called after each admission while sequences run; True ends admission for this turn. It may call `take`.
         """
         self.state.now, self.admission.restarted = now, False
         self.saving.expire()
@@ -101,8 +107,8 @@ class EngineCore:
         if not batch:
             return None
         ahead = self.saving.ahead_of(batch)
-        self._coming = {s.request.request_id: coming for s, _ in batch if (coming := self._arriving(s))}
-        prefill_tokens, decodes = _parts(batch)
+        self._coming = {s.request.request_id: coming for s, _ in batch if (coming := self._awaited_layers(s))}
+        prefill_tokens, decodes = _composition(batch)
         self._expected_s = self.pace.decode_s(decodes) + prefill_tokens * self.pace.prefill_token_s
         for s, _ in batch:
             if not s.spoken:
@@ -110,16 +116,16 @@ class EngineCore:
         return do.Step(tuple(batch), self._coming, self._expected_s, ahead)
 
     def quiet_steps(self, step: do.Step) -> int:
-        """How many steps like this one, which only decodes, follow each other before anything but an event has the core decide something
-        else: an answer begins or ends, or a chunk becomes full. At least 1; it is 1 while one who waits may be admitted, or a load is
-        waited for.
-
-        What falls due without an event does so in `quiet_s` seconds."""
+        """Number of identical decode-only steps, this one included, before the core must decide again without an event:
+        until an answer ends or a chunk becomes full. 1 if a waiting request may be admitted or a load is awaited.
+        Timers fall due in `quiet_s`."""
         size, batch, scheduling = self.state.shape.chunk_tokens, step.batch, self.scheduling
         self._quiet_live = len(self.live)
         if step.coming or scheduling.trials.told or self.admission.restarted or not scheduling.closed:
             return 1
-        if any(s.request.alone or not s.spoken or s.computed + 1 < len(s.tokens) for s, _ in batch) or not scheduling.all_fit(len(batch)):
+        if any(
+            s.request.alone or not s.spoken or s.computed + 1 < len(s.tokens) for s, _ in batch
+        ) or not scheduling.all_fit(len(batch)):
             return 1
         if len(batch) < len(self.live) - sum(s.state is State.WAITING for s in self.live.values()):
             return 1
@@ -127,11 +133,10 @@ class EngineCore:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds, from the turn on, until something may fall due without an event: a hint, or a save that the store does not answer.
-        Infinite: never."""
+        """Seconds from the turn on until a timer falls due (a hint, or an unanswered save); infinite if never."""
         return min(self.prefetching.due_in_s, self.saving.expires_in_s)
 
-    def _arriving(self, s: Sequence) -> list[do.Coming]:
+    def _awaited_layers(self, s: Sequence) -> list[do.Coming]:
         found = s.found or 0
         while s.whole < found and s.blocks[s.whole].complete:
             s.whole += 1
@@ -139,7 +144,7 @@ class EngineCore:
 
     # ---- events ------------------------------------------------------------------------------------------------
     def handle(self, event: ev.Event, now: float) -> None:
-        """Take one event; what it asks for is in `take`."""
+        """Process one event. The resulting instructions are in `take`."""
         state = self.state
         state.now = now
         match event:
@@ -226,18 +231,20 @@ class EngineCore:
     def holds(self, event: ev.Queried) -> do.HbmHolds:
         """How much of these chunks is in HBM."""
         shape, index = self.state.shape, self.state.cache.index
-        ready = [block.ready if (block := index.get(key)) is not None else np.zeros(shape.layers, bool) for key in event.keys]
+        ready = [
+            block.ready if (block := index.get(key)) is not None else np.zeros(shape.layers, bool) for key in event.keys
+        ]
         per_layer = [int(n) for n in np.sum(ready, axis=0, dtype=int)] if ready else [0] * shape.layers
         tokens = leading(bool(r.all()) for r in ready) * shape.chunk_tokens
         return do.HbmHolds(event.query_id, per_layer, tokens, sum(per_layer) * shape.piece_bytes)
 
     # ---- after a step ------------------------------------------------------------------------------------------
     def _stepped(self, event: ev.Stepped) -> None:
-        if event.telling and not self._coming:
-            self.pace.stepped(event.seconds, *_parts(event.batch), event.steps)
+        if event.timed and not self._coming:
+            self.pace.stepped(event.seconds, *_composition(event.batch), event.steps)
         if event.steps > 1:
             self.scheduling.went_on(event.seconds)
-        self._divide(event)
+        self._attribute_time(event)
         for s, count in event.batch:
             request_id = s.request.request_id
             if request_id in event.failed:
@@ -261,48 +268,58 @@ class EngineCore:
                     if ended:
                         self._end(s)
 
-    def _divide(self, event: ev.Stepped) -> None:
-        """Say where the time of a step went, for those that wait for their first token."""
+    def _attribute_time(self, event: ev.Stepped) -> None:
+        """Attribute a step's time to phases, for sequences that wait for their first token."""
         slowed_s = 0.0
-        if event.seconds - event.stalled_s > SLOW * self._expected_s and self._others_move(event.batch):
+        if event.seconds - event.stalled_s > SLOW * self._expected_s and self._other_kv_moves(event.batch):
             slowed_s = event.seconds - event.stalled_s - self._expected_s
         for s, _ in event.batch:
             if s.times.phase is Phase.COMPUTE:
                 stalled = None if s.request.request_id in self._coming else Phase.OTHERS
                 s.times.stepped(self.state.now, stalled, event.stalled_s, slowed_s)
 
-    def _others_move(self, batch: Iterable[tuple[Sequence, int]]) -> bool:
-        """KV of others than these is on its way into HBM or out of it."""
+    def _other_kv_moves(self, batch: Iterable[tuple[Sequence, int]]) -> bool:
+        """Whether KV of sequences outside this batch is being copied into or out of HBM."""
         mine = {id(s) for s, _ in batch}
-        return self.saving.busy or any(load.sequence is None or id(load.sequence) not in mine for load in self.state.loads.values())
+        return self.saving.busy or any(
+            load.sequence is None or id(load.sequence) not in mine for load in self.state.loads.values()
+        )
 
     def _refuse(self, s: Sequence, *, full: bool) -> None:
         self._end(s, failed=True)
         self.state.out.append(do.Refuse(s.request.request_id, full))
 
     def _end(self, s: Sequence, failed: bool = False) -> None:
-        """The sequence leaves. What it computed is kept, unless it failed."""
+        """Remove the sequence. Its KV stays cached unless it failed."""
         state = self.state
         del self.live[s.request.request_id]
         self.scheduling.left(s)
         if not failed:
             self.pace.ended(s.prompt_tokens - s.cached, s.generated)
-        # One that was cut off in its prompt would only shorten what its session is known to have.
-        if state.policy.cache and not failed and s.state is State.RUNNING and s.computed >= s.prompt_tokens and not s.erased:
+        # A manifest of a sequence that ended inside its prompt would only shorten the session's known cache.
+        if (
+            state.policy.cache
+            and not failed
+            and s.state is State.RUNNING
+            and s.computed >= s.prompt_tokens
+            and not s.erased
+        ):
             full = s.computed // state.shape.chunk_tokens
-            if full and not s.request.choice:  # of several answers, a conversation goes on with the first
+            if full and not s.request.choice:  # of several choices only the first continues the conversation
                 manifest = Manifest(s.request.session, state.model_name, state.shape.fingerprint, s.keys[:full], 0, 0.0)
                 index = state.cache.index
-                self.saving.turn_ended(manifest, [index.get(key, block) for key, block in zip(s.keys, s.blocks[:full], strict=False)])
+                self.saving.turn_ended(
+                    manifest, [index.get(key, block) for key, block in zip(s.keys, s.blocks[:full], strict=False)]
+                )
         s.on(Event.DONE)
-        self.admission.vacate(s)
+        self.admission.release(s)
         if s.erased:
             state.cache.forget({s.request.session})
         self.prefetching.turn_ended(s.request.session)
 
-    # ---- what is told ------------------------------------------------------------------------------------------
+    # ---- reports -----------------------------------------------------------------------------------------------
     def counts(self) -> Counts:
-        """What the scheduler is told."""
+        """Current load, for the scheduler."""
         sequences, cache = self.live.values(), self.state.cache
         free = cache.available()
         running = sum(s.state is State.RUNNING for s in sequences)
@@ -320,7 +337,7 @@ class EngineCore:
         )
 
     def validate(self, others: Iterable[Block] = ()) -> None:
-        """Raise AssertionError when an invariant does not hold. others: blocks of sequences that have ended, which still have pages."""
+        """Raise AssertionError when an invariant does not hold. others: blocks of ended sequences with pages."""
         users: dict[int, int] = {}
         blocks = {id(b): b for b in [*others, *self.saving.blocks]}
         for s in self.live.values():
@@ -337,8 +354,8 @@ class EngineCore:
         self.scheduling.service.validate()
 
 
-def _parts(batch: Iterable[tuple[Sequence, int]]) -> tuple[int, int]:
-    """(prompts' tokens, decoding sequences) of a step."""
+def _composition(batch: Iterable[tuple[Sequence, int]]) -> tuple[int, int]:
+    """(prefill tokens, number of decodes) of a step."""
     counts = [count for _, count in batch]
     decodes = sum(count == 1 for count in counts)
     return sum(counts) - decodes, decodes

@@ -1,4 +1,4 @@
-"""Everything an engine's core is told: plain values, no behaviour. What it asks for in return is in instructions.py.
+"""Events of an engine's core: plain values, no behaviour. Its instructions are in instructions.py.
 
 Times are monotonic seconds of the caller's clock.
 """
@@ -19,7 +19,7 @@ from worker.core.sequence import Sequence
 # ---- from clients
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A valid request, whose id no other has."""
+    """A valid request with a unique id."""
 
     sequence: Sequence
 
@@ -34,11 +34,12 @@ class Cancelled:
 # ---- from the device
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The step that was asked for has run.
+    """The result of a step.
 
-    tokens: the next token of each sequence that was computed to its end and can go on. ended: those whose answer is complete with it.
-    failed: those on which the step raised: nothing of them was computed. void: the same, as layers did not come. mute: computed, but no
-    next token could be chosen. doubtful: the same, as their logits are no numbers.
+    tokens: the next token of each sequence whose tokens are all computed. ended: answers that this token completes. The
+    other sets are request ids without a next token. failed: the step raised on them; void: layers did not arrive
+    (nothing was computed in either case). mute: computed, but choosing a token failed. doubtful: computed, but the
+    logits were not finite.
     """
 
     batch: tuple[tuple[Sequence, int], ...]
@@ -49,17 +50,17 @@ class Stepped:
     void: Set[str] = frozenset()
     mute: Set[str] = frozenset()
     doubtful: Set[str] = frozenset()
-    #: It ran in one piece: its time says how fast this worker is.
-    telling: bool = True
-    #: Of `seconds`: the wait for layers that were still coming.
+    #: Ran in one attempt, so its time can be learned from.
+    timed: bool = True
+    #: Part of `seconds` spent waiting for layers.
     stalled_s: float = 0.0
-    #: So many equal ones have run, each of `seconds`; more than one only as far as `EngineCore.quiet_steps` allows.
+    #: Number of identical steps that ran, each of `seconds`; more than one only as `EngineCore.quiet_steps` allows.
     steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PiecesCame:
-    """These pieces of a load are in their pages: int64 `[n]`, blocks of the load and layers."""
+    """Pieces of a load are in their pages. chunks, layers: int64 `[n]`; chunks index the load's blocks."""
 
     load_id: int
     chunks: npt.NDArray[np.int64]
@@ -68,7 +69,8 @@ class PiecesCame:
 
 @dataclass(frozen=True, slots=True)
 class LoadClosed:
-    """Nothing more is copied into this load's pages. came: pieces that were; when pieces came first, and when the last was copied."""
+    """Nothing more is copied into this load's pages. came: number of copied pieces; first_s, last_s: when the first
+    arrived and the last was copied."""
 
     load_id: int
     came: int
@@ -78,8 +80,8 @@ class LoadClosed:
 
 @dataclass(frozen=True, slots=True)
 class SaveCopied:
-    """What became of an offer's blocks, by index: their bytes are in the arena (ok) or could not be copied there (failed); the store
-    has them already (held), or will not take them now (refused)."""
+    """Result of an offer, by block index. ok: copied into the arena. failed: not copied. held: the store had them
+    already. refused: the store does not take them now."""
 
     save_id: int
     ok: list[int]
@@ -91,18 +93,18 @@ class SaveCopied:
 # ---- from the store
 @dataclass(frozen=True, slots=True)
 class StoreUp:
-    """The store is attached; loads and saves are possible."""
+    """The store is attached."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreDown:
-    """The store is gone: whatever was asked of it will not come."""
+    """The store is gone; pending loads and saves will not be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The store can bring the first `chunks` of what a load asked for, from these sources, in order. due_s: when each of them, and all
-    before it, will be in the arena, as the store reckons; empty: it did not say."""
+    """The store can bring the first `chunks` of a load, from these sources, in order. due_s: the store's estimate of
+    when each chunk, and all before it, will be in the arena; empty: none given."""
 
     load_id: int
     chunks: int
@@ -112,7 +114,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A session is about to speak, in `arrival_s` seconds, and the store can bring these chunks of it. The hint ends after `expires_s`."""
+    """A hinted session's request is expected in `arrival_s` seconds, and the store can bring these chunks. The hint
+    ends after `expires_s` seconds."""
 
     session: SessionKey
     keys: tuple[bytes, ...]
@@ -130,7 +133,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """These sessions, and these chunks, are to be forgotten."""
+    """Forget these sessions and these chunks."""
 
     sessions: Set[SessionKey]
     keys: tuple[bytes, ...]
@@ -138,7 +141,7 @@ class Erased:
 
 @dataclass(frozen=True, slots=True)
 class Queried:
-    """The store wants to know how much of these chunks is in HBM."""
+    """The store asks how much of these chunks is in HBM."""
 
     query_id: int
     keys: tuple[bytes, ...]

@@ -1,7 +1,7 @@
-"""What is known of grammars: those that can be used, and those that were refused, so that nothing is compiled or refused twice.
+"""Compiled grammars and refusals, so that no grammar is compiled or refused twice.
 
-Each tenant has entries of its own. It neither learns from the time of an answer what others use, nor makes the others' entries leave
-before its own have: whoever keeps most loses first.
+Entries are per tenant: response times reveal nothing about other tenants, and the tenant that holds most loses entries
+first.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ class _Entry(Generic[T]):
 
 
 class GrammarCache(Generic[T]):
-    """Invariants: `held` is the sum of all costs and at most `limit`; no tenant holds more than `most`; none has no entry."""
+    """Invariants: `held` is the sum of all costs and at most `limit`; no tenant holds more than `most`; a tenant
+    without entries is not listed."""
 
     def __init__(self, limit: int, share: float) -> None:
-        """limit: bytes of all tenants together. share: the part of it that one may hold."""
+        """limit: bytes for all tenants together. share: maximum fraction of it for one tenant."""
         self.limit, self.most = limit, int(limit * share)
         self.held = 0
         self._of: dict[str, OrderedDict[bytes, _Entry[T]]] = {}
         self._costs: dict[str, int] = {}
 
     def get(self, tenant: str, digest: bytes, now_s: float) -> T | None:
-        """What is known, which counts as used now."""
+        """The entry's value, or None; counts as a use."""
         mine = self._of.get(tenant)
         entry = mine.get(digest) if mine is not None else None
         if mine is None or entry is None:
@@ -44,7 +45,7 @@ class GrammarCache(Generic[T]):
         return entry.value
 
     def put(self, tenant: str, digest: bytes, value: T, cost: int, until_s: float = math.inf) -> None:
-        """Keep `value` until then, unless it is larger than a tenant's share; what was used longest ago leaves for it."""
+        """Keep `value` until `until_s`, unless it exceeds a tenant's share. Evicts least recently used entries."""
         if digest in self._of.get(tenant, ()):
             self._drop(tenant, digest)
         if cost > self.most:

@@ -1,9 +1,9 @@
-"""Who has which granule of a device's memory, and whether its memory is there.
+"""The ledger of a device's memory: the state and owner of each granule.
 
-A device's memory is one row of granules (DESIGN, section 3). Weights, KV of every model, a trainer and another engine's pinned share take
-from it, and nobody else counts granules. Prism's pool (section 5.2 and its pre-allocated pages) has the same states.
+A device's memory is an array of granules (DESIGN, section 3). Weights, KV of every model, a trainer and another
+engine's pinned share take from it; granules are counted only here. Prism's pool (section 5.2) has the same states.
 
-Not decided here: who shall have how many. Nothing is mapped here: `worker.memory.device_memory` does that, and tells.
+Does not decide how many granules an owner gets. Does not map: `worker.memory.device_memory` maps and reports here.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from contracts.errors import UpbeatError
 
 
 class OutOfGranules(UpbeatError, MemoryError):
-    """Fewer granules can be taken than were asked for; nothing was taken."""
+    """Too few granules are free; nothing was taken."""
 
 
 class GranuleMisuse(UpbeatError, ValueError):
-    """A granule is not in the state, or not with the owner, that the call needs. Nothing was changed."""
+    """A granule has the wrong state or owner for the call. Nothing was changed."""
 
 
 class Use(StrEnum):
-    """What an owner does with memory."""
+    """What an owner uses memory for."""
 
     WEIGHTS = "weights"
     KV = "kv"
     TRAINER = "trainer"
-    #: A fixed share of an engine that manages it alone.
+    #: A fixed share for an engine that manages it itself.
     ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """Who has a granule. name: of its model or its job."""
+    """Owner of a granule. name: of its model or job."""
 
     use: Use
     name: str
@@ -47,61 +47,61 @@ class Owner:
 
 
 class GranuleState(StrEnum):
-    """Of one granule. Free and warm ones have no owner; held and mapped ones have one."""
+    """State of a granule. Free and warm granules have no owner; held and mapped ones have one."""
 
-    #: Nobody's, and without memory: zero when it is mapped.
+    #: No owner and no memory: zero when mapped.
     FREE = "free"
-    #: Nobody's, with memory of whatever content: mapping it costs no page fault.
+    #: No owner, but memory of arbitrary content: mapping it costs no page fault.
     WARM = "warm"
-    #: Taken, and shown nowhere.
+    #: Owned, not mapped.
     HELD = "held"
-    #: Taken, and shown in one address range.
+    #: Owned, and mapped in one address range.
     MAPPED = "mapped"
 
 
 class GranuleLedger:
-    """`total` granules, by number. Invariants (`validate`): each has one state; it has an owner exactly when it is held or mapped; what is
-    counted is what is there."""
+    """`total` granules, by number. Invariants (`validate`): a granule has an owner exactly when it is held or mapped;
+    all counters match the states."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._state = [GranuleState.FREE] * total
         self._owner: list[Owner | None] = [None] * total
-        # Heaps: lowest numbers first, so that runs stay contiguous.
+        # Heaps, lowest numbers first, so that allocations stay contiguous.
         self._free, self._warm = list(range(total)), list[int]()
         self._owned: Counter[tuple[Owner, GranuleState]] = Counter()
 
-    # ---- what there is -----------------------------------------------------------------------------------------
+    # ---- counts -----------------------------------------------------------------------------------------
     @property
     def spare(self) -> int:
-        """Granules that can be taken: free and warm ones."""
+        """Number of granules that can be taken: free and warm."""
         return len(self._free) + len(self._warm)
 
     @property
     def warm(self) -> int:
-        """Warm granules."""
+        """Number of warm granules."""
         return len(self._warm)
 
     def owned(self, owner: Owner) -> int:
-        """Granules that are held by an owner or mapped for it."""
+        """Number of granules held by or mapped for an owner."""
         return self._owned[owner, GranuleState.HELD] + self._owned[owner, GranuleState.MAPPED]
 
     def counts(self) -> dict[tuple[Owner | None, GranuleState], int]:
-        """Granules by owner and state; free and warm ones have no owner. Together they are `total`. Any thread."""
-        nobodys = {(None, GranuleState.FREE): len(self._free), (None, GranuleState.WARM): len(self._warm)}
-        return nobodys | {of: count for of, count in dict(self._owned).items() if count}
+        """Number of granules by owner (None for free and warm) and state; the sum is `total`. Any thread."""
+        ownerless = {(None, GranuleState.FREE): len(self._free), (None, GranuleState.WARM): len(self._warm)}
+        return ownerless | {of: count for of, count in dict(self._owned).items() if count}
 
     def state(self, granule: int) -> GranuleState:
-        """Of one granule."""
+        """State of a granule."""
         return self._state[granule]
 
     def owner(self, granule: int) -> Owner | None:
-        """Of one granule."""
+        """Owner of a granule."""
         return self._owner[granule]
 
     # ---- changes -----------------------------------------------------------------------------------------------
     def take(self, count: int, owner: Owner) -> list[int]:
-        """`count` granules for this owner, held; warm ones first. Raises OutOfGranules, changing nothing."""
+        """Take `count` granules for `owner`, held; warm ones first. Raises OutOfGranules, changing nothing."""
         if count > self.spare:
             raise OutOfGranules(f"{count} granules wanted for {owner}, {self.spare} of {self.total} free")
         taken = [heapq.heappop(self._warm or self._free) for _ in range(count)]
@@ -111,7 +111,8 @@ class GranuleLedger:
         return taken
 
     def give(self, granules: Sequence[int], *, keep: bool) -> None:
-        """Held granules are nobody's again. keep: with their memory, warm. Raises GranuleMisuse, changing nothing, unless all are held."""
+        """Return held granules. keep: they keep their memory (warm). Raises GranuleMisuse, changing nothing, unless all
+        are held."""
         self.require(granules, GranuleState.HELD)
         for granule in granules:
             self._leave(granule)
@@ -120,7 +121,7 @@ class GranuleLedger:
             heapq.heappush(self._warm if keep else self._free, granule)
 
     def cool(self, count: int) -> list[int]:
-        """At most `count` warm granules become free; which ones: their memory is to be dropped."""
+        """Turn up to `count` warm granules into free ones. Returns them; the caller drops their memory."""
         cooled = [heapq.heappop(self._warm) for _ in range(min(count, len(self._warm)))]
         for granule in cooled:
             self._state[granule] = GranuleState.FREE
@@ -128,7 +129,8 @@ class GranuleLedger:
         return cooled
 
     def hand(self, granules: Sequence[int], owner: Owner) -> None:
-        """Held granules, content and all, are another owner's. Raises GranuleMisuse, changing nothing, unless all are held."""
+        """Transfer held granules, with their content, to another owner. Raises GranuleMisuse, changing nothing, unless
+        all are held."""
         self.require(granules, GranuleState.HELD)
         for granule in granules:
             self._leave(granule)
@@ -136,24 +138,26 @@ class GranuleLedger:
             self._enter(granule, GranuleState.HELD)
 
     def mapped(self, granules: Iterable[int]) -> None:
-        """Held granules are shown now."""
+        """Held granules have been mapped."""
         self._move(granules, GranuleState.MAPPED)
 
     def hidden(self, granules: Iterable[int]) -> None:
-        """Mapped granules are shown nowhere now."""
+        """Mapped granules have been unmapped."""
         self._move(granules, GranuleState.HELD)
 
     def require(self, granules: Sequence[int], state: GranuleState, owner: Owner | None = None) -> None:
-        """Raise GranuleMisuse unless all of them are in this state and, where one is given, this owner's."""
+        """Raise GranuleMisuse unless all granules have this state and, if given, this owner."""
         if len(set(granules)) != len(granules):
             raise GranuleMisuse("a granule is named twice")
         for granule in granules:
             if not 0 <= granule < self.total or self._state[granule] is not state:
-                raise GranuleMisuse(f"granule {granule} is not {state}: it is {self._said(granule)}")
+                raise GranuleMisuse(f"granule {granule} is not {state}: it is {self._describe(granule)}")
             if owner is not None and self._owner[granule] != owner:
-                raise GranuleMisuse(f"granule {granule} is for {self._owner[granule]}, not for {owner}; hand it over first")
+                raise GranuleMisuse(
+                    f"granule {granule} is for {self._owner[granule]}, not for {owner}; hand it over first"
+                )
 
-    def _said(self, granule: int) -> str:
+    def _describe(self, granule: int) -> str:
         return str(self._state[granule]) if 0 <= granule < self.total else "unknown"
 
     def _move(self, granules: Iterable[int], state: GranuleState) -> None:
@@ -175,9 +179,13 @@ class GranuleLedger:
     def validate(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         for state, heap in ((GranuleState.FREE, self._free), (GranuleState.WARM, self._warm)):
-            assert sorted(heap) == [g for g, s in enumerate(self._state) if s is state], f"the {state} granules are not those listed"
+            assert sorted(heap) == [g for g, s in enumerate(self._state) if s is state], (
+                f"the {state} granules are not those listed"
+            )
         owned = Counter((o, s) for o, s in zip(self._owner, self._state, strict=True) if o is not None)
         assert owned == +self._owned, "what is counted is not what is there"
-        nobodys = (GranuleState.FREE, GranuleState.WARM)
-        assert all((o is None) == (s in nobodys) for o, s in zip(self._owner, self._state, strict=True)), "an owner too many or too few"
+        ownerless = (GranuleState.FREE, GranuleState.WARM)
+        assert all((o is None) == (s in ownerless) for o, s in zip(self._owner, self._state, strict=True)), (
+            "an owner too many or too few"
+        )
         assert sum(self.counts().values()) == self.total

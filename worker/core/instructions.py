@@ -1,6 +1,6 @@
-"""Everything an engine's core asks for: plain values, no behaviour. The shell (worker/engine) executes them in their order.
+"""Instructions of an engine's core: plain values, no behaviour. The shell (worker/engine) executes them in order.
 
-A step is no instruction: `EngineCore.turn` returns it, and it runs when all instructions before it have been executed.
+A step is not an instruction: `EngineCore.turn` returns it, and it runs after all earlier instructions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from worker.core.sequence import Sequence
 # ---- loads
 @dataclass(frozen=True, slots=True)
 class OpenLoad:
-    """Ask the store for `layers[i]` of chunk `keys[i]`. hint: nobody waits for it.
+    """Ask the store for `layers[i]` of chunk `keys[i]`. hint: for a hint; no request waits.
 
-    pages: int64 `[chunks, layers]`, where each piece goes, NO_PAGE where none is wanted; they do not change while the load is open.
+    pages: int64 `[chunks, layers]`, the target of each piece, NO_PAGE where none is wanted; fixed while the load is
+    open.
     """
 
     load_id: int
@@ -35,14 +36,14 @@ class OpenLoad:
 
 @dataclass(frozen=True, slots=True)
 class HaltLoad:
-    """Its pages are somebody else's from now on: when this is done nothing is copied into them any more. No LoadClosed follows."""
+    """Abort the load: afterwards nothing is copied into its pages, which may be reused. No LoadClosed follows."""
 
     load_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLoad:
-    """Nobody will bring its remaining pieces; LoadClosed follows."""
+    """End the load: its remaining pieces will not arrive. LoadClosed follows."""
 
     load_id: int
 
@@ -50,9 +51,10 @@ class CloseLoad:
 # ---- saves
 @dataclass(frozen=True, slots=True)
 class OfferSave:
-    """Offer full chunks to the store, and copy those that it takes; SaveCopied follows. pages: int64 `[chunks, layers]`.
+    """Offer full chunks to the store and copy those it takes; SaveCopied follows. pages: int64 `[chunks, layers]`.
 
-    ahead: the next step completes them; their layers are copied as it computes them."""
+    ahead: the next step completes the chunks; each layer is copied when computed.
+    """
 
     save_id: int
     session: SessionKey
@@ -63,19 +65,19 @@ class OfferSave:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawSave:
-    """An offer that was not granted so far is refused."""
+    """Withdraw an offer that was not granted yet; it then counts as refused."""
 
     save_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawAllSaves:
-    """The same of all: their store is gone."""
+    """Withdraw all offers: the store is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Tell the store which of an offer's copies hold, by index, and which do not."""
+    """Tell the store which of an offer's copies are valid (ok), by index, and which are not (aborted)."""
 
     save_id: int
     ok: list[int]
@@ -84,7 +86,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """Tell the store what a session's cache consists of now. ended_s: when its turn ended; the manifest's own time is not set."""
+    """Send a session's manifest to the store. ended_s: when its turn ended; the manifest's own time is not set."""
 
     manifest: Manifest
     ended_s: float
@@ -100,14 +102,15 @@ class MapSlabs:
 
 @dataclass(frozen=True, slots=True)
 class UnmapSlabs:
-    """Give the memory of these slabs back: no page of theirs is in use."""
+    """Release the memory of these slabs, none of whose pages is in use."""
 
     slabs: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class HbmHolds:
-    """The answer to `events.Queried`. layer_chunks: of each layer, how many chunks are there. tokens: leading, in every layer."""
+    """The answer to `events.Queried`. layer_chunks: number of chunks present, by layer. tokens: leading tokens present
+    in every layer."""
 
     query_id: int
     layer_chunks: list[int]
@@ -117,7 +120,8 @@ class HbmHolds:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A request ends with an error. full: it cannot wait here. Else its logits are no numbers, although it computed everything itself."""
+    """End a request with an error. full: the queue is full; otherwise its logits were not finite after recomputing all
+    KV."""
 
     request_id: str
     full: bool
@@ -125,14 +129,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """From the next step on, steps hold this request only; empty: no longer."""
+    """From the next step on, steps hold only this request; empty: the trial is over."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Tell the caller with the request's last output where its time went: until its first token, or since (`contracts.request.Output`)."""
+    """Attach to the request's last output where its time went: until the first token, or since then
+    (`contracts.request.Output`)."""
 
     request_id: str
     times: Mapping[Phase, float]
@@ -140,7 +145,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """For the log. bad: a warning."""
+    """A log line. bad: log as a warning."""
 
     text: str
     fields: Mapping[str, object] = field(default_factory=dict)
@@ -168,7 +173,7 @@ Instruction = (
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """Layers of a block that a load is still bringing: row `row` of load `load_id`."""
+    """Layers of a block that are still being loaded, as row `row` of load `load_id`."""
 
     load_id: int
     row: int
@@ -177,10 +182,11 @@ class Coming:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Compute the next `count` tokens of each sequence; `events.Stepped` follows. The sequences and their blocks do not change meanwhile.
+    """Compute the next `count` tokens of each (sequence, count); `events.Stepped` follows. Sequences and blocks do not
+    change meanwhile.
 
-    coming: by request id, what its part has to wait for before the layer is computed. expected_s: what it should take. ahead: a save was
-    offered whose chunks it completes.
+    coming: by request id, layers to wait for before they are computed. expected_s: estimated time. ahead: an offered
+    save waits for chunks that this step completes.
     """
 
     batch: tuple[tuple[Sequence, int], ...]

@@ -1,27 +1,26 @@
-"""Whether compiled kernels are as fast as their processor lets them be: the registers that they were built for, and what one thread reaches
-beside what those registers can do. Measuring is not done here."""
+"""Judges whether compiled kernels are as fast as the processor allows, from the registers they were built for and the
+measured rate of one thread. Does not measure."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
 
-#: Vector registers by name, narrowest first, and what /proc/cpuinfo calls all that a compiler needs to use them.
+#: Vector registers by name, narrowest first, with the /proc/cpuinfo flags they require.
 REGISTERS: dict[str, frozenset[str]] = {
     "baseline": frozenset(),
     "neon": frozenset({"asimd"}),
     "avx2": frozenset({"avx2", "fma"}),
     "avx512": frozenset({"avx512f", "fma"}),
 }
-#: By products: below this share of what float32 instructions can do something is wrong. `portable` products reach 0.8 to 0.95. An
-#: instruction on pairs does twice the work of one in float32, or as much (Intel starts half as many of them); tiles do up to 32 times as
-#: much.
+#: Minimum plausible ratio to the float32 peak, by kind of product. `portable` products reach 0.8 to 0.95. An
+#: instruction on pairs does once (Intel) or twice the work of a float32 one; tiles do up to 32 times as much.
 SHARE_AT_LEAST = {"portable": 0.4, "pairs": 0.6, "tiles": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
-    """What kernels are and reach. Both rates: of one thread, 1e9 floating-point operations a second."""
+    """Kernels and their speed. Rates are of one thread, in 1e9 floating-point operations per second."""
 
     registers: str
     products: str
@@ -30,23 +29,24 @@ class KernelSpeed:
 
     @property
     def share(self) -> float:
-        """Products of the processor's peak; by bfloat16 instructions it may be above 1."""
+        """Product rate divided by the float32 peak; above 1 is possible with bfloat16 instructions."""
         return self.product_gflops / self.peak_gflops
 
     def __str__(self) -> str:
         return (
-            f"{self.registers} registers, {self.products} products of bfloat16: {self.product_gflops:.0f} GFLOP/s a thread, "
+            f"{self.registers} registers, {self.products} products of bfloat16: {self.product_gflops:.0f} GFLOP/s "
+            "a thread, "
             f"{self.share:.0%} of what float32 multiplications and additions alone reach ({self.peak_gflops:.0f})"
         )
 
 
 def widest_registers(abilities: Set[str]) -> str:
-    """The widest registers of a processor with these words in /proc/cpuinfo."""
+    """The widest registers of a processor with these /proc/cpuinfo flags."""
     return [name for name, needs in REGISTERS.items() if needs <= abilities][-1]
 
 
 def complaint(speed: KernelSpeed, abilities: Set[str]) -> str:
-    """Why these kernels are far from what a processor with these abilities should reach; empty when they are not."""
+    """Why these kernels are slower than a processor with these /proc/cpuinfo flags allows; empty if not."""
     widest = widest_registers(abilities)
     built = list(REGISTERS).index(speed.registers)
     if built < list(REGISTERS).index(widest):
@@ -56,8 +56,10 @@ def complaint(speed: KernelSpeed, abilities: Set[str]) -> str:
         )
     if speed.share < SHARE_AT_LEAST[speed.products]:
         return (
-            f"{speed.products} products reach {speed.product_gflops:.1f} GFLOP/s a thread, {speed.share:.0%} of what this processor's "
-            f"float32 instructions reach ({speed.peak_gflops:.0f}), and should reach {SHARE_AT_LEAST[speed.products]:.0%} at least: "
+            f"{speed.products} products reach {speed.product_gflops:.1f} GFLOP/s a thread, {speed.share:.0%} of "
+            "what this processor's "
+            f"float32 instructions reach ({speed.peak_gflops:.0f}), and should reach "
+            f"{SHARE_AT_LEAST[speed.products]:.0%} at least: "
             "the compiler made slow code of them, or others use the processor"
         )
     return ""

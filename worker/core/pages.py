@@ -1,14 +1,14 @@
-"""Which page holds which piece: slabs, bands of layers, and who may borrow from whom.
+"""Allocates pages: slabs, bands of layers, and the fallback between bands.
 
-A page holds one piece. Pages come in slabs (DESIGN section 3); a slab is filled by one band of neighbouring layers, so
-that purging last layers frees whole slabs. A page comes from the fullest slab of its own band, else from an unused slab
-(which must then be mapped), else, as a last resort, from another band's.
+A page holds one piece. Pages are grouped in slabs (DESIGN section 3), each filled by one band of neighbouring layers,
+so that purging last layers frees whole slabs. A page comes from the fullest slab of its own band, else from an unused
+slab (which must then be mapped), else from another band's.
 
-A pool has address space for some slabs and may hold `limit` of them. A smaller limit takes memory back at once where slabs are unused, and
-of others as they become empty.
+A pool has address space for `slab_count` slabs and may hold `limit` of them. A smaller limit unmaps unused slabs at
+once and others when they become empty.
 
-Invariants: a page is free in exactly one slab or taken; a slab that is not mapped has no taken page; more slabs than the limit are mapped
-only while all of them are used.
+Invariants: a page is free in exactly one slab or taken; a slab that is not mapped has no taken page; more slabs than
+the limit are mapped only while all of them are used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from contracts.memory.layer_bands import band_of
 
 Pages = npt.NDArray[np.int64]
 
@@ -32,43 +34,46 @@ class _Slab:
 class PagePool:
     """The ledger of `slab_count` slabs of `pages_per_slab` pages for a model of `layers` layers.
 
-    It counts and names; `to_map` lists slabs that must be backed by memory before the pages handed out are touched, `to_unmap` those whose
-    memory is to be given back before that; whoever owns the memory empties both.
+    It does not map. `to_map` lists slabs to map before their pages are touched, `to_unmap` slabs to unmap before that;
+    the owner of the memory clears both.
     """
 
     def __init__(self, slab_count: int, pages_per_slab: int, layers: int, bands: int = 4) -> None:
         self.pages_per_slab, self.layers = pages_per_slab, layers
         self.bands = max(1, min(bands, layers))
         self.slab_count = self._limit = slab_count
-        #: Slabs that have memory, or are about to.
+        #: Slabs that are mapped, or in `to_map`.
         self.held = 0
         #: Pages that hold a piece.
         self.taken = 0
         self.to_map: list[int] = []
         self.to_unmap: list[int] = []
-        self._slabs = [_Slab(i, free=list(range((i + 1) * pages_per_slab - 1, i * pages_per_slab - 1, -1))) for i in range(slab_count)]
-        #: Slabs without a taken page: with memory, and without.
+        self._slabs = [
+            _Slab(i, free=list(range((i + 1) * pages_per_slab - 1, i * pages_per_slab - 1, -1)))
+            for i in range(slab_count)
+        ]
+        #: Slabs without a taken page: mapped, and not mapped.
         self._idle, self._unmapped = list[int](), list(range(slab_count - 1, -1, -1))
         self._open: list[set[int]] = [set() for _ in range(self.bands)]  # used slabs of a band with a free page
 
     @property
     def limit(self) -> int:
-        """Slabs that it may hold."""
+        """Maximum number of mapped slabs."""
         return self._limit
 
     @property
     def total(self) -> int:
-        """Pages that it may hold."""
+        """Maximum number of pages."""
         return self._limit * self.pages_per_slab
 
     @property
     def free(self) -> int:
-        """Pages that can be taken now: of used slabs, and of those that it may use beside them."""
+        """Pages that can be taken now, in used slabs and in slabs that may still be used."""
         used = self.held - len(self._idle)
         return max(self._limit, used) * self.pages_per_slab - self.taken
 
     def set_limit(self, slabs: int) -> None:
-        """From now on it may hold so many. Raises ValueError beyond its address space."""
+        """Set the limit. Raises ValueError beyond the address space."""
         if not 0 <= slabs <= self.slab_count:
             raise ValueError(f"limit must be 0 to {self.slab_count} slabs, got {slabs}")
         self._limit = slabs
@@ -76,8 +81,8 @@ class PagePool:
             self._unmap(self._idle.pop())
 
     def band_of(self, layer: int) -> int:
-        """The band a layer belongs to; later layers in higher bands."""
-        return layer * self.bands // self.layers
+        """The band of a layer; later layers are in higher bands."""
+        return band_of(layer, self.layers, self.bands)
 
     def take(self, layer: int) -> int:
         """A page for a piece of this layer. Raises MemoryError when none is free."""
@@ -117,7 +122,7 @@ class PagePool:
 
     @property
     def _may_begin(self) -> bool:
-        """One more slab may be used. An idle one counts as held already."""
+        """Whether one more slab may be used. An idle one counts as held already."""
         return bool(self._idle) or (self.held < self._limit and bool(self._unmapped))
 
     def _map(self) -> int:
@@ -148,14 +153,16 @@ class PagePool:
             assert all(p // self.pages_per_slab == s.number for p in s.free)
             used = len(s.free) < self.pages_per_slab
             assert used == (s.band >= 0)
-            assert (s.number in self._idle) == (s.mapped and not used) and (s.number in self._unmapped) == (not s.mapped)
+            assert (s.number in self._idle) == (s.mapped and not used) and (s.number in self._unmapped) == (
+                not s.mapped
+            )
             assert not used or s.mapped
             for band, numbers in enumerate(self._open):
                 assert (s.number in numbers) == (band == s.band and bool(s.free))
 
 
 def _ask(number: int, wanted: list[int], opposite: list[int]) -> None:
-    """Ask for something to be done with a slab, or no more for the opposite."""
+    """Request an action for a slab, or cancel the opposite request."""
     if number in opposite:
         opposite.remove(number)
     else:

@@ -1,4 +1,4 @@
-"""What an engine was told to do, as plain values; see the settings of the same names in the configuration (`kv`, `worker`)."""
+"""An engine's settings as plain values, named as in the configuration (`kv`, `worker`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """cache: KV is kept across requests. cooperative: hints fill HBM before their requests come. layerwise: a step may begin before all
-    of its layers are here, and saves before all are computed. layer_priority: hints bring low layers first. load_plan: what is sooner
-    computed than loaded is computed. plan_layers: it reckons with so many, where a piece stands for several layers (a simulator's); 0:
-    the shape's."""
+    """cache: KV is kept across requests. cooperative: hints fill HBM before their requests come. layerwise: steps begin
+    before all layers are loaded, and saves before all are computed. layer_priority: hints load low layers first.
+    load_plan: recompute what is faster to compute than to load. plan_layers: number of layers for the load plan, where
+    a simulator's piece stands for several; 0: the shape's."""
 
     cache: bool = True
     cooperative: bool = True

@@ -1,9 +1,9 @@
-"""When and in which order advised sessions' pieces are taken into HBM: a band of lowest layers of all, then the next band, ...
+"""When and in which order hinted sessions' pieces are loaded into HBM: the lowest band of layers of all sessions first.
 
-A hint that says when its request is expected waits for half of that time, with its cache in DRAM: in HBM it would take room that
-others need, who overwrite it before the request comes. Half, as such times are means, and requests scatter around them. More urgent
-sessions first (SYMPHONY, section 3.6); those of one priority within a band by expected arrival (DESIGN section 6; 3.4). A band
-displaces what ranks under it, and no more: with no room the cache stays in DRAM.
+A hint with an expected arrival waits in DRAM for half of that time: earlier in HBM, others would evict it before the
+request comes. Half, because arrivals scatter around the expected time. More urgent sessions go first (SYMPHONY, section
+3.6), then lower bands, then earlier arrivals (DESIGN section 6; 3.4). A band displaces only what ranks under it;
+without room the cache stays in DRAM.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from contracts.ids import SessionKey
-from worker.core.hbm import NO_PAGE, Block, HbmCache, Save
-from worker.core.standings import Rank
+from contracts.memory.layer_bands import BANDS, layers_of
+from contracts.memory.victim_order import Rank
+from worker.core.block import NO_PAGE, Block, SaveState
+from worker.core.hbm import HbmCache
 from worker.core.victims import Limit
 
-#: Layers are asked for in this many bands: one request a band, so that a load is worth its message.
-BANDS = 4
-#: Loads of bands that are under way at a time.
+#: Maximum number of bands being loaded at a time.
 IN_FLIGHT = 4
 
 
 @dataclass(slots=True)
 class Offer:
-    """An advised session's chunks that the store can bring. Times are monotonic: when it was offered, when its request is expected (not
-    after that: nobody knows), when the hint ends. `band` is the next one to ask for; no_room: it was tried in vain."""
+    """A hinted session's chunks that the store can bring. Times are monotonic: when it was offered, when its request is
+    expected (`offered_s` or earlier if unknown), when the hint ends. band: the next one to load; no_room: the last
+    attempt found no room for all of it."""
 
     session: SessionKey
     keys: list[bytes]
@@ -39,24 +40,19 @@ class Offer:
 
     @property
     def from_s(self) -> float:
-        """When HBM may be filled."""
+        """When loading into HBM may begin."""
         return (self.offered_s + self.arrival_s) / 2
 
 
 def next_offer(offers: Iterable[Offer], now: float) -> Offer | None:
-    """The offer whose next band goes first; None: there is none whose time has come."""
+    """The offer whose next band is loaded first; None if none is due."""
     return min((o for o in offers if o.from_s <= now), key=lambda o: (o.priority, o.band, o.arrival_s), default=None)
-
-
-def band_layers(band: int, layers: int, bands: int = BANDS) -> range:
-    """The layers of a band, of `bands` or as many as there are layers."""
-    count = min(bands, layers)
-    return range(band * layers // count, (band + 1) * layers // count)
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A band of an offered session whose pages have been taken: chunks by key, their blocks, and of each the layers to bring."""
+    """A band of an offer, with its pages taken. keys, blocks, layers: of each chunk, its key, its block and the layers
+    to load."""
 
     offer: Offer
     number: int
@@ -66,7 +62,7 @@ class Band:
 
 
 class Offers:
-    """Sessions that are coming: those whose next band is to be asked for, and those that found no room.
+    """Hinted sessions that are not fully loaded: waiting for their next band, or stalled without room.
 
     Invariant: a session is `waiting` or `stalled`, never both.
     """
@@ -79,52 +75,52 @@ class Offers:
         self.stalled: dict[SessionKey, Offer] = {}
 
     def put(self, offer: Offer) -> None:
-        """A hint came; it replaces an older one."""
+        """Add a hint; it replaces an older one of the session."""
         self.stalled.pop(offer.session, None)
         self.waiting[offer.session] = offer
 
     def get(self, session: SessionKey) -> Offer | None:
-        """The session's, as long as not all of it has been asked for."""
+        """The session's offer, until all of it has been requested."""
         return self.waiting.get(session) or self.stalled.get(session)
 
     def forget(self, session: SessionKey) -> None:
-        """Its request is here, or its hint is void: no more of it is asked for."""
+        """Request no more of this session: its request is here, or the hint is void."""
         self.waiting.pop(session, None)
         self.stalled.pop(session, None)
 
     def stall(self, session: SessionKey) -> None:
-        """Somebody better needs the room."""
+        """The room is needed by a more important request: wait for free memory."""
         if (offer := self.waiting.pop(session, None)) is not None:
             self.stalled[session] = offer
 
     def try_again(self) -> None:
-        """Memory may have become free, or free to be purged: those that found no room are looked at once more."""
+        """Memory may have become free or purgeable: retry stalled offers."""
         self.waiting |= self.stalled
         self.stalled.clear()
 
     def clear(self) -> None:
-        """Nothing offered can come."""
+        """The store is gone: drop all offers."""
         self.waiting.clear()
         self.stalled.clear()
 
     def due_s(self) -> float:
-        """When the next band may be asked for; infinite: not without an event."""
+        """When the next band may be requested; infinite: not without an event."""
         return min((offer.from_s for offer in self.waiting.values()), default=math.inf)
 
     def unasked(self, offer: Offer) -> int:
-        """Pages of it that were not asked for and are not here."""
-        every = range(offer.band * self._layers // self._bands, self._layers)
+        """Pages of the offer that were not requested and are not in HBM."""
+        every = range(layers_of(offer.band, self._layers, self._bands).start, self._layers)
         return sum(len(_gaps(self._cache.index.get(key), every)) for key in offer.keys)
 
     def take(self, now: float) -> Band | None:
-        """Pages for the next band that lacks some and that there is room for, or for as many of its first chunks as there is room for:
-        they are marked as hinted, and whoever asks for their bytes says so. None: there is nothing to ask for now."""
-        full: dict[str, Limit] = {}  # by tenant: nothing that ranks under this could be had a moment ago
+        """Take pages, marked as hinted, for the next incomplete band, or for as many of its first chunks as fit. None:
+        nothing can be loaded now."""
+        full: dict[str, Limit] = {}  # by tenant: no page below this limit was available a moment ago
         while (offer := next_offer(self.waiting.values(), now)) is not None:
             if offer.expires_s <= now:
                 del self.waiting[offer.session]
                 continue
-            layers = band_layers(offer.band, self._layers, self._bands)
+            layers = layers_of(offer.band, self._layers, self._bands)
             below = (Rank.ADVISED, -offer.priority, -layers[-1])
             tenant = offer.session.tenant
             band, whole = self._take(offer, layers, below, now, search=tenant not in full or below > full[tenant])
@@ -142,7 +138,7 @@ class Offers:
         return None
 
     def _take(self, offer: Offer, layers: range, below: Limit, now: float, *, search: bool) -> tuple[Band | None, bool]:
-        """The band, as far as there is room; and whether that is all of it. search: there may be room for a part that is not here."""
+        """The part of the band that fits, and whether that is all of it. search: look for room for missing pages."""
         cache = self._cache
         gaps = [_gaps(cache.index.get(key), layers) for key in offer.keys]
         missing = sum(map(len, gaps))
@@ -159,7 +155,7 @@ class Offers:
         band = Band(offer, offer.band, [], [], [])
         for i, key in enumerate(offer.keys[:count]):
             block = cache.index.get(key)
-            lacking = _gaps(block, layers)  # what made room may have been a part of it
+            lacking = _gaps(block, layers)  # making room may have purged a part of it
             if not lacking:
                 continue
             if len(lacking) > cache.pool.free:
@@ -167,7 +163,7 @@ class Offers:
                 break
             if block is None:
                 block = cache.new_block(i, offer.session, lacking)
-                cache.mark(block, Save.BELOW)
+                cache.mark(block, SaveState.BELOW)
                 cache.enter(block, key)
             else:
                 cache.fill(block, lacking)

@@ -1,6 +1,6 @@
-"""Whether the engine gets on: when its thread was last seen to do something, and by when the step that runs should have ended.
+"""Detects a stalled engine: when its thread last made progress, and when the running step should have ended.
 
-The engine's thread writes, others read: each field is one word, and a reader that sees one of them a moment late is wrong by that moment.
+The engine's thread writes, others read. Each field is one word; a stale read only shifts the result slightly.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ class Progress:
         self._rests = True
 
     def rests(self) -> None:
-        """The engine waits for an event: it owes nothing."""
+        """The engine waits for an event; no progress is expected."""
         self._rests = True
 
     def seen(self, now: float) -> None:
-        """It did something: took events, computed a layer, waited a moment for KV that is on its way."""
+        """The engine made progress: took events, computed a layer, or waited briefly for KV."""
         self._seen_s, self._rests = now, False
 
     def step(self, now: float, expected_s: float) -> None:
-        """A step begins that should take so long."""
+        """A step of `expected_s` seconds begins."""
         self._due_s = now + expected_s
         self.seen(now)
 
     def stepped(self, now: float) -> None:
-        """It has ended."""
+        """The step has ended."""
         self._due_s = now
         self.seen(now)
 
     def stalled_s(self, now: float) -> float:
-        """How long it has done nothing beyond the time at which its step should have ended."""
+        """Seconds without progress, counted from when the step should have ended."""
         return 0.0 if self._rests else max(now - max(self._seen_s, self._due_s), 0.0)

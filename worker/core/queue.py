@@ -1,7 +1,7 @@
-"""Whether one more request may wait to be admitted, and who leaves a full queue for it.
+"""Whether one more request may wait for admission, and which one a full queue refuses instead.
 
-A tenant with many waiting gives up its youngest for one with few, each counted by weight. A decision costs no more than there are
-tenants and priorities in the queue, however long it is: a flood must not hold up the engine's thread.
+The tenant with the most waiting requests for its weight loses its latest one to a tenant with fewer. A decision is
+linear in tenants and priorities, not in the length of the queue, so a flood does not delay the engine's thread.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from worker.core.fairness import Asked, S
 
 
 class Queue(Generic[S]):
-    """As of now. Invariants: `_all` counts who waits by priority; of those of whom nothing was heard yet, `_fresh` has each tenant's by
-    (priority, arrival)."""
+    """The queue between two turns. Invariants: `_all` counts waiting requests by priority; `_fresh` holds those without
+    any output, by tenant, sorted by (priority, arrival)."""
 
     def __init__(self, waiting: Iterable[S], is_fresh: Callable[[S], bool], most: int) -> None:
-        """is_fresh: nothing of it was sent yet, so that it can be refused. most: of one priority or more urgent; twice as many in all."""
+        """is_fresh: whether nothing was sent yet, so it can be refused. most: limit per priority, counting more urgent
+        ones; twice as many in all."""
         self._most = most
         self._all: Counter[int] = Counter()
         self._fresh: dict[str, list[tuple[int, int, S]]] = defaultdict(list)
@@ -33,13 +34,13 @@ class Queue(Generic[S]):
             entries.sort(key=_place)
 
     def joined(self, s: S) -> None:
-        """It waits from now on, and nothing was heard of it yet."""
+        """Add a new request."""
         self._all[s.request.priority] += 1
         insort(self._fresh[s.request.tenant], (s.request.priority, s.arrival, s), key=_place)
         self._weights[s.request.tenant] = s.request.weight
 
     def left(self, s: S) -> None:
-        """It waits no longer; does nothing for one that is not here."""
+        """Remove a request; does nothing if it is not in the queue."""
         entries = self._fresh.get(s.request.tenant, [])
         at = bisect_right(entries, (s.request.priority, s.arrival), key=_place) - 1
         if at >= 0 and entries[at][2] is s:
@@ -49,10 +50,13 @@ class Queue(Generic[S]):
                 del self._fresh[s.request.tenant]
 
     def way(self, newcomer: Asked) -> S | bool:
-        """Whether one more may wait: True, False, or when the one that is returned is refused instead."""
+        """Whether the newcomer may wait: True, False, or the request to refuse instead."""
         priority = newcomer.priority
         if sum(count for at, count in self._all.items() if at <= priority) >= self._most:
-            counts = {tenant: bisect_right(entries, priority, key=lambda entry: entry[0]) for tenant, entries in self._fresh.items()}
+            counts = {
+                tenant: bisect_right(entries, priority, key=lambda entry: entry[0])
+                for tenant, entries in self._fresh.items()
+            }
             tenant = _heaviest({t: count for t, count in counts.items() if count}, self._weights, newcomer)
             return self._fresh[tenant][counts[tenant] - 1][2] if tenant is not None else False
         if self._all.total() >= 2 * self._most:
@@ -66,7 +70,8 @@ def _place(entry: tuple[int, int, object]) -> tuple[int, int]:
 
 
 def _heaviest(count: Mapping[str, int], weights: Mapping[str, float], newcomer: Asked) -> str | None:
-    """The tenant that has the most waiting for its weight, if it still has no fewer than the newcomer's would have when it gives up one."""
+    """The tenant with the most waiting for its weight, if without one it still has at least as many as the newcomer's
+    tenant will have; else None."""
     weight = {**weights, newcomer.tenant: newcomer.weight}
     most = max(count, key=lambda tenant: (count[tenant] / weight[tenant], tenant), default=newcomer.tenant)
     joined = (count.get(newcomer.tenant, 0) + 1) / newcomer.weight

@@ -1,9 +1,9 @@
-"""Write-back: full chunks go down to the store, and a turn's manifest follows its last chunk.
+"""Write-back: full chunks are copied to the store, and a turn's manifest follows its last chunk.
 
-Two phases: offer -> grant -> copied (ok | aborted). A chunk of a prompt that a step is about to complete is offered before it, so that its
-layers are copied while later ones compute; whether what was computed is good is known after the step, and nothing is told to the
-store before that. Chunks that the store refuses stay usable in HBM, are dropped first, and are offered again with the session's
-next turn (DESIGN section 6: no page may become unfreeable). Nothing here is waited for by a step.
+Phases: offer -> grant -> copied (ok | aborted). A prompt's chunk that a step is about to complete is offered before the
+step, so that its layers are copied while later ones compute. The store is told only after the step, when the result is
+known to be valid. Refused chunks stay usable in HBM, are evicted first, and are offered again with the session's next
+turn (DESIGN section 6: no page may become unfreeable). No step waits for a save.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from contracts.ids import SessionKey
 from contracts.kv import Manifest, chunk_keys, leading
 from worker.core import instructions as do
+from worker.core.block import Block, SaveState
 from worker.core.events import SaveCopied
-from worker.core.hbm import Block, Save
 from worker.core.sequence import Sequence
 from worker.core.state import CoreState
 
-#: A save that the store has not answered after this long is taken for refused, in seconds.
+#: A save without an answer after this long counts as refused, in seconds.
 ANSWER_TIMEOUT_S = 10.0
 
 
@@ -51,27 +51,27 @@ class Saving:
         self.state = state
         self._saves: dict[int, _Offered] = {}
         self._keys: set[bytes] = set()
-        #: Saves whose store went away meanwhile: nobody will know of the copies.
+        #: Saves whose store is gone: their copies do not count.
         self._orphans: set[int] = set()
         self._turns: list[_Turn] = []
-        #: Chunks that went down, and chunks that the store would not take.
+        #: Number of chunks saved, and refused.
         self.saved = self.refused = 0
 
     @property
     def blocks(self) -> list[Block]:
-        """On their way down."""
+        """Blocks being saved."""
         return [block for offered in self._saves.values() for block in offered.blocks]
 
     @property
     def busy(self) -> bool:
-        """Something is on its way down."""
+        """Whether a save or a manifest is pending."""
         return bool(self._saves or self._turns)
 
     def ahead_of(self, batch: Iterable[tuple[Sequence, int]]) -> bool:
-        """Offer the chunks of prompts that a step of so many tokens of each sequence completes, so that their layers go down while later
-        ones compute. A chunk that is completed by decoding is offered after the step: it is one of many steps, and short.
+        """Offer the prompt chunks that this step will complete, so that their layers are copied while later ones
+        compute. A chunk completed by decoding is offered after the step.
 
-        False when there are none, as far as is known now, or no store, or with `kv.layerwise` off.
+        Returns whether any were offered: False also without a store or with `kv.layerwise` off.
         """
         d, offered = self.state, False
         if not (d.policy.cache and d.policy.layerwise and d.store_here):
@@ -81,17 +81,19 @@ class Saving:
                 continue
             first, full = self._completed(s, s.computed, s.computed + count)
             chunks = list(zip(s.blocks[first:full], s.keys[first:full], strict=True))
-            fresh = [(b, key) for b, key in chunks if b.save is Save.NONE and key not in d.cache.index and key not in self._keys]
+            fresh = [
+                (b, key)
+                for b, key in chunks
+                if b.save is SaveState.NONE and key not in d.cache.index and key not in self._keys
+            ]
             if fresh:
                 self._offer(s.request.session, [b for b, _ in fresh], [key for _, key in fresh], ahead=True)
                 offered = True
         return offered
 
     def keep_full_chunks(self, s: Sequence, before: int) -> None:
-        """Name the chunks of a running sequence that are full now and were not at `before` tokens, and offer those that were not yet.
-
-        Nothing with the cache off.
-        """
+        """Index and offer the chunks that a running sequence has filled since `before` tokens. Does nothing with the
+        cache off."""
         size = self.state.shape.chunk_tokens
         if not self.state.policy.cache or before // size == s.computed // size:
             return
@@ -100,16 +102,17 @@ class Saving:
         for block, key in zip(s.blocks[first:full], s.keys[first:full], strict=True):
             block.ready[:] = True
             entered = self.state.cache.enter(block, key)
-            if block.save is not Save.NONE:
+            if block.save is not SaveState.NONE:
                 continue  # offered ahead of the step
             if entered:
                 fresh.append(block)
             else:
-                self.state.cache.mark(block, Save.BELOW)  # an equal block is cached already, and is the one that goes down
+                # an equal block is cached already; that one is saved
+                self.state.cache.mark(block, SaveState.BELOW)
         self.offer(s.request.session, fresh)
 
     def _completed(self, s: Sequence, before: int, after: int) -> tuple[int, int]:
-        """The sequence's chunks, from and to, that are completed between so many tokens; their keys are known afterwards."""
+        """The range of chunks completed between `before` and `after` tokens. Extends `s.keys` to cover them."""
         d, size = self.state, self.state.shape.chunk_tokens
         first, full = max(before // size, s.found or 0), after // size
         if full > len(s.keys):
@@ -117,12 +120,12 @@ class Saving:
         return min(first, full), full
 
     def offer(self, session: SessionKey, blocks: list[Block]) -> None:
-        """Offer full, keyed blocks to the store; without a store they count as refused."""
+        """Offer full blocks with keys to the store; without a store they count as refused."""
         if not blocks:
             return
         if not self.state.store_here:
             for block in blocks:
-                self.state.cache.mark(block, Save.REFUSED)
+                self.state.cache.mark(block, SaveState.REFUSED)
             self.refused += len(blocks)
             return
         self._offer(session, blocks, [block.key for block in blocks if block.key is not None], ahead=False)
@@ -130,30 +133,33 @@ class Saving:
     def _offer(self, session: SessionKey, blocks: list[Block], keys: list[bytes], *, ahead: bool) -> None:
         d, save_id = self.state, self.state.next_id()
         for block in blocks:
-            d.cache.mark(block, Save.WAITING)
+            d.cache.mark(block, SaveState.WAITING)
             d.cache.pin(block)
         self._saves[save_id] = _Offered(blocks, keys, d.now)
         self._keys.update(keys)
         d.out.append(do.OfferSave(save_id, session, keys, np.stack([b.pages for b in blocks]), ahead))
 
     def keep(self, s: Sequence) -> int:
-        """The sequence leaves the device: what was refused is offered once more.
+        """The sequence leaves the device: offer refused chunks once more.
 
-        Returns how many of its leading tokens are below or on their way there.
+        Returns the number of leading tokens that are saved or being saved.
         """
         full = s.blocks[: s.computed // self.state.shape.chunk_tokens]
         if self.state.store_here:
-            self.offer(s.request.session, [b for b in full if b.save is Save.REFUSED and b.complete and not b.lost and b.key])
-        return leading(b.save in (Save.BELOW, Save.WAITING) for b in full) * self.state.shape.chunk_tokens
+            self.offer(
+                s.request.session,
+                [b for b in full if b.save is SaveState.REFUSED and b.complete and not b.lost and b.key],
+            )
+        return leading(b.save in (SaveState.BELOW, SaveState.WAITING) for b in full) * self.state.shape.chunk_tokens
 
     @property
     def expires_in_s(self) -> float:
-        """Seconds until the oldest save that was not answered is given up; infinite: there is none."""
+        """Seconds until the oldest unanswered save is given up; infinite if there is none."""
         waiting = (offered.asked_s for offered in self._saves.values() if not offered.withdrawn)
         return next(waiting, math.inf) + ANSWER_TIMEOUT_S - self.state.now
 
     def expire(self) -> None:
-        """Saves that the store has not answered for long are given up: no page waits for ever. A late answer is declined."""
+        """Give up saves without an answer in time, so that no page stays pinned. Late grants are declined."""
         now = self.state.now
         for save_id, offered in self._saves.items():
             if now - offered.asked_s < ANSWER_TIMEOUT_S:
@@ -164,14 +170,16 @@ class Saving:
                 self.state.out.append(do.WithdrawSave(save_id))
 
     def copied(self, done: SaveCopied) -> None:
-        """The save is over as far as this side goes: tell the store which copies hold, and let go of the blocks."""
+        """A save's copies have ended: tell the store which are valid, and unpin the blocks."""
         offered = self._saves.pop(done.save_id)
         known = done.save_id not in self._orphans
         self._orphans.discard(done.save_id)
         self._keys.difference_update(offered.keys)
         blocks = offered.blocks
-        # A step that was void, or a sequence that ended before the chunk was whole, leaves copies that nobody may have.
-        good = [index for index in done.ok if known and blocks[index].complete and blocks[index].save is Save.WAITING]
+        # A void step, or a sequence that ended before the chunk was full, leaves invalid copies.
+        good = [
+            index for index in done.ok if known and blocks[index].complete and blocks[index].save is SaveState.WAITING
+        ]
         bad = [index for index in [*done.ok, *done.failed] if index not in good]
         if good or bad:
             self.state.out.append(do.Saved(done.save_id, good, bad))
@@ -179,26 +187,28 @@ class Saving:
         for index, block in enumerate(blocks):
             self.state.cache.unpin(block)
             if not block.complete:
-                self._settle(block, Save.NONE)
+                self._settle(block, SaveState.NONE)
             else:
-                self._settle(block, Save.BELOW if index in below else Save.REFUSED)
+                self._settle(block, SaveState.BELOW if index in below else SaveState.REFUSED)
         self._send_turns()
 
     def turn_ended(self, manifest: Manifest, blocks: list[Block]) -> None:
-        """Send the manifest once its blocks are below; blocks that were refused before are offered once more."""
-        self.offer(manifest.session, [b for b in blocks if b.save is Save.REFUSED and b.complete and not b.lost and b.key])
+        """Send the manifest once its blocks are saved; blocks refused before are offered once more."""
+        self.offer(
+            manifest.session, [b for b in blocks if b.save is SaveState.REFUSED and b.complete and not b.lost and b.key]
+        )
         self._turns.append(_Turn(manifest, blocks, self.state.now))
         self._send_turns()
 
     def store_down(self) -> None:
-        """Nothing offered will be granted. Copies under way end by themselves, into memory nobody reads."""
+        """The store is gone: no offer will be granted. Copies under way finish into memory that is no longer read."""
         self._orphans = set(self._saves)
         self.state.out.append(do.WithdrawAllSaves())
 
-    def _settle(self, block: Block, save: Save) -> None:
-        if save is Save.REFUSED:
+    def _settle(self, block: Block, save: SaveState) -> None:
+        if save is SaveState.REFUSED:
             self.refused += 1
-        elif save is Save.BELOW:
+        elif save is SaveState.BELOW:
             self.saved += 1
         self.state.cache.mark(block, save)
         self.state.cache.settle(block)
@@ -206,10 +216,10 @@ class Saving:
     def _send_turns(self) -> None:
         waiting = []
         for turn in self._turns:
-            if any(b.save is Save.WAITING for b in turn.blocks):
+            if any(b.save is SaveState.WAITING for b in turn.blocks):
                 waiting.append(turn)
                 continue
-            below = next((i for i, b in enumerate(turn.blocks) if b.save is not Save.BELOW), len(turn.blocks))
+            below = next((i for i, b in enumerate(turn.blocks) if b.save is not SaveState.BELOW), len(turn.blocks))
             turn.manifest.keys = turn.manifest.keys[:below]
             turn.manifest.tokens = below * self.state.shape.chunk_tokens
             if below:

@@ -4,8 +4,8 @@
        ^                     |                        |
        +- lost, replanned ---+------ lost, preempted -+        cancelled: from any state to FINISHED
 
-Invariants: blocks cover positions [0, len(blocks) * chunk_tokens); `computed` tokens have their KV in them; what is shared
-with others (keyed blocks) lies wholly below `computed` and is never written.
+Invariants: blocks cover positions [0, len(blocks) * chunk_tokens); the KV of the first `computed` tokens is in them;
+shared blocks (with a key) lie wholly below `computed` and are never written.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from enum import Enum
 
 from contracts.errors import IllegalTransition
 from contracts.request import GenerateRequest
-from worker.core.hbm import Block
+from worker.core.block import Block
 from worker.core.turn_times import TurnTimes
 
 
 class State(Enum):
-    """Where the sequence is."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -29,7 +29,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What moves it."""
+    """Event that changes the state."""
 
     ADMITTED = "admitted"
     LAYERS_NEAR = "layers near"
@@ -55,7 +55,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request's tokens, keys and blocks. `arrival` orders equal priorities; smaller is earlier. `arrival_s`: monotonic."""
+    """A request's tokens, keys and blocks. arrival: number that orders equal priorities. arrival_s: monotonic."""
 
     request: GenerateRequest
     prompt_tokens: int
@@ -65,36 +65,36 @@ class Sequence:
     arrival_s: float = 0.0
     state: State = State.WAITING
     blocks: list[Block] = field(default_factory=list)
-    #: Chunk keys of the full chunks of `tokens`, as far as they have been needed.
+    #: Keys of the full chunks of `tokens`, computed as needed.
     keys: list[bytes] = field(default_factory=list)
     computed: int = 0
-    #: Prompt tokens whose KV was found, not computed, at the (last) admission.
+    #: Prompt tokens whose KV was found at the last admission, not computed.
     cached: int = 0
-    #: The load that brings what is missing; 0: none under way.
+    #: The load of its missing pieces; 0: none.
     load_id: int = 0
-    #: Leading chunks that can be used once `load_id` is done; None while the store has not said.
+    #: Leading chunks usable when the load ends; None until the store has answered.
     found: int | None = None
-    #: Leading blocks that have all their layers, as far as was looked.
+    #: Leading blocks known to be complete.
     whole: int = 0
-    #: Leading chunks that were in HBM, wholly or partly, at admission.
+    #: Leading chunks that were in HBM at admission, wholly or partly.
     matched: int = 0
-    #: Chunks that are worth having from the cache; what is behind them is sooner computed. None: all.
+    #: Leading chunks to use from the cache; computing the rest is faster. None: all.
     worth: int | None = None
-    #: Its session was erased while it ran: nothing of it is kept.
+    #: Its session was erased while it ran: nothing is kept.
     erased: bool = False
-    #: Restarts after lost pieces; bounds how often the store is asked.
+    #: Restarts after lost pieces (see `admission.MAX_LOSSES`).
     losses: int = 0
-    #: When the store was last heard of for this load, and how many pieces had come by then.
+    #: When this load last made progress, and how many pieces had arrived by then.
     heard_s: float = 0.0
     came: int = 0
-    #: When it was last chosen for a step: smaller is longer ago, 0 is never. No two sequences share another value.
+    #: Order of its last step: smaller is longer ago, unique; 0 is never.
     last_chosen: int = 0
-    #: Tokens that have had their KV before it was last taken off the device, and by what.
+    #: Tokens computed before it was last taken off the device, and the event that did so.
     reached: int = 0
     restarted: Event | None = None
-    #: When the store said what it brings.
+    #: When the store answered this load.
     found_s: float = 0.0
-    #: What its time goes into.
+    #: Time by phase.
     times: TurnTimes = field(default_factory=TurnTimes)
 
     @property
@@ -104,27 +104,27 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens sampled so far, those of a former worker included."""
+        """Tokens sampled so far, including those of an earlier worker."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def spoken(self) -> bool:
-        """It has had a new token here."""
+        """Whether this worker has sampled a token for it."""
         return self.generated > len(self.request.resume_tokens)
 
     @property
     def pending(self) -> int:
-        """Tokens that must be run before the next can be sampled."""
+        """Tokens to compute before the next can be sampled."""
         return len(self.tokens) - self.computed
 
     @property
     def kept(self) -> int:
-        """Tokens whose KV is thought to be kept somewhere, before the caches were asked."""
+        """Estimated cached tokens, used until the caches have been asked."""
         return max(self.request.kept_tokens, self.reached)
 
     @property
     def uncached(self) -> int:
-        """Tokens that it will have to run, as far as that is known before it is admitted."""
+        """Estimated tokens to compute, before admission."""
         return max(len(self.tokens) - self.kept, 1)
 
     def on(self, event: Event) -> None:
@@ -132,4 +132,6 @@ class Sequence:
         try:
             self.state = TRANSITIONS[(self.state, event)]
         except KeyError:
-            raise IllegalTransition(f"request {self.request.request_id}: {event.value} while {self.state.value}") from None
+            raise IllegalTransition(
+                f"request {self.request.request_id}: {event.value} while {self.state.value}"
+            ) from None

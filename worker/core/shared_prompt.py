@@ -1,4 +1,4 @@
-"""When a choice of a prompt waits for another one to compute what both need (OpenAI's `n`)."""
+"""Choices of one prompt (OpenAI's `n`): one computes the prompt, the others wait and use its KV."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from worker.core.sequence import Sequence
 
 
 def awaits_prompt(sequence: Sequence, others: Iterable[Sequence], chunk_tokens: int) -> bool:
-    """Whether a waiting choice should stay so, because an earlier one of its group is still computing the prompt's full chunks, which
-    it can use then. The earliest never waits, so that one of them always goes on. Means nothing without a cache."""
+    """Whether a waiting choice should keep waiting, because an earlier choice of its group is still computing the
+    prompt's full chunks. The earliest choice never waits. Only meaningful with the cache on."""
     group = sequence.request.group
     shared = (sequence.prompt_tokens - 1) // chunk_tokens * chunk_tokens
     if not group or not shared:

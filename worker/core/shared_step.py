@@ -1,11 +1,12 @@
-"""Who computes in a step that several tenants share, and how many tokens of each.
+"""Which sequences compute in a step that several tenants share, and how many tokens of each.
 
-Such a step is short: the next turn of any of them finds no long one under way. It is filled by priority; within one, each tenant gets its
-part of the time by weight and what it was served less than another (`worker.core.fairness`); what a tenant leaves goes to the others. So a
-tenant with one short prompt has it computed in the step that comes next, whatever the others have waiting, and decodes of one tenant take
-no time from the prompts of another.
+Such a step is short, so that a new request never waits for a long one. It is filled by priority. Within a priority each
+tenant gets its share of the time by weight, plus what it was served less than another (`worker.core.fairness`); unused
+time goes to the others. So a tenant's short prompt is computed in the next step, and one tenant's decodes take no time
+from another's prompts.
 
-Within a tenant it is as in `worker.core.batching`: decodes take turns, prompts stand by when they are due, and have a quarter at least.
+Within a tenant the rules are those of `worker.core.batching`: decodes take turns, prompts are ordered by due time and
+get at least a quarter.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from typing import Generic, Protocol, TypeVar
 from worker.core.batching import PREFILL_SHARE, Computes, due_s
 from worker.core.fairness import Asked, Group
 
-#: How many times as long as a lone decode a shared step may be at least: reading the weights is most of that one, and is to be a small part
-#: of this one.
+#: A shared step may take at least this many times a lone decode, which is mostly reading the weights.
 LONE_TIMES = 3.0
-#: What a tenant computes of its next prompt at least, in tokens. Each step costs something beside its tokens, so that smaller pieces, on a
-#: machine that is slow for a while, would make it slower yet.
+#: Minimum tokens of a tenant's next prompt per step. Each step has a fixed cost, so smaller pieces would slow a slow
+#: machine further.
 LEAST_PIECE = 16
 
 
 class Runs(Computes, Protocol):
-    """What is asked of a sequence (`worker.core.sequence.Sequence`)."""
+    """The part of a sequence that this needs (`worker.core.sequence.Sequence`)."""
 
     @property
     def request(self) -> Asked: ...
@@ -38,8 +38,8 @@ S = TypeVar("S", bound=Runs)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the step may hold: so many tokens, and so many seconds beyond what any step takes. decode_s, prefill_token_s: what one decode
-    or one token of a prompt adds, in seconds."""
+    """Limits of a step: tokens, and seconds beyond its fixed cost. decode_s, prefill_token_s: seconds that one decode
+    or one prompt token adds."""
 
     tokens: int
     seconds: float
@@ -48,20 +48,27 @@ class Room:
 
 
 def room_of(step_tokens: int, step_s: float, lone_decode_s: float, decode_s: float, prefill_token_s: float) -> Room:
-    """The room of a step of `step_s` seconds, or of `LONE_TIMES` a lone decode where that is more."""
-    return Room(step_tokens, max(step_s, LONE_TIMES * lone_decode_s) - max(lone_decode_s - decode_s, 0.0), decode_s, prefill_token_s)
+    """The room of a step of `step_s` seconds, or of `LONE_TIMES * lone_decode_s` if that is longer."""
+    return Room(
+        step_tokens,
+        max(step_s, LONE_TIMES * lone_decode_s) - max(lone_decode_s - decode_s, 0.0),
+        decode_s,
+        prefill_token_s,
+    )
 
 
 def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) -> list[tuple[S, int]]:
-    """(sequence, tokens) of one step, each at least one token; empty only when nobody runs. served: what a tenant was served for its
-    weight."""
+    """(sequence, tokens) of one step, at least one token each; empty only if `running` is. served: service of a group
+    (`fairness.Service.of`)."""
     classes: dict[int, dict[str, list[S]]] = defaultdict(lambda: defaultdict(list))
     for s in running:
         classes[s.request.priority][s.request.tenant].append(s)
     step: _Step[S] = _Step(room)
     for priority, tenants in sorted(classes.items()):
         levels = {tenant: served((priority, tenant)) for tenant in tenants}
-        queues = {tenant: _Queue(tenants[tenant], room.prefill_token_s) for tenant in sorted(tenants, key=levels.__getitem__)}
+        queues = {
+            tenant: _Queue(tenants[tenant], room.prefill_token_s) for tenant in sorted(tenants, key=levels.__getitem__)
+        }
         whole_s, weights, most = step.left_s, sum(queue.weight for queue in queues.values()), max(levels.values())
         for tenant, queue in queues.items():
             step.take(queue, whole_s * queue.weight / weights + (most - levels[tenant]) * queue.weight)
@@ -71,7 +78,7 @@ def share(running: Iterable[S], room: Room, served: Callable[[Group], float]) ->
 
 
 class _Queue(Generic[S]):
-    """What a tenant has to compute, the next first. begun: some of it is in the step; prompt_begun: some of a prompt."""
+    """A tenant's decodes and prompts, next first. begun: the step holds some; prompt_begun: some of a prompt."""
 
     def __init__(self, members: list[S], prefill_token_s: float) -> None:
         self.weight, self.begun, self.prompt_begun = members[0].request.weight, False, False
@@ -81,15 +88,15 @@ class _Queue(Generic[S]):
 
 
 class _Step(Generic[S]):
-    """The step as far as it is filled."""
+    """A step being filled."""
 
     def __init__(self, room: Room) -> None:
         self.chosen: dict[S, int] = {}
         self.left_s, self._left_tokens, self._room = room.seconds, room.tokens, room
 
     def take(self, queue: _Queue[S], seconds: float) -> None:
-        """Fill so many seconds, or what is left, from the queue. A tenant that has nothing in the step yet gets one decode, and one
-        piece of a prompt, into it while there is any room, so the step may be longer by that."""
+        """Fill up to `seconds`, or what is left, from the queue. While any room is left, a tenant gets at least one
+        decode and one piece of a prompt, even if the step then exceeds its time."""
         room, seconds = self._room, min(seconds, self.left_s)
         decodes_s = seconds * (1 - 1 / PREFILL_SHARE) if queue.prompts else seconds
         while queue.decodes and self._left_tokens and (decodes_s >= room.decode_s or (seconds > 0 and not queue.begun)):

@@ -1,8 +1,8 @@
-"""How a session stands among victims: withdrawn, unadvised or advised, how urgent, and when it was last used.
+"""A session's standing in the eviction order: withdrawn, unadvised or advised, priority, and last use.
 
-An advisory lifts its session until it expires; invalidated or expired, the session is withdrawn: the first to go, until it is
-used or advised again. Once its request is here the standing holds until the turn has ended, so that what was fetched for it does
-not leave while it waits for room.
+An advisory protects its session until it expires. An invalidated or expired one makes the session's cache the first to
+be evicted, until it is used or advised again. When the request arrives, the protection holds until the turn ends, so
+that loaded pieces stay while the request waits for room.
 """
 
 from __future__ import annotations
@@ -10,29 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from contracts.ids import SessionKey
+from contracts.memory.victim_order import Standing, standing, strongest
 
-#: Sessions that are remembered; beyond, the oldest half is forgotten and stands as unadvised, last used long ago.
+#: Maximum number of remembered sessions; beyond, the oldest half becomes unadvised and last used long ago.
 MOST_SESSIONS = 20_000
-
-#: (class, -priority, last use in seconds): compares as victims do, the smaller leaves first.
-Standing = tuple[int, int, float]
-
-
-class Rank(IntEnum):
-    """Victim classes of DESIGN section 6, first victims first."""
-
-    LOST_CAUSE = 0  # of a block, not of a session: not saved below, so nothing is preserved by waiting
-    WITHDRAWN = 1  # its advisory was invalidated or has expired
-    UNADVISED = 2
-    ADVISED = 3
 
 
 @dataclass(slots=True)
 class Advice:
-    """What a session's last advisory gave it. until_s: monotonic; infinite once the request is here."""
+    """A session's last advisory. until_s: monotonic; infinite once the request is here."""
 
     priority: int
     until_s: float
@@ -47,25 +35,25 @@ class Standings:
     _last_use: dict[SessionKey, float] = field(default_factory=dict)
 
     def advise(self, session: SessionKey, priority: int, until_s: float, now: float) -> None:
-        """A hint came; it replaces an older one and counts as a use."""
+        """Record a hint. It replaces an older one and counts as a use."""
         self.advice.pop(session, None)  # to the end: the oldest hints are forgotten first
         self.advice[session] = Advice(priority, until_s)
         self.used(session, now)
         _forget_half(self.advice)
 
     def withdraw(self, session: SessionKey) -> None:
-        """The session is not coming after all."""
+        """The session's hint was invalidated."""
         self.advice.setdefault(session, Advice(0, 0.0)).withdrawn = True
 
     def came(self, session: SessionKey, now: float) -> None:
-        """A request of the session is here."""
+        """A request of the session arrived."""
         self.used(session, now)
         advice = self.advice.get(session)
         if advice is not None:
             advice.until_s, advice.withdrawn = math.inf, False
 
     def ended(self, session: SessionKey, now: float) -> None:
-        """A turn of the session ended: its advisory has done its work, unless a newer one came meanwhile."""
+        """A turn of the session ended, and with it its advisory, unless a newer one has come."""
         self.used(session, now)
         advice = self.advice.get(session)
         if advice is not None and advice.until_s == math.inf:
@@ -78,30 +66,28 @@ class Standings:
         _forget_half(self._last_use)
 
     def of(self, session: SessionKey, now: float) -> Standing:
-        """Where the session stands."""
+        """The session's standing."""
         last_use = self._last_use.get(session, 0.0)
         advice = self.advice.get(session)
-        if advice is None:
-            return Rank.UNADVISED, 0, last_use
-        live = not advice.withdrawn and now < advice.until_s
-        return (Rank.ADVISED if live else Rank.WITHDRAWN), -advice.priority, last_use
+        live = advice is not None and not advice.withdrawn and now < advice.until_s
+        return standing(None if advice is None else advice.priority, live, last_use)
 
     def ends_s(self, now: float) -> float:
-        """When the next live advisory expires; infinite: none does."""
+        """When the next live advisory expires; infinite if none does."""
         return min((a.until_s for a in self.advice.values() if a.until_s > now and not a.withdrawn), default=math.inf)
 
     def is_here(self, session: SessionKey) -> bool:
-        """A request of an advised session is here."""
+        """Whether a request of this advised session is here."""
         advice = self.advice.get(session)
         return advice is not None and advice.until_s == math.inf
 
     def last_use(self, session: SessionKey) -> float:
-        """When its cache was used last; long ago, where nothing is remembered."""
+        """When the session's cache was last used; minus infinity if unknown."""
         return self._last_use.get(session, -math.inf)
 
     def strongest(self, sessions: Iterable[SessionKey], now: float) -> Standing:
-        """The standing of what several sessions share: that of the one which protects it most."""
-        return max((self.of(session, now) for session in sessions), default=(Rank.WITHDRAWN, 0, 0.0))
+        """The standing of a block that several sessions share."""
+        return strongest(self.of(session, now) for session in sessions)
 
 
 def _forget_half(by_age: dict[SessionKey, Advice] | dict[SessionKey, float]) -> None:

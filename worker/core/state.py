@@ -1,4 +1,4 @@
-"""What the parts of an engine's core share: the cache in HBM, the loads into it, and what is known of the store."""
+"""State shared by the parts of an engine's core: the cache in HBM, open loads, and the store's availability."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from contracts.ids import SessionKey
 from contracts.kv import KvShape
 from storelink.core.load_plan import LoadRates
 from worker.core import instructions as do
+from worker.core.block import NO_PAGE, Block
 from worker.core.events import LoadClosed, PiecesCame
-from worker.core.hbm import NO_PAGE, Block, HbmCache
+from worker.core.hbm import HbmCache
 from worker.core.load import Load
 from worker.core.pages import Pages
 from worker.core.policy import Policy
 
-#: How long a store that did not answer is left alone, in seconds.
+#: How long a silent store is not asked, in seconds.
 REST_S = 30.0
 
 
 @dataclass(slots=True)
 class CoreState:
-    """See the module. `salt_of` gives a tenant's chunk-key salt. model_name: as manifests name it.
+    """See the module. salt_of: a tenant's chunk-key salt. model_name: for manifests.
 
-    Invariants: `moving` of a block is the number of open loads and of saves under way that hold it. A load is open, and in `loads`, until
-    it is closed or given up.
+    Invariants: a block's `moving` is the number of open loads and pending saves that hold it. A load is in `loads`
+    until it is closed or aborted.
     """
 
     shape: KvShape
@@ -35,19 +36,19 @@ class CoreState:
     policy: Policy
     salt_of: Callable[[str], bytes]
     model_name: str = ""
-    #: Names of loads and saves.
+    #: Ids for loads and saves.
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    #: When the event that is handled came, or the turn began.
+    #: Time of the current event or turn.
     now: float = 0.0
-    #: What is asked for and not executed yet.
+    #: Instructions not yet taken.
     out: list[do.Instruction] = field(default_factory=list)
     #: Open loads by id.
     loads: dict[int, Load] = field(default_factory=dict)
-    #: A store is there, whether or not it answers.
+    #: A store is attached, whether or not it answers.
     attached: bool = False
-    #: What loads took lately, by where they came from.
+    #: Recent load rates by source.
     rates: LoadRates = field(default_factory=LoadRates)
-    #: It has not answered in time: nothing is asked of it before.
+    #: A silent store is not asked before this time.
     _rests_until_s: float = 0.0
 
     def next_id(self) -> int:
@@ -55,8 +56,7 @@ class CoreState:
         return next(self.ids)
 
     def back(self) -> None:
-        """Give back memory that the ledger may not hold any more, and ask for memory for slabs that it has begun to use; before anything
-        touches new pages."""
+        """Emit the pool's pending unmaps and maps. Call before new pages are touched."""
         pool = self.cache.pool
         if pool.to_unmap:
             self.out.append(do.UnmapSlabs(pool.to_unmap))
@@ -68,17 +68,17 @@ class CoreState:
     # ---- the store ---------------------------------------------------------------------------------------------
     @property
     def store_here(self) -> bool:
-        """The store can be asked."""
+        """Whether the store can be asked."""
         return self.attached and self.now >= self._rests_until_s
 
     def fell_silent(self) -> None:
-        """The store did not answer in time: nothing is asked of it until it says something, or for REST_S seconds."""
+        """The store did not answer in time: do not ask it for REST_S seconds, or until it sends something."""
         if self.store_here:
             self.out.append(do.Note("the store does not answer; computing without it", {"rest_s": REST_S}, bad=True))
         self._rests_until_s = self.now + REST_S
 
     def heard(self) -> None:
-        """The store said something."""
+        """The store sent a message."""
         self._rests_until_s = 0.0
 
     # ---- loads -------------------------------------------------------------------------------------------------
@@ -93,29 +93,31 @@ class CoreState:
         priority: int,
         source_nodes: list[str],
     ) -> Load:
-        """Ask the store for `layers[i]` of chunk `keys[i]`, into `blocks[i]`; the pages are there already."""
+        """Ask the store for `layers[i]` of chunk `keys[i]`, into existing pages of `blocks[i]`. Pins the blocks."""
         self.back()
         load = Load(self.next_id(), session, blocks, layers, hint, self.now)
         for block in blocks:
             self.cache.pin(block)
         self.loads[load.load_id] = load
-        self.out.append(do.OpenLoad(load.load_id, session, keys, layers, _pages(blocks, layers), hint, priority, source_nodes))
+        self.out.append(
+            do.OpenLoad(load.load_id, session, keys, layers, _pages(blocks, layers), hint, priority, source_nodes)
+        )
         return load
 
     def came(self, event: PiecesCame) -> None:
-        """Pieces of a load are in their pages. What came of one that was given up meanwhile is nothing."""
+        """Mark pieces of a load as ready. Ignored if the load was aborted meanwhile."""
         if (load := self.loads.get(event.load_id)) is not None:
             for chunk, layer in zip(event.chunks.tolist(), event.layers.tolist(), strict=True):
                 load.blocks[chunk].ready[layer] = True
 
     def abort_load(self, load: Load) -> None:
-        """Give a load up: its pages are free as far as they have not come and nobody uses them."""
+        """Abort a load. Frees its unfilled pages unless a sequence uses them."""
         load.cancelled = True
         self.out.append(do.HaltLoad(load.load_id))
         self._close(load)
 
     def closed(self, event: LoadClosed) -> Load | None:
-        """The load has ended; None: it was given up before. Blocks that miss pieces which a sequence waits for are lost."""
+        """The load has ended. Blocks in use that miss pieces are lost. Returns None if it was aborted before."""
         load = self.loads.get(event.load_id)
         if load is not None:
             self._learn(load, event)
@@ -135,16 +137,18 @@ class CoreState:
                 self.cache.lose(block)
 
     def _learn(self, load: Load, event: LoadClosed) -> None:
-        """What the slowest source of the load took; what came from the arena beside it came at once."""
+        """Learn the rate of the load's slowest source; the time of faster ones is neglected."""
         if not event.came or not load.sources or load.cancelled or load.hint:
             return
         slowest = max(load.sources)
         pieces = sum(len(w) for w, source in zip(load.layers, load.sources, strict=False) if source == slowest)
         if pieces:
-            self.rates.observed(slowest, event.first_s - load.asked_s, (event.last_s - event.first_s) / pieces, self.now)
+            self.rates.observed(
+                slowest, event.first_s - load.asked_s, (event.last_s - event.first_s) / pieces, self.now
+            )
 
     def coming(self, blocks: list[Block]) -> list[do.Coming]:
-        """What is still on its way into these blocks. A layer that no load brings is listed too, as of load 0: it will not come."""
+        """Layers still being loaded into these blocks. A layer that no load brings is listed with load 0."""
         found = []
         for block in blocks:
             missing = set(np.flatnonzero(~block.ready).tolist())
@@ -166,7 +170,7 @@ class CoreState:
 
 
 def _pages(blocks: list[Block], layers: list[list[int]]) -> Pages:
-    """`[blocks, layers]`: the pages of the wanted layers, NO_PAGE elsewhere."""
+    """int64 `[blocks, layers]`: the pages of the wanted layers, NO_PAGE elsewhere."""
     pages = np.full((len(blocks), len(blocks[0].pages) if blocks else 0), NO_PAGE, np.int64)
     for row, block, wanted in zip(pages, blocks, layers, strict=True):
         row[wanted] = block.pages[wanted]

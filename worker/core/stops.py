@@ -1,8 +1,8 @@
-"""Where stop strings end a text: all of them are matched at once, in a time that does not depend on their number or length.
+"""Matches stop strings in streamed text: all at once, in time independent of their number and length.
 
-An Aho-Corasick automaton (1975): a node is a beginning of some stop string, the present node the longest one that the text so far
-ends with. So its depth is how much must be held back. With at most 16 strings the tree of beginnings is a few chains: a
-chain's next node has the next number, and the few other children lie in a table. It takes ten bytes a node.
+An Aho-Corasick automaton (1975): a node is a prefix of some stop string; the current node is the longest prefix that
+the text so far ends with, so its depth is how much must be held back. With at most 16 strings the trie is a few chains:
+a chain's next node has the next number, and other children are in a table. Ten bytes per node.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _NO_CHILD = -1
-#: Automatons that are kept for requests with the same stop strings.
-_KEPT = 64
+#: Number of cached automata, for requests with the same stop strings.
+_CACHED = 64
 
 
 class StopStrings:
-    """The automaton of a set of stop strings. Immutable; made in a time proportional to the length of all of them (0.7 us a character)."""
+    """The automaton of a set of stop strings. Immutable; built in linear time (0.7 us per character)."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Empty strings match nothing."""
-        #: By node: the character of its child with the next number; the longest other node that its text ends with; the length of its
-        #: text, and of the longest stop string that its text ends with, or 0.
+        #: By node: the character of its child with the next number; the node of its longest proper suffix; its length;
+        #: and the length of the longest stop string that it ends with, or 0.
         self.chained, self.fallback = array("i", [_NO_CHILD]), array("H", [0])
         self.depth, self.matched = array("H", [0]), array("H", [0])
-        #: The other children, by node and character.
+        #: Other children, by node and character.
         self.branches: dict[int, dict[int, int]] = {}
         parents, codes = [0], [0]
         for stop in sorted({stop for stop in stops if stop}):
@@ -55,7 +55,7 @@ class StopStrings:
         self.matched[node] = len(stop)
 
     def _child(self, node: int, code: int) -> int:
-        """0: none."""
+        """The node's child for this character; 0 if none."""
         if self.chained[node] == code:
             return node + 1
         others = self.branches.get(node)
@@ -68,35 +68,35 @@ class StopStrings:
         return child
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED)
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
-    """The automaton of these strings, made once while requests ask for the same ones. Any thread."""
+    """The automaton of these strings, cached. Any thread."""
     return StopStrings(stops)
 
 
 class StopMatcher:
-    """Ends a text before the first stop string that it completes (after it with `include`), wherever the text was cut into pieces. Of those
-    that end at the same place, the longest counts.
+    """Ends a text before the first stop string that it completes (after it with `include`), however the text is split.
+    Of those that end at the same place, the longest counts.
 
-    What may be the beginning of a stop string is held back. What was given out depends on the whole text so far only,
-    never on its pieces, so that a request continues elsewhere without a gap.
+    Holds back what may begin a stop string. The emitted text depends only on the whole text so far, so a request can
+    continue on another worker without a gap.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """Empty strings match nothing. Takes up to milliseconds for strings that are new."""
+        """Empty strings match nothing. May take milliseconds for strings not in the cache."""
         self._include = include
         self._strings = stop_strings(tuple(stops)) if any(stops) else None
         self._node = 0
         self._held = ""
-        #: Whether a stop string was met.
+        #: A stop string was met.
         self.stopped = False
 
     def prime(self, text: str) -> str:
-        """Takes `text` as pushed before, elsewhere, where what it gave out was sent. Returns what that was."""
+        """Replay `text` that another worker pushed. Returns the text that worker emitted."""
         return self.push(text)[0]
 
     def push(self, text: str) -> tuple[str, bool]:
-        """`(emit, stopped)`: text that can be shown now, and whether a stop string was met; after that, nothing more comes."""
+        """`(emit, stopped)`: text to show now, and whether a stop string was met; after that, nothing is emitted."""
         if self.stopped:
             return "", True
         if self._strings is None:
@@ -114,7 +114,7 @@ class StopMatcher:
         return whole[:shown], False
 
     def flush(self, text: str = "") -> str:
-        """Ends the text with `text`: what was held back can be shown after all. Empty once a stop string was met."""
+        """End the text with `text`. Returns the rest to show, with what was held back; empty after a stop string."""
         emit, stopped = self.push(text)
         held, self._held, self._node = ("", "", 0) if stopped else (self._held, "", 0)
         return emit + held

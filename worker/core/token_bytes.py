@@ -1,22 +1,24 @@
-"""How many bytes of text one token can stand for, at most, by what tokenizer.json says.
+"""Upper bound on the bytes of text that one token can stand for, from tokenizer.json.
 
-That is the longest spelling of a token, times what normalising may shrink text by. Where text can vanish on its way to tokens (space that
-is removed, characters that no token spells) there is no such number, and the answer is 0.
+It is the longest spelling of a token, times the factor by which normalising may shrink text. If text can vanish
+(removed space, characters without a token) there is no bound, and the result is 0.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: Text is at most so many times longer than its normal form. NFC: three Hangul letters of 3 bytes make a syllable of 3, and an iota spelled
-#: with 3 bytes and two marks of 2 make a letter of 2. What NFKC and NFKD make ASCII of has at most 4 bytes, and marks go into letters too.
+#: Maximum ratio of text to its normal form, in bytes. NFC: three Hangul letters of 3 bytes make a syllable of 3; a
+#: 3-byte iota and two 2-byte marks make a letter of 2. NFKC and NFKD map characters of up to 4 bytes to ASCII, and
+#: combine marks.
 _SHRINKS = {"NFC": 4, "NFD": 4, "NFKC": 12, "NFKD": 12}
-#: These cut text into pieces and lose nothing of it.
+#: Pre-tokenizers that split text without losing any.
 _CUTTERS = ("ByteLevel", "Digits", "Metaspace")
 
 
 def most_bytes_of_a_token(description: dict[str, Any], longest_spelling: int) -> int:
-    """description: tokenizer.json. longest_spelling: bytes of the longest token, special ones included. 0: not known."""
+    """description: tokenizer.json. longest_spelling: bytes of the longest token, including special ones. Returns 0 if
+    unbounded or unknown."""
     factor = _shrink(description.get("normalizer"))
     whole = _cuts(description.get("pre_tokenizer")) and _spells_everything(description)
     takes_space = any(token.get("lstrip") or token.get("rstrip") for token in description.get("added_tokens") or [])
@@ -24,7 +26,7 @@ def most_bytes_of_a_token(description: dict[str, Any], longest_spelling: int) ->
 
 
 def _shrink(normalizer: dict[str, Any] | None) -> int:
-    """How many times longer text may be than what it is normalised to; 0: without limit, as far as is known."""
+    """Maximum ratio of text to its normalised form; 0: unbounded or unknown."""
     if normalizer is None:
         return 1
     kind = normalizer.get("type")
@@ -51,7 +53,7 @@ def _cuts(cutter: dict[str, Any] | None) -> bool:
 
 
 def _spells_everything(description: dict[str, Any]) -> bool:
-    """Every byte has a token, so that no character is dropped and no run of unknown ones becomes one token."""
+    """Whether every byte has a token, so that no character is dropped and unknown runs do not become one token."""
     model = description.get("model") or {}
     vocab = model.get("vocab") or {}
     known = set(vocab) if isinstance(vocab, dict) else {entry[0] for entry in vocab}
@@ -62,10 +64,14 @@ def _spells_everything(description: dict[str, Any]) -> bool:
 
 def _has_byte_level(description: dict[str, Any]) -> bool:
     stages = [description.get(name) or {} for name in ("pre_tokenizer", "normalizer")]
-    inner = [part for stage in stages for part in (stage, *(stage.get("pretokenizers") or ()), *(stage.get("normalizers") or ()))]
+    inner = [
+        part
+        for stage in stages
+        for part in (stage, *(stage.get("pretokenizers") or ()), *(stage.get("normalizers") or ()))
+    ]
     return any(part.get("type") == "ByteLevel" for part in inner)
 
 
-#: The letters in which byte-level BPE spells the 256 bytes: printable ones of Latin-1 as themselves, the rest from U+0100 on.
+#: Byte-level BPE's letters for the 256 bytes: printable Latin-1 as itself, the rest from U+0100 on.
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _BYTE_LETTERS = _PRINTABLE | {0x100 + i for i in range(256 - len(_PRINTABLE))}

@@ -1,4 +1,4 @@
-"""How often tokens came, kept as arrays: a penalty costs a few array operations a token, however long prompt and answer are."""
+"""Token counts as arrays, so that a penalty costs a few array operations per token, however long the text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-#: With more distinct tokens than this, a factor for every token of the vocabulary is cheaper than picking theirs out of the row.
+#: With more distinct tokens than this, a factor for the whole vocabulary is faster than indexing the row.
 DENSE = 8192
 _FIRST_ROOM = 64
 Row = npt.NDArray[np.float32]
 
 
 class TokenCounts:
-    """Distinct tokens and how often each came. `add` costs the same however many there are."""
+    """Distinct tokens and their counts. `add` takes amortised constant time."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         ids, counts = np.unique(np.asarray(tokens, np.int64), return_counts=True)
@@ -23,7 +23,7 @@ class TokenCounts:
         self._place = {token: place for place, token in enumerate(ids.tolist())}
 
     def add(self, token: int) -> bool:
-        """The token came once more. True when it is the first time."""
+        """Count one more occurrence. True if it is the first."""
         place = self._place.get(token)
         if place is not None:
             self._counts[place] += 1
@@ -49,12 +49,12 @@ class TokenCounts:
 
 
 class Repetition:
-    """The repetition penalty (Keskar et al., CTRL): logits of tokens of prompt and answer are divided by it where they are positive, else
-    multiplied."""
+    """The repetition penalty (Keskar et al., CTRL): logits of tokens in prompt and answer are divided by it if
+    positive, else multiplied."""
 
     def __init__(self, penalty: float, tokens: Sequence[int]) -> None:
         self._penalty, self._seen = np.float32(penalty), TokenCounts(tokens)
-        #: The penalty or 1 for each token of the vocabulary, once `DENSE` tokens were seen.
+        #: Penalty or 1 for each token of the vocabulary, once more than `DENSE` distinct tokens were seen.
         self._factors: Row | None = None
 
     def add(self, token: int) -> None:
@@ -63,7 +63,7 @@ class Repetition:
             self._factors[token] = self._penalty
 
     def apply(self, row: Row) -> None:
-        """Changes `row` (float32 `[vocab]`)."""
+        """Apply the penalty to `row` (float32 `[vocab]`) in place."""
         if len(self._seen.ids) <= DENSE:
             known = row[self._seen.ids]
             row[self._seen.ids] = np.where(known > 0, known / self._penalty, known * self._penalty)
@@ -71,6 +71,6 @@ class Repetition:
         if self._factors is None:
             self._factors = np.ones(len(row), np.float32)
             self._factors[self._seen.ids] = self._penalty
-        # The smaller of the two is the right one for a penalty above 1, whatever the logit's sign; the larger for one below.
+        # For a penalty above 1 the smaller of the two is right for either sign of the logit; below 1, the larger.
         pick = np.minimum if self._penalty > 1 else np.maximum
         pick(row / self._factors, row * self._factors, out=row)

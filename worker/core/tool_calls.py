@@ -1,10 +1,10 @@
-"""How a model spells a call of a function: the text itself, the grammar that forces it, and its way back into calls.
+"""How a model spells function calls: the text, the grammar that enforces it, and the reader that parses it.
 
-A dialect is what the model was trained on, told from its chat template. A model whose template knows no tools, or spells calls
-in a way that is not known here, is told of them in a system message, with the tags that most models know (`GENERIC`).
+A dialect is the spelling that the model was trained on, detected from its chat template. If the template has no tools
+or an unknown spelling, a system message describes the tools, with tags that most models know (`GENERIC`).
 
-Calls are always written under a grammar (`CallGrammar`), so that their names exist and their arguments satisfy their schemas; the
-reader (`CallReader`) therefore meets exactly the dialect's spelling, and never has to guess.
+Calls are always generated under a grammar (`call_grammar`), so names exist and arguments satisfy their schemas, and the
+reader (`CallReader`) meets exactly the dialect's spelling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from contracts.request import ToolCallDelta, ToolUse
 
-#: Whitespace between a JSON text's tokens. More of it, line breaks above all, is where models dither until max_tokens.
+#: Whitespace between JSON tokens. With more allowed, above all line breaks, models may emit it until max_tokens.
 _WHITESPACE = "[ ]?"
 _ID_CHARS = 24
 Where = Literal["lead", "head", "name", "arguments", "after", "text"]
@@ -28,8 +28,8 @@ Where = Literal["lead", "head", "name", "arguments", "after", "text"]
 class Dialect:
     """One spelling: `begin head NAME between ARGUMENTS tail end`, further calls after `separator`.
 
-    begin: what no other text contains; empty when an answer that opens with `head` is a call. told: how the prompt names tools:
-    by the template's own variable, or by a system message.
+    begin: a marker that no other text contains; empty if an answer that opens with `head` is a call. told: how the
+    prompt lists tools: by the template's variable, or by a system message.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Dialect:
     between: str
     tail: str
     end: str
-    #: None: one call is all that an answer can hold.
+    #: None: an answer holds at most one call.
     separator: str | None
     told: Literal["template", "system"]
 
@@ -49,7 +49,7 @@ GENERIC = replace(HERMES, name="generic", told="system")
 
 
 def dialect_of(source: str, knows_tools: bool) -> Dialect:
-    """The dialect of a chat template with this source; knows_tools: it uses a variable of that name."""
+    """The dialect of a chat template with this source. knows_tools: it uses the variable `tools`."""
     if knows_tools and "<tool_call>" in source and "<function=" not in source:
         return HERMES
     if knows_tools and '"parameters"' in source and '{"name":' in source:
@@ -58,18 +58,18 @@ def dialect_of(source: str, knows_tools: bool) -> Dialect:
 
 
 def json_rule(schema: Any) -> str:
-    """The right side of a grammar's rule for JSON that satisfies `schema` (an object, or true and false)."""
+    """The right-hand side of a rule for JSON that satisfies `schema` (an object or a boolean)."""
     schema = schema if isinstance(schema, dict) else {"allOf": [schema]}
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}, ensure_ascii=False)
 
 
 def json_grammar(schema: str) -> str:
-    """The grammar of an answer that is JSON and satisfies `schema` (JSON text)."""
+    """The grammar of a JSON answer that satisfies `schema` (JSON text)."""
     return f"start: {json_rule(json.loads(schema))}\n"
 
 
 def parameters_of(tool: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments. OpenAI: without parameters, a function takes none."""
+    """The schema of a function's arguments. As in OpenAI's API, a function without parameters takes none."""
     parameters = tool["function"].get("parameters")
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -77,9 +77,9 @@ def parameters_of(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def call_grammar(dialect: Dialect, use: ToolUse, schema: str | None) -> str:
-    """The grammar of an answer that may or must call functions; `schema`: what it must satisfy when it calls none.
+    """The grammar of an answer that may or must call functions. schema: for an answer without calls.
 
-    With "none" the prompt still tells of the functions, so that its cache stays of use, but no call can begin.
+    With "none" the prompt still lists the functions, so that its cache stays valid, but no call can begin.
     """
     tools = [t for t in json.loads(use.tools) if use.name in (None, t["function"]["name"])]
     content = f"content: {json_rule(json.loads(schema))}\n" if schema is not None else ""
@@ -87,7 +87,9 @@ def call_grammar(dialect: Dialect, use: ToolUse, schema: str | None) -> str:
     if use.choice == "none":
         return "start: content\n" + (content or f"content: TEXT\nTEXT: {anything}\n")
     several = use.parallel and use.name is None and dialect.separator is not None
-    more = f" ({_literal(dialect.separator + dialect.begin)} call)*" if several and dialect.separator is not None else ""
+    more = (
+        f" ({_literal(dialect.separator + dialect.begin)} call)*" if several and dialect.separator is not None else ""
+    )
     begin = f"{_literal(dialect.begin)} " if dialect.begin else ""
     if use.choice == "required":
         start = f"start: {begin}call{more}\n"
@@ -95,7 +97,7 @@ def call_grammar(dialect: Dialect, use: ToolUse, schema: str | None) -> str:
     elif content:
         start = f"start: content | {begin}call{more}\n"
     elif dialect.begin:
-        # The first that matches ends the text before it, and opens a call.
+        # The first match ends the text before it and opens a call.
         start = f"start: TEXT | lead call{more}\nlead[lazy]: /(.|\\n)*/ {_literal(dialect.begin)}\nTEXT: /(.|\\n)*/\n"
     else:
         start = f"start: TEXT | call\nTEXT: {anything}\n"
@@ -112,29 +114,29 @@ def _literal(text: str) -> str:
 
 
 def _no_call(dialect: Dialect) -> str:
-    """A terminal for any text that no call begins in."""
+    """A terminal for any text in which no call begins."""
     call = f"(.|\\n)*{dialect.begin}" if dialect.begin else dialect.head.replace("{", "\\{")
     return f"/(.|\\n)*/ & ~/{call}(.|\\n)*/"
 
 
 def call_id(answer: str, index: int) -> str:
-    """The id of a call of this answer: the same when a request is resumed elsewhere."""
+    """The id of a call of this answer; deterministic, so a resumed request has the same ids."""
     return "call_" + blake3(f"upbeat tool call {answer} {index}".encode()).hexdigest()[:_ID_CHARS]
 
 
 class CallReader:
-    """Takes an answer's text as it grows apart into what is said and what is called.
+    """Splits an answer's growing text into content and calls.
 
-    What it gives out depends on the whole text so far only, never on its pieces. A text that ends in the middle of a call leaves
-    that call's arguments incomplete, as OpenAI's do.
+    The result depends only on the whole text so far, not on how it is split. A text that ends inside a call leaves its
+    arguments incomplete, as in OpenAI's API.
     """
 
     def __init__(self, dialect: Dialect, answer: str, forced: bool) -> None:
-        """answer: what names it, for its calls' ids. forced: it is calls and nothing else."""
+        """answer: its id, for call ids. forced: the answer holds only calls."""
         self._dialect, self._answer = dialect, answer
         self._opening = dialect.begin + dialect.head
         self._where: Where = "head" if forced else "lead"
-        #: Text that was not given out yet: it may begin a call, or be a part of a call's spelling.
+        #: Text not emitted yet: it may begin a call or be part of a call's spelling.
         self._held = ""
         self._calls = -1
         self._depth = 0
@@ -146,7 +148,7 @@ class CallReader:
         return self._calls >= 0
 
     def push(self, text: str, last: bool = False) -> tuple[str, list[ToolCallDelta]]:
-        """`(said, called)`: what `text` adds. `last`: nothing follows, so that nothing is held back."""
+        """`(content, calls)` that `text` adds. last: nothing follows, so nothing is held back."""
         self._held += text
         said: list[str] = []
         called: list[ToolCallDelta] = []
@@ -192,7 +194,9 @@ class CallReader:
             said.append(self._held[:at])
             self._held, self._where = self._held[at:], "head"
             return True
-        keep = next((n for n in range(min(len(begin) - 1, len(self._held)), 0, -1) if self._held.endswith(begin[:n])), 0)
+        keep = next(
+            (n for n in range(min(len(begin) - 1, len(self._held)), 0, -1) if self._held.endswith(begin[:n])), 0
+        )
         said.append(self._held[: len(self._held) - keep])
         self._held = self._held[len(self._held) - keep :]
         return False
@@ -242,7 +246,7 @@ class CallReader:
 
 
 def generic_notice(tools: Sequence[dict[str, Any]]) -> str:
-    """What a model whose template knows no tools is told of them."""
+    """The system message that describes tools to a model whose template has none."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     shown = GENERIC.begin + GENERIC.head + "NAME" + GENERIC.between + "ARGUMENTS" + GENERIC.tail + GENERIC.end
     return (
@@ -255,16 +259,18 @@ def generic_notice(tools: Sequence[dict[str, Any]]) -> str:
 
 
 def spelled_calls(message: dict[str, Any]) -> str:
-    """An assistant's message with calls as plain text, for templates that know no calls."""
+    """An assistant message with calls as plain text, for templates without calls."""
     texts = [message["content"]] if message.get("content") else []
     for call in message["tool_calls"]:
         function = call["function"]
         arguments = function["arguments"]
         spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        texts.append(GENERIC.begin + GENERIC.head + function["name"] + GENERIC.between + spelled + GENERIC.tail + GENERIC.end)
+        texts.append(
+            GENERIC.begin + GENERIC.head + function["name"] + GENERIC.between + spelled + GENERIC.tail + GENERIC.end
+        )
     return "\n".join(texts)
 
 
 def spelled_result(message: dict[str, Any]) -> str:
-    """A tool's message as plain text."""
+    """A tool message as plain text."""
     return f"<tool_response>\n{message['content']}\n</tool_response>"

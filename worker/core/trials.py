@@ -1,13 +1,15 @@
-"""Whose step it is while a request is here that may have killed an engine (`GenerateRequest.alone`).
+"""Isolates requests that may have killed an engine (`GenerateRequest.alone`): decides which sequences a step may hold.
 
-Each such request has a trial: until its first new token, steps hold nothing else, so that an engine which dies then died of it. Gateways
-are told whose trial it is before its first step, and that it is over before the next step of anybody else.
+Each such request has a trial: until its first new token, steps hold nothing else, so if the engine dies, this request
+is the cause. Gateways are told before a trial's first step which request is on trial, and before the next other step
+that it is over.
 
-- One trial at a time, first of those that have had the fewest turns, then of those with the most tokens from a former worker: the newest
-  request is the likeliest culprit, and the others get on before it has its turn.
-- Trials follow each other for `ROUND_S`, and one lasts `TURN_S` at most. After that everybody else has as long, so that requests on trial
-  take half of the engine at most, however many they are and however long their prompts.
-- Between a word to the gateways and the step that it is about lie `TOLD_S`, in which it gets out of this process. Nothing runs then.
+- One trial at a time: the request with the fewest turns first, then the one with the most tokens from an earlier
+  worker. The newest request is the likeliest cause, so the others go before it.
+- Trials follow each other for `ROUND_S`; one lasts at most `TURN_S`. Then all other requests run for as long, so trials
+  take at most half of the engine, whatever their number and length.
+- Between the message to the gateways and its step lie `TOLD_S`, for the message to leave this process. Nothing runs
+  then.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ TOLD_S = 0.005
 
 
 class Asked(Protocol):
-    """What is asked of a request."""
+    """The part of a request that trials need."""
 
     @property
     def request_id(self) -> str: ...
@@ -31,7 +33,7 @@ class Asked(Protocol):
 
 
 class Tried(Protocol):
-    """What is asked of a sequence (`worker.core.sequence.Sequence`)."""
+    """The part of a sequence that trials need (`worker.core.sequence.Sequence`)."""
 
     @property
     def request(self) -> Asked: ...
@@ -45,19 +47,19 @@ S = TypeVar("S", bound=Tried)
 
 
 class Trials:
-    """See the module. Invariant: a sequence on trial has had a turn, and is not past its first new token as far as was seen."""
+    """See the module. Invariant: a sequence on trial has had a turn and no new token since it was last checked."""
 
     def __init__(self) -> None:
-        #: Whose trial it is: a request's id, or empty. What gateways are to be told when it changes.
+        #: Id of the request on trial, or empty. Gateways are told when it changes.
         self.told = ""
         self._told_s = float("-inf")
         self._began_s = self._round_s = 0.0
         self._others_until_s = float("-inf")
-        #: By arrival: how many turns those that are here have had.
+        #: Number of turns of each sequence here, by arrival.
         self._turns: dict[int, int] = {}
 
     def turn(self, running: list[S], now: float) -> list[S]:
-        """Those of `running` that the next step may hold."""
+        """Sequences of `running` that the next step may hold."""
         if not self.told and not any(s.request.alone for s in running):
             return running if self.rest_s(now) is None else []
         trials = [s for s in running if s.request.alone and s.generated <= len(s.request.resume_tokens)]
@@ -74,17 +76,17 @@ class Trials:
             on = min(trials, key=lambda s: (self._turns[s.arrival], -len(s.request.resume_tokens), s.arrival))
             self._turns[on.arrival] += 1
             self._began_s = now + TOLD_S
-        self._tell(on.request.request_id if on is not None else "", now)
+        self._announce(on.request.request_id if on is not None else "", now)
         if self.rest_s(now) is not None:
             return []
         return others if on is None else [on]
 
-    def _tell(self, told: str, now: float) -> None:
+    def _announce(self, told: str, now: float) -> None:
         if told != self.told:
             self.told, self._told_s = told, now
 
     def rest_s(self, now: float) -> float | None:
-        """How long no step may run; None: one may."""
+        """Seconds for which no step may run; None: one may run now."""
         left_s = self._told_s + TOLD_S - now
         return left_s if left_s > 0 else None
 

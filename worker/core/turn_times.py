@@ -1,7 +1,7 @@
-"""Where a turn's time goes in the worker: each sequence is in one phase at a time, and what it spent in each is told twice.
+"""Where a turn's time goes in the worker. Each sequence is in one phase at a time; the times are reported twice.
 
-Once with its first token, which is what its caller waited for, and once with its last, what came after. A step's time is divided when it
-is over: it stalled for a load, or took longer than usual while KV of others moved, or computed.
+With the first token: the time until it. With the last token: the time after the first. A step's time is divided when it
+ends: stalled for a load, slowed while other KV moved, or computing.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ _LOADS = {source: Phase(f"load-{source.name.lower()}") for source in Source}
 
 @dataclass(slots=True)
 class TurnTimes:
-    """Seconds by phase since the last `take`. Invariant: they and the phase under way cover the time since then, without gaps."""
+    """Seconds by phase since the last `take`. Invariant: with the current phase they cover all time since then."""
 
     since_s: float = 0.0
     phase: Phase = Phase.QUEUE
-    #: Where the slowest part of its last load came from.
+    #: The slowest source of its last load.
     source: Source = Source.DRAM
     _spent_s: dict[Phase, float] = field(default_factory=dict)
 
     def enter(self, phase: Phase, now: float) -> None:
-        """From now on."""
+        """Begin a phase."""
         self.spend(self.phase, now - self.since_s)
         self.phase, self.since_s = phase, now
 
     def load(self, source: Source, now: float) -> None:
-        """From now on it waits for pieces, the slowest of which come from `source`."""
+        """Begin to wait for pieces, the slowest of which come from `source`."""
         self.source = source
         self.enter(_LOADS[source], now)
 
     def spend(self, phase: Phase, seconds: float) -> None:
-        """Add to a phase."""
+        """Add seconds to a phase."""
         if seconds > 0.0:
             self._spent_s[phase] = self._spent_s.get(phase, 0.0) + seconds
 
     def stepped(self, now: float, stalled: Phase | None, stalled_s: float, slowed_s: float) -> None:
-        """A step of its own is over: of its time, so much was a wait in `stalled` (None: for its own load), and so much a delay."""
+        """A step that held the sequence has ended. stalled_s: wait for layers, in phase `stalled` (None: for its own
+        load). slowed_s: delay by other KV transfers."""
         span_s = now - self.since_s
         stalled_s = min(stalled_s, span_s)
         slowed_s = min(slowed_s, span_s - stalled_s)
@@ -50,7 +51,7 @@ class TurnTimes:
         self.enter(Phase.OTHERS, now)
 
     def take(self, now: float, after: Phase) -> dict[Phase, float]:
-        """What was spent, and forget it; `after` is what comes."""
+        """Return the times and clear them. after: the next phase."""
         self.enter(after, now)
         taken, self._spent_s = self._spent_s, {}
         return taken

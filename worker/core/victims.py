@@ -1,10 +1,12 @@
-"""Who leaves HBM first (DESIGN section 6; SYMPHONY, section 3.4): class, least urgent priority, highest layer, least recently used session,
-latest chunk. What was not saved below goes before all of them and whole, because a part of it is worth nothing.
+"""Which pages leave HBM first, in the order of `contracts.memory.victim_order` (DESIGN section 6; SYMPHONY, section
+3.4): rank, least urgent priority, highest layer, least recently used session, latest chunk. Unsaved blocks leave before
+all others, and whole.
 
-Of several tenants that use their caches, each keeps its part of the pages by weight: what one within its part used lately leaves after all
-that is not kept so (docs/design/0022).
+Of several tenants that use their caches, each has a share of the pages by weight. Recently used blocks of a tenant
+within its share leave last (docs/design/0022).
 
-Ranks only: nothing is freed here. One pass looks at every block, not at every page; pages are ordered only where a purge ends.
+Only ranks; frees nothing. One pass looks at every block, not every page; pages are ordered only in the groups that a
+purge needs.
 """
 
 from __future__ import annotations
@@ -16,36 +18,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker.core.standings import Rank, Standing, Standings
+from contracts.memory.victim_order import Rank, Standing
+from worker.core.block import Block
+from worker.core.standings import Standings
 
 if TYPE_CHECKING:
     from contracts.ids import SessionKey
-    from worker.core.hbm import Block
 
-#: (class, -priority, -layer): victims that rank under it may go.
+#: (rank, -priority, -layer): victims that rank under it may leave.
 Limit = tuple[int, int, int]
-#: For how long a cache that is not used counts as used, in seconds: a pause in a conversation.
+#: How long after its last use a cache counts as in use, in seconds: a pause in a conversation.
 KEPT_S = 300.0
 
 
 @dataclass(slots=True)
 class Victims:
-    """What may leave now. unsaved: blocks that go whole. pages: of the others. by_layer: off, whole chunks leave."""
+    """Blocks that may lose pages now. unsaved: blocks that leave whole. pages: number of pages of the others. by_layer:
+    off, whole chunks leave."""
 
     by_layer: bool
     below: Limit | None
     unsaved: list[Block] = field(default_factory=list)
     pages: int = 0
-    #: By (kept for its tenant, class, -priority): (last use, -index, block).
+    #: (last use, -index, block), by (kept for its tenant, rank, -priority).
     _groups: dict[tuple[bool, int, int], list[tuple[float, int, Block]]] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """Pages that could be freed."""
+        """Number of pages that could be freed."""
         return self.pages + sum(block.held for block in self.unsaved)
 
     def add(self, block: Block, standing: Standing, *, kept: bool) -> None:
-        """A block that may lose pages, how it stands, and whether it is kept for its tenant."""
+        """Add a block that may lose pages. kept: whether it is kept for its tenant."""
         rank, urgency, last_use_s = standing
         first = self._first_layer((rank, urgency))
         held = block.held if not first else int((block.pages[first:] >= 0).sum())
@@ -54,7 +58,7 @@ class Victims:
             self._groups.setdefault((kept, rank, urgency), []).append((last_use_s, -block.index, block))
 
     def first(self, count: int) -> list[tuple[Rank, Block, list[int]]]:
-        """The first `count` pages in the order above, or all: blocks with their class and the layers that go."""
+        """The first `count` pages in the module's order, or all: (rank, block, layers that leave)."""
         chosen: list[tuple[Rank, Block, list[int]]] = []
         for group in sorted(self._groups):
             if count <= 0:
@@ -73,14 +77,16 @@ class Victims:
         return chosen
 
     def _first_layer(self, group: tuple[int, int]) -> int:
-        """The lowest layer that may go of blocks that stand so; beyond all layers: none may."""
+        """The lowest layer that may leave in a group of (rank, -priority); larger than any layer if none may."""
         if self.below is None or group < self.below[:2]:
             return 0
         return 1 - self.below[2] if group == self.below[:2] else 1 << 30
 
 
-def within_parts(blocks: Iterable[Block], standings: Standings, now: float, pages: int, weight: Callable[[str], float]) -> frozenset[str]:
-    """The tenants that use their caches and hold no more than their part of `pages`; none where one tenant alone does."""
+def within_parts(
+    blocks: Iterable[Block], standings: Standings, now: float, pages: int, weight: Callable[[str], float]
+) -> frozenset[str]:
+    """Tenants that use their caches and hold at most their share of `pages`; empty if fewer than two use theirs."""
     held: Counter[str] = Counter()
     using: set[str] = set()
     for block in blocks:
@@ -105,10 +111,10 @@ def victims(
     within: frozenset[str] = frozenset(),
     spare: bool = False,
 ) -> Victims:
-    """Those of `blocks` that may lose pages at `now`. below: only what ranks under it; what was not saved may always go.
+    """The victims among `blocks` at `now`. below: only pages that rank under it; unsaved blocks may always leave.
 
-    hold_hinted: nothing that was brought for a live hint and is not used yet. within: see `within_parts`. spare: nothing that is kept for
-    its tenant.
+    hold_hinted: exclude unused pages of live hints. within: see `within_parts`. spare: exclude blocks kept for their
+    tenant.
     """
     found = Victims(by_layer, below)
     known: dict[SessionKey, Standing] = {}
@@ -123,7 +129,7 @@ def victims(
             its = known.get(session)
             if its is None:
                 its = known[session] = standings.of(session, now)
-            if standing is None or its > standing:  # the one that protects it most
+            if standing is None or its > standing:  # the session that protects the block most
                 standing = its
         assert standing is not None
         if hold_hinted and standing[0] is Rank.ADVISED and block.hinted.any():

@@ -1,1 +1,1 @@
-"""Which runner, kernels and memory a machine has."""
+"""The devices a worker computes on: runner, kernels and memory of each."""

@@ -1,7 +1,7 @@
-"""What a worker computes on, by `worker.device`: its memory, its kernels, its runner and its copies, chosen together.
+"""The device of a worker, by `worker.device`: memory, kernels, runner and copier, chosen together.
 
-A wrong value, or a device that is not there, stops the start with key, value and remedy. CUDA's modules are imported only once
-that device was chosen.
+A wrong value or a missing device stops the start with key, value and remedy. CUDA modules are imported only when that
+device is chosen.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 
 from contracts.errors import ConfigError
 from runtime import niceness, telemetry
-from runtime.config import GIB, Config
+from runtime.config import Config
 from runtime.model_config import ModelConfig, load_config
+from runtime.sections import GIB
 from worker.devices.cpu.native_runner import NativeRunner
 from worker.devices.runner import Runner, Steps
 from worker.kernels.choice import choose_kernels
@@ -37,8 +38,8 @@ _WIDEST_HEAD = 256
 
 
 class Device(Protocol):
-    """One device. computes: its name in profiles; pack: how its kernels want matrices laid out; niceness: of the thread that runs its
-    steps."""
+    """One device. computes: its name in profiles. pack: the kernels' layout of matrices. niceness: of the thread that
+    runs steps."""
 
     computes: str
     memory: DeviceMemory
@@ -46,32 +47,37 @@ class Device(Protocol):
     niceness: int
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
-        """What runs steps of `model` over `kv`, and what moves kv's pages beside it. Called once."""
+        """The runner of `model` over `kv`, and the copier of kv's pages. Called once."""
         ...
 
     def copier(self, kv: PagedKv) -> Copier:
-        """What moves kv's pages where nothing computes."""
+        """A copier of kv's pages without a runner."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What this machine offers. missing: the packages that the CUDA path needs and that are not installed."""
+    """What this machine offers. missing: packages that the CUDA path needs and that are not installed."""
 
     cuda: bool
     missing: tuple[str, ...] = ()
 
     @staticmethod
     def here() -> Found:
-        """Looks."""
-        return Found(torch.cuda.is_available(), tuple(name for name in ("triton", "cuda.bindings") if not _installed(name)))
+        """Examines this machine."""
+        return Found(
+            torch.cuda.is_available(), tuple(name for name in ("triton", "cuda.bindings") if not _installed(name))
+        )
 
 
 def device_kind(choice: str, found: Found) -> str:
     """`cpu` or `cuda`. Raises ConfigError when `cuda` is asked for and impossible."""
     why = "" if found.cuda else "torch sees no CUDA device"
     if not why and found.missing:
-        why = f"not installed: {', '.join(found.missing)}; in the checkout, {sys.executable} -m pip install -c constraints.txt -e '.[cuda]'"
+        why = (
+            f"not installed: {', '.join(found.missing)}; in the checkout, {sys.executable} -m pip install -c "
+            "constraints.txt -e '.[cuda]'"
+        )
     if choice == "cpu" or (choice == "auto" and why):
         if found.cuda and choice == "auto":
             log.warning("the CPU computes although there is a CUDA device", reason=why)
@@ -82,7 +88,7 @@ def device_kind(choice: str, found: Found) -> str:
 
 
 def choose_device(config: Config, threads: int, paths: Sequence[Path] = ()) -> Device:
-    """The device for the models in these directories; for the configured one without any. Raises ConfigError."""
+    """The device for the models in `paths`; without paths, for the configured model. Raises ConfigError."""
     models = [load_config(path) for path in paths or [config.model]]
     if device_kind(config.worker.device, Found.here()) == "cpu":
         return _Host(config, models, threads)
@@ -108,10 +114,12 @@ class _Host:
         chunk_tokens = config.kv.chunk_tokens
         hardest = next((model for model in models if CpuKernels.suits(model, chunk_tokens)), models[0])
         kernels = config.worker.kernels, hardest, chunk_tokens, threads
-        self._kernels = niceness.stepped_back(self.niceness, choose_kernels, *kernels)  # they start threads
+        # The kernels' threads inherit the niceness.
+        self._kernels = niceness.stepped_back(self.niceness, choose_kernels, *kernels)
         if config.worker.batch_invariant and self._kernels is None:
             raise ConfigError(
-                "worker.batch_invariant = true needs the compiled kernels on the CPU, and torch would compute (the log says why); "
+                "worker.batch_invariant = true needs the compiled kernels on the CPU, and torch would compute (the "
+                "log says why); "
                 "set worker.kernels: native to see it named, or worker.batch_invariant: false"
             )
         self.computes = "native" if self._kernels else "torch"
@@ -121,7 +129,7 @@ class _Host:
         """See `Device.movers`."""
         if self._kernels is None:
             return Runner(model, kv), self.copier(kv)
-        torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
+        torch.set_num_threads(1)  # torch's threads would spin beside the kernels' threads
         return NativeRunner(model, kv, self._kernels), self.copier(kv)
 
     def copier(self, kv: PagedKv) -> Copier:
@@ -130,7 +138,7 @@ class _Host:
 
 
 class _Cuda:
-    """CUDA device 0 of those that the process sees (CUDA_VISIBLE_DEVICES)."""
+    """CUDA device 0 of those visible to the process (CUDA_VISIBLE_DEVICES)."""
 
     def __init__(self, config: Config, models: Sequence[ModelConfig]) -> None:
         from worker.devices.cuda.queue import CudaQueue
@@ -139,14 +147,17 @@ class _Cuda:
 
         for model in models:
             if why := suits_cuda(model, config.kv.chunk_tokens):
-                raise ConfigError(f"worker.device: the CUDA kernels do not suit this model: {why}; set worker.device: cpu")
+                raise ConfigError(
+                    f"worker.device: the CUDA kernels do not suit this model: {why}; set worker.device: cpu"
+                )
         self._worker, granule = config.worker, config.worker.granule_bytes
         self._queue, self._driver = CudaQueue(), CudaDriver()
         wanted = int(config.kv.hbm_gib * GIB) // granule * granule
         free, total = self._driver.free_bytes()
         if wanted > free:
             raise ConfigError(
-                f"kv.hbm_gib = {config.kv.hbm_gib}: the device has {free / GIB:.1f} of {total / GIB:.1f} GiB free; set less, and leave "
+                f"kv.hbm_gib = {config.kv.hbm_gib}: the device has {free / GIB:.1f} of {total / GIB:.1f} GiB free; "
+                "set less, and leave "
                 "some for activations"
             )
         try:
@@ -155,15 +166,21 @@ class _Cuda:
             raise ConfigError(f"worker.granule_bytes = {granule}, kv.hbm_gib = {config.kv.hbm_gib}: {e}") from e
         self.computes = "cuda"
         self.pack: Pack | None = None
-        self.niceness = 0  # it launches what the device computes, and computes little itself
+        self.niceness = 0  # the thread launches kernels and computes little itself
 
     def movers(self, model: Model, kv: PagedKv) -> tuple[Steps, Copier]:
         """See `Device.movers`."""
         from worker.devices.cuda.runner import CudaRunner
 
         w, copier = self._worker, self._copier(kv)
-        runner = CudaRunner(model, kv, self._queue, copier, max(w.step_tokens, w.max_batch), w.max_batch, w.batch_invariant)
-        for what, bytes_ in (("activations", runner.activation_bytes), ("tables", runner.table_bytes), ("graphs", runner.graph_bytes)):
+        runner = CudaRunner(
+            model, kv, self._queue, copier, max(w.step_tokens, w.max_batch), w.max_batch, w.batch_invariant
+        )
+        for what, bytes_ in (
+            ("activations", runner.activation_bytes),
+            ("tables", runner.table_bytes),
+            ("graphs", runner.graph_bytes),
+        ):
             self.memory.count_beside(kv.span.owner, what, bytes_)
         return runner, copier
 
@@ -177,7 +194,11 @@ class _Cuda:
 
         driver, device = self._driver, self._queue.device
         return CudaCopier(
-            kv, driver, CudaStream(driver, device, self._queue.stream), CudaStream(driver, device), CudaStream(driver, device)
+            kv,
+            driver,
+            CudaStream(driver, device, self._queue.stream),
+            CudaStream(driver, device),
+            CudaStream(driver, device),
         )
 
 

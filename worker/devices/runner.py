@@ -1,7 +1,7 @@
-"""One engine step: runs the tokens of many sequences through the model, reading and writing paged KV.
+"""One engine step: runs tokens of many sequences through the model, reading and writing paged KV.
 
-Which sequences run, how many tokens each, and on which pages is the caller's decision. All tokens are one packed batch for
-the matrix products; attention is per sequence or per group of sequences (`worker.models.attention`).
+The caller decides which sequences run, with how many tokens and on which pages. Matrix products take all tokens as one
+packed batch; attention runs per sequence or group of sequences (`worker.models.attention`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from worker.models.load import Model
 
 @dataclass(slots=True)
 class Slice:
-    """One sequence's share of a step.
+    """One sequence's part of a step.
 
-    tokens: ids to run now, at least one. start: tokens already in KV before them.
+    tokens: ids to compute, at least one. start: number of tokens before them, whose KV exists.
     pages: int64 `[layers, ceil((start + len(tokens)) / chunk_tokens)]`, page ids.
-    want_logits: whether the logits of the last token are wanted.
+    want_logits: whether to return the logits of the last token.
     """
 
     tokens: list[int]
@@ -35,29 +35,33 @@ class Slice:
 
 
 class Steps(Protocol):
-    """What computes steps: `Runner`, or `worker.devices.cpu.native_runner.NativeRunner`."""
+    """A runner: `Runner`, `worker.devices.cpu.native_runner.NativeRunner` or the CUDA runner."""
 
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         """See `Runner.step`."""
         ...
 
 
 class Runner:
-    """Computes steps of `model` over `kv` with torch. Holds no state of its own between steps."""
+    """Computes steps of `model` over `kv` with torch. Keeps no state between steps."""
 
     def __init__(self, model: Model, kv: PagedKv) -> None:
         self.model = model
         self.kv = kv
 
     @torch.inference_mode()
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
-        """Logits, float32 `[slices that want them, vocab]`, in their order; writes the tokens' KV into the slices' pages.
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
+        """Returns logits, float32 `[slices with want_logits, vocab]`, in order, and writes the tokens' KV to their
+        pages.
 
-        `before_layer(l)` is called before layer l reads or writes any KV (its queries are computed already, so a transfer
-        has had that time too); `after_layer(l)` once layer l's KV of this step is written. What either raises ends the
-        step; pages then hold KV of the layers that were reached, and running the same slices again is right.
-        A page that a slice begins is cleared past the slice's tokens. Pages of different slices may be shared where they
-        are only read. Raises ValueError for a slice that does not fit its pages or the model.
+        `before_layer(l)` is called before layer l reads or writes KV (after its queries are computed, to give transfers
+        more time), `after_layer(l)` when layer l's KV of this step is written. An exception in either ends the step;
+        running the same slices again is safe. New pages are zeroed past the slice's tokens. Slices may share pages that
+        they only read. Raises ValueError for a slice that does not fit its pages or the model.
         """
         model, kv, c = self.model, self.kv, self.model.config
         check(slices, kv, model)
@@ -68,7 +72,7 @@ class Runner:
             queries.append(Query(row, len(s.tokens), s.start, s.pages))
             row += len(s.tokens)
         wanted = [q for q, s in zip(queries, slices, strict=True) if s.want_logits]
-        # The last layer computes what the logits need and nothing else: the last tokens.
+        # The last layer computes only the last tokens, which the logits need.
         lasts = [Query(i, 1, q.start + q.count - 1, q.pages) for i, q in enumerate(wanted)]
         last_rows = torch.tensor([q.row + q.count - 1 for q in wanted], dtype=torch.int64)
 
@@ -99,7 +103,9 @@ def check(slices: list[Slice], kv: PagedKv, model: Model) -> None:
     for s in slices:
         end = s.start + len(s.tokens)
         if not s.tokens or s.start < 0 or end > model.max_tokens:
-            raise ValueError(f"a slice of {len(s.tokens)} tokens from {s.start} does not fit a model of {model.max_tokens}")
+            raise ValueError(
+                f"a slice of {len(s.tokens)} tokens from {s.start} does not fit a model of {model.max_tokens}"
+            )
         if s.pages.dtype != np.int64 or s.pages.shape != (layers, -(-end // chunk)):
             raise ValueError(f"pages {s.pages.dtype} {s.pages.shape} do not cover {layers} layers of {end} tokens")
         if min(s.tokens) < 0 or max(s.tokens) >= vocabulary:
@@ -107,7 +113,7 @@ def check(slices: list[Slice], kv: PagedKv, model: Model) -> None:
 
 
 class _Places:
-    """Where a step's tokens go: their positions, and the page and offset of each, layer by layer."""
+    """Positions of a step's tokens, and the page and offset of each, per layer."""
 
     def __init__(self, slices: list[Slice], chunk: int) -> None:
         positions = [np.arange(s.start, s.start + len(s.tokens)) for s in slices]
@@ -118,12 +124,14 @@ class _Places:
         self._pages = torch.from_numpy(pages)
         # Pages that this step begins and does not fill.
         begun = [
-            s.pages[:, -1] for s, at in zip(slices, positions, strict=True) if (at[-1] + 1) % chunk and s.start <= at[-1] // chunk * chunk
+            s.pages[:, -1]
+            for s, at in zip(slices, positions, strict=True)
+            if (at[-1] + 1) % chunk and s.start <= at[-1] // chunk * chunk
         ]
         self._begun = torch.from_numpy(np.stack(begun, axis=1)) if begun else None
 
     def write(self, kv: PagedKv, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Writes the tokens' `k` and `v` of `layer`, clearing first what stays unwritten of new pages."""
+        """Writes the tokens' `k` and `v` of `layer`; zeroes new, partly written pages first."""
         if self._begun is not None:
             kv.clear(self._begun[layer])
         kv.write(self._pages[layer], self._offsets, k, v)

@@ -1,1 +1,1 @@
-"""The engine: who runs, and the step, on one thread."""
+"""The engine: drives a core on one thread and runs its steps."""

@@ -1,4 +1,4 @@
-"""What a worker's service knows of an engine, whatever computes behind it: reports to the scheduler and metrics need no more."""
+"""The interface of an engine to the worker's service: enough for reports to the scheduler and for metrics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from worker.core.counts import Counts
 
 @dataclass(frozen=True, slots=True)
 class Tallies:
-    """What an engine holds and has counted since it started, in bytes and tokens; what it does not know is 0 or missing.
+    """An engine's totals since it started, in bytes and tokens; unknown ones are 0 or missing.
 
-    kv_bytes, kv_limit_bytes: of HBM that its KV holds, and may hold. hit_bytes: of KV that requests found in HBM. evicted_bytes: by why it
-    ranked first. hint_bytes: by what became of them. loaded_bytes: into HBM, for a demand or a hint. saved_bytes: out of HBM.
-    planned_tokens: cached ones, by whether they were loaded or computed again. recomputed_tokens: by what had taken their sequence off the
-    device. failed: requests after they were accepted, by the code of their error.
+    kv_bytes, kv_limit_bytes: HBM that KV uses now, and its limit. hit_bytes: KV that requests found in HBM.
+    evicted_bytes: by rank. hint_bytes: by outcome. loaded_bytes: into HBM, by demand or hint. saved_bytes: out of HBM.
+    planned_tokens: cached tokens, loaded or recomputed. recomputed_tokens: by the event that took their sequence off
+    the device. failed: accepted requests that failed, by error code.
     """
 
     kv_bytes: int = 0
@@ -35,32 +35,32 @@ class Tallies:
 
 
 class Engine(Protocol):
-    """One model on one device. Attributes are read on any thread."""
+    """One model on one device. Attributes may be read on any thread."""
 
-    #: In the API.
+    #: Name in the API.
     model_name: str
-    #: What it has to do, taken some ten times a second.
+    #: Its load, updated about ten times a second.
     counts: Counts
-    #: Ended requests that the scheduler has not been told of; whoever tells it takes them.
+    #: Ended requests not yet reported to the scheduler; the reporter removes them.
     finished: collections.deque[str]
-    #: To be called when the set of requests has changed, on any thread.
+    #: Called on any thread when the set of requests has changed.
     on_requests: Callable[[], None]
 
     @property
     def shape(self) -> KvShape:
-        """Of its KV."""
+        """Shape of its KV."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, and everything finished is below."""
+        """No request is live and all write-back is done."""
         ...
 
     @property
     def stalled_s(self) -> float:
-        """How long it has done nothing beyond the time its step should have taken."""
+        """Seconds without progress beyond the expected end of the step (`worker.core.progress`)."""
         ...
 
     def tallies(self) -> Tallies:
-        """Each figure is one read of one number, so that figures of one call may be of slightly different moments."""
+        """The totals; read one by one, so they may be from slightly different moments."""
         ...

@@ -1,8 +1,7 @@
-"""One thread a device: it gives the engines of the device's models a turn each, one after the other.
+"""One thread per device: gives the engines of the device's models turns, one after the other.
 
-Only one of them computes at a time, so that the device's kernels and its processors are never shared by two steps. A turn is one step at
-most, and steps are short while others wait (`worker.mixed_step_s`). With nothing to do the thread sleeps until an event comes to an engine,
-or the first of them is due.
+Only one engine computes at a time, so two steps never share the device. A turn is at most one step, of bounded length
+(`worker.mixed_step_s`). When idle, the thread sleeps until an engine gets an event or is due.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from runtime.niceness import step_back
 from worker.engine.engine import NativeEngine
 
 log = telemetry.logger("worker.engine.device_loop")
-#: Engines look around at least so often, in seconds: what the store does not answer has to be noticed.
+#: Maximum sleep, in seconds, so that a silent store is noticed.
 IDLE_S = 0.5
 
 
 class DeviceLoop:
-    """See the module. niceness: of its thread (`runtime.niceness`). on_crash: told what an engine raised; the thread has ended then."""
+    """See the module. niceness: of its thread (`runtime.niceness`). on_crash: called with an engine's exception; ends
+    the thread."""
 
     def __init__(self, engines: Sequence[NativeEngine], niceness: int = 0) -> None:
         self.engines = tuple(engines)
@@ -37,7 +37,7 @@ class DeviceLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the step that runs."""
+        """End the thread after the current step."""
         self._stopping = True
         self._woken.set()
         self._thread.join(timeout=5)

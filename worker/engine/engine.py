@@ -1,7 +1,7 @@
-"""The engine: it tells its core what came, executes what the core asks for, runs its steps and draws the next tokens.
+"""The engine: delivers events to its core, executes the core's instructions, runs steps and samples tokens.
 
-Everything else reaches it as events in its inbox, and its results leave as one frame a step and gateway stream. What is decided, is decided
-in `worker.core.engine_core`; the step itself is in `stepping`, loads and saves are executed by `executor`.
+Events arrive in its inbox; results leave as one frame per step and gateway stream. Decisions are in
+`worker.core.engine_core`, the step in `stepping`, loads and saves in `executor`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contracts.frames import StepFrame
 from contracts.kv import KvShape
 from contracts.request import Accepted, Failed, GenerateRequest, Output
 from runtime import telemetry
-from runtime.config import WorkerSection
+from runtime.sections import WorkerSection
 from worker.core import events as ev
 from worker.core import instructions as do
 from worker.core.engine_core import EngineCore
@@ -39,15 +39,15 @@ from worker.sampling.output import Guide
 from worker.text.codec import TextCodec
 
 log = telemetry.logger("worker.engine.engine")
-#: How often the counts for the scheduler are taken, in seconds.
+#: Interval of the counts for the scheduler, in seconds.
 REPORT_EVERY_S = 0.1
-#: For so long sequences are admitted between two steps, and one at least, in seconds: those that run wait for it.
+#: Maximum time of admission between two steps, in seconds (at least one sequence is admitted): running sequences wait.
 ADMIT_S = 0.005
 _FULL = Unavailable("too many requests wait on this node; try again", code="overloaded")
 
 
 class Stream(Protocol):
-    """Where a gateway's frames go; callable from the engine's thread."""
+    """The stream of frames to a gateway; callable from the engine's thread."""
 
     def put(self, frame: StepFrame) -> None:
         """Send the frame."""
@@ -63,7 +63,7 @@ class Submit:
     max_tokens: int
     stream: Stream
     guide: Guide | None = None
-    #: What was made of it off the engine's thread; None: the engine makes it.
+    #: Prepared off the engine's thread; None: the engine prepares it.
     ready: Ready | None = None
     thinking: bool = False
 
@@ -83,7 +83,7 @@ class _Live:
 
 
 class Inbox:
-    """Events on their way to an engine. woken: called after each, on the thread that put it."""
+    """Events for an engine. woken: called after each `put`, on its thread."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -99,12 +99,12 @@ class Inbox:
         return self._events.get_nowait()
 
     def empty(self) -> bool:
-        """Nothing is on its way."""
+        """Whether no event is queued."""
         return self._events.empty()
 
 
 class NativeEngine:
-    """`contract.Engine`, by our own kernels. It has no thread: whoever owns its device gives it its turns (`worker.engine.device_loop`)."""
+    """`contract.Engine` with our own kernels. Has no thread: `worker.engine.device_loop` gives it turns."""
 
     def __init__(
         self,
@@ -116,37 +116,39 @@ class NativeEngine:
         settings: WorkerSection,
         ids: Iterator[int] | None = None,
     ) -> None:
-        """ids: for its loads and saves, which no other engine at the same store has."""
+        """ids: for its loads and saves, unique among the store's engines."""
         self.executor, self.codec, self.eos_ids, self.model_name = executor, codec, eos_ids, model_name
         policy = policy_of(executor.settings, settings)
-        self.core = EngineCore(CoreState(executor.shape, executor.cache, policy, executor.salt_of, model_name, ids or itertools.count(1)))
+        self.core = EngineCore(
+            CoreState(executor.shape, executor.cache, policy, executor.salt_of, model_name, ids or itertools.count(1))
+        )
         self.stepping = Stepping(executor, runner)
         self.inbox = Inbox()
         self.counts = self.core.counts()
         self._live: dict[str, _Live] = {}
-        #: Ended requests the scheduler has not been told of; the reporter takes them.
+        #: See `Engine.finished`.
         self.finished: collections.deque[str] = collections.deque(maxlen=100_000)
-        #: Requests that failed after they were accepted, by the code of their error.
+        #: Accepted requests that failed, by error code.
         self.failed: collections.Counter[str] = collections.Counter()
         self._reported_s = 0.0
         self._frames: dict[Stream, StepFrame] = defaultdict(StepFrame)
-        #: Of the step that has just run, by request id.
+        #: Outputs of the step that has just run, by request id.
         self._outputs: dict[str, Output] = {}
         self._quiet = True
         #: Called during a turn when the set of requests has changed.
         self.on_requests: Callable[[], None] = lambda: None
-        #: The same, when steps begin to hold one request only, of this id; empty: they no longer do.
+        #: Called during a turn when a trial of this request id begins (`worker.core.trials`); empty: it is over.
         self.on_trial: Callable[[str], None] = lambda request_id: None
 
     # ---- turns -------------------------------------------------------------------------------------------------
     @property
     def idle(self) -> bool:
-        """Nothing runs, and everything finished is below."""
+        """See `Engine.idle`."""
         return self._quiet and self.inbox.empty()
 
     @property
     def stalled_s(self) -> float:
-        """How long it has done nothing beyond the time its step should have taken; any thread."""
+        """See `Engine.stalled_s`. Any thread."""
         return self.stepping.beats.stalled_s(self.executor.clock.now())
 
     @property
@@ -159,17 +161,17 @@ class NativeEngine:
         return tallies_of(self.core, self.executor.loader, self.failed)
 
     def due_in_s(self) -> float:
-        """Seconds until a turn has something to do; 0: now. Infinite: not without an event."""
+        """Seconds until a turn has something to do; infinite: not without an event."""
         if self.core.going_on or not self.inbox.empty():
             return 0.0
         return self.core.due_in_s(self.executor.clock.now())
 
     def rest(self) -> None:
-        """It gets no turn for a while, and owes nothing."""
+        """It gets no turn for a while: no progress is expected."""
         self.stepping.beats.rests()
 
     def turn(self) -> None:
-        """Take what came, admit, and run one step if somebody can."""
+        """Take events, admit, and run one step if any sequence can compute."""
         self._take_events()
         clock = self.executor.clock
         began_s = clock.now()
@@ -205,25 +207,25 @@ class NativeEngine:
             case Cancel(request_id):
                 self._cancel(request_id)
             case FromStore(message):
-                if (told := from_store(message, self.executor.shape.fingerprint)) is not None:
-                    self._tell(told)
+                if (decoded := from_store(message, self.executor.shape.fingerprint)) is not None:
+                    self._deliver(decoded)
             case LoadClosed(load_id):
                 self._take_arrived()
-                self._tell(event)
+                self._deliver(event)
                 self.executor.table.open.pop(load_id, None)
             case StoreUp() | StoreDown() | SaveCopied():
                 self._take_arrived()
-                self._tell(event)
+                self._deliver(event)
             case _:
-                pass  # it woke us
+                pass  # `Wake` only wakes the thread
 
     def _take_arrived(self) -> None:
-        """What the loader has copied since it was last looked."""
+        """Deliver the pieces that the loader has copied."""
         arrived = self.executor.table.arrived
         while arrived:
-            self._tell(arrived.popleft())
+            self._deliver(arrived.popleft())
 
-    def _tell(self, event: ev.Event) -> None:
+    def _deliver(self, event: ev.Event) -> None:
         self.core.handle(event, self.executor.clock.now())
         self._execute()
 
@@ -246,12 +248,14 @@ class NativeEngine:
                 raise InvalidRequest("a request with this id runs already", param="request_id")
             ready = event.ready or self.make_ready(request, event.prompt, event.max_tokens, event.guide)
         except BaseException as error:
-            self._frames[event.stream].failed.append(Failed(request.request_id, to_wire(told("its preparation", error))))
+            self._frames[event.stream].failed.append(
+                Failed(request.request_id, to_wire(told("its preparation", error)))
+            )
             if request.request_id not in self._live:
                 self.finished.append(request.request_id)
             return
         self._live[request.request_id] = _Live(ready, event.stream)
-        self._tell(ev.Submitted(ready.sequence))
+        self._deliver(ev.Submitted(ready.sequence))
         if (live := self._live.get(request.request_id)) is not None:
             live.accepted = True
             self._frames[event.stream].accepted.append(Accepted(request.request_id, len(event.prompt), event.thinking))
@@ -263,9 +267,11 @@ class NativeEngine:
     def _cancel(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)
         if live is not None:
-            self._frames[live.stream].outputs.append(Output(request_id, "", [], live.ready.sequence.cached, None, "cancelled"))
+            self._frames[live.stream].outputs.append(
+                Output(request_id, "", [], live.ready.sequence.cached, None, "cancelled")
+            )
             self.finished.append(request_id)
-            self._tell(ev.Cancelled(request_id))
+            self._deliver(ev.Cancelled(request_id))
 
     # ---- steps -------------------------------------------------------------------------------------------------
     def _step(self, step: do.Step) -> None:
@@ -305,10 +311,10 @@ class NativeEngine:
             void=outcome.void,
             mute=mute,
             doubtful=doubtful,
-            telling=outcome.attempts == 1,
+            timed=outcome.attempts == 1,
             stalled_s=outcome.stalled_s,
         )
-        self._tell(done)
+        self._deliver(done)
         self._outputs.clear()
 
     def _fail(self, request_id: str, error: RequestError) -> None:

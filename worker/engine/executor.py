@@ -1,6 +1,6 @@
-"""What executes for an engine: its pages, the threads that copy, and the way to the store.
+"""Executes an engine core's instructions: on its pages, its copy threads and its store.
 
-All of it belongs to the engine's thread, except the load table's condition and what StoreLink and KvLoader say of themselves.
+Used on the engine's thread only; the load table, StoreLink and KvLoader say which of their calls are thread-safe.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contracts.kv import KvShape
 from contracts.v1 import common_pb2, kvstore_pb2
 from runtime import telemetry
 from runtime.clock import Clock
-from runtime.config import KvSection
+from runtime.sections import KvSection
 from storelink.link import StoreLink
 from worker.core import instructions as do
 from worker.core.hbm import HbmCache
 from worker.link.kv_loader import KvLoader
-from worker.link.loads import LoadTable, Save, StepProgress, Transfer
+from worker.link.loads import LoadTable, SaveOffer, StepProgress, Transfer
 from worker.memory.paged_kv import PagedKv
 
 log = telemetry.logger("worker.engine.executor")
@@ -26,7 +26,7 @@ log = telemetry.logger("worker.engine.executor")
 
 @dataclass(slots=True)
 class Executor:
-    """One engine's pages, and its store. `salt_of` gives a tenant's chunk-key salt."""
+    """One engine's pages and store. salt_of: a tenant's chunk-key salt."""
 
     shape: KvShape
     kv: PagedKv
@@ -37,17 +37,17 @@ class Executor:
     settings: KvSection
     salt_of: Callable[[str], bytes]
     link: StoreLink | None = None
-    #: Of the step that is to run next.
+    #: Progress of the next step.
     progress: StepProgress = field(default_factory=StepProgress)
 
     def execute(self, instruction: do.Instruction) -> None:
-        """Do what the core asked for; not what concerns clients."""
+        """Execute an instruction, except those about clients (`NativeEngine`)."""
         match instruction:
             case do.OpenLoad():
                 self._open(instruction)
             case do.HaltLoad(load_id):
                 self.loader.halt(self.table.open.pop(load_id))
-                self._tell(cancel=kvstore_pb2.LoadCancel(load_id=load_id))
+                self._send(cancel=kvstore_pb2.LoadCancel(load_id=load_id))
             case do.CloseLoad(load_id):
                 self.loader.cancel(self.table.open[load_id])
             case do.OfferSave():
@@ -57,10 +57,10 @@ class Executor:
             case do.WithdrawAllSaves():
                 self.loader.store_gone()
             case do.Saved(save_id, ok, aborted):
-                self._tell(saved=kvstore_pb2.SaveDone(save_id=save_id, ok=ok, aborted=aborted))
+                self._send(saved=kvstore_pb2.SaveDone(save_id=save_id, ok=ok, aborted=aborted))
             case do.TurnEnded(manifest, ended_s):
                 manifest.last_use_s = self.clock.wall() - (self.clock.now() - ended_s)
-                self._tell(turn=kvstore_pb2.Turn(manifest=manifest_to_wire(manifest)))
+                self._send(turn=kvstore_pb2.Turn(manifest=manifest_to_wire(manifest)))
             case do.MapSlabs(slabs):
                 for slab in slabs:
                     self.kv.map_slab(slab)
@@ -72,7 +72,7 @@ class Executor:
             case do.Note(text, fields, bad):
                 (log.warning if bad else log.info)(text, **fields)
 
-    def _tell(self, **kind: object) -> None:
+    def _send(self, **kind: object) -> None:
         if self.link is not None:
             self.link.send(kvstore_pb2.WorkerToStore(**kind))  # type: ignore[arg-type]
 
@@ -91,13 +91,17 @@ class Executor:
             source_nodes=load.source_nodes,
             priority=load.priority,
         )
-        self._tell(load=request)
+        self._send(load=request)
 
     def _offer(self, save: do.OfferSave) -> None:
-        self.loader.offer(Save(save.save_id, save.pages, self.progress if save.ahead else None))
+        self.loader.offer(SaveOffer(save.save_id, save.pages, self.progress if save.ahead else None))
         session, fingerprint = session_to_wire(save.session), self.shape.fingerprint
-        self._tell(save=kvstore_pb2.SaveRequest(save_id=save.save_id, session=session, fingerprint=fingerprint, keys=save.keys))
+        self._send(
+            save=kvstore_pb2.SaveRequest(save_id=save.save_id, session=session, fingerprint=fingerprint, keys=save.keys)
+        )
 
     def _holds(self, holds: do.HbmHolds) -> None:
-        hbm = common_pb2.TierResidency(tier="hbm", layer_chunks=holds.layer_chunks, tokens=holds.tokens, bytes=holds.bytes_)
-        self._tell(hbm=kvstore_pb2.HbmResidency(query_id=holds.query_id, hbm=hbm))
+        hbm = common_pb2.TierResidency(
+            tier="hbm", layer_chunks=holds.layer_chunks, tokens=holds.tokens, bytes=holds.bytes_
+        )
+        self._send(hbm=kvstore_pb2.HbmResidency(query_id=holds.query_id, hbm=hbm))

@@ -1,8 +1,8 @@
-"""Points at which a request can be made to kill or hang the engine, for tests of what becomes of the others.
+"""Points at which a request kills or hangs the engine, to test the effect on other requests.
 
-`worker.failpoints` arms them: {"step": "kill:WORD"}. An action is `kill` (SIGKILL of this process) or `hang` (the thread stands still for
-ever), of each request whose prompt holds WORD. Not for production; a worker with armed points says so at start, and without the setting no
-request can do anything here.
+`worker.failpoints` arms them: {"step": "kill:WORD"}. The action, `kill` (SIGKILL of this process) or `hang` (the thread
+sleeps forever), applies to requests whose prompt contains WORD. Not for production: a worker with armed points logs a
+warning at start. Without the setting nothing happens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contracts.request import GenerateRequest
 from runtime import telemetry
 
 log = telemetry.logger("worker.engine.failpoints")
-#: What is about to happen to the request.
+#: Failpoints, by what is about to happen to the request.
 POINTS: Mapping[str, str] = {
     "tokenise": "its prompt is made into tokens, on a thread of its own",
     "step": "a step that holds it runs, on the engine's thread",
@@ -29,7 +29,7 @@ _armed: dict[str, tuple[str, str]] = {}
 
 
 def reach(point: str, requests: Iterable[GenerateRequest]) -> None:
-    """These requests have come to this point. Nothing happens unless it is armed and one of them holds the word; may not return."""
+    """Requests have reached this point. If it is armed and one contains the word, kills the process or hangs."""
     if point not in _armed:
         return
     action, word = _armed[point]
@@ -42,13 +42,15 @@ def reach(point: str, requests: Iterable[GenerateRequest]) -> None:
 
 
 def arm(wanted: Mapping[str, str]) -> None:
-    """Arm these points and no others. Raises ConfigError naming key, value and remedy; then none is armed."""
+    """Arm exactly these points. Raises ConfigError naming key, value and remedy; then none is armed."""
     _armed.clear()
     armed = {}
     for point, action in wanted.items():
         match = _ACTION.fullmatch(action)
         if point not in POINTS or match is None:
-            raise ConfigError(f"worker.failpoints.{point} = {action!r}: give one of {', '.join(POINTS)}, and kill:WORD or hang:WORD")
+            raise ConfigError(
+                f"worker.failpoints.{point} = {action!r}: give one of {', '.join(POINTS)}, and kill:WORD or hang:WORD"
+            )
         armed[point] = (match[1], match[2])
     _armed.update(armed)
     if _armed:

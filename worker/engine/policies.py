@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runtime.config import KvSection, WorkerSection
+from runtime.sections import KvSection, WorkerSection
 from worker.core.policy import Policy
 
 
 def policy_of(kv: KvSection, worker: WorkerSection) -> Policy:
-    """What these sections tell an engine's core."""
+    """The policy that these sections describe."""
     return Policy(
         cache=kv.cache,
         cooperative=kv.cooperative,

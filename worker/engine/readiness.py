@@ -1,6 +1,7 @@
-"""A request made ready for the engine, off the engine's thread: what takes long for a long prompt or many stop strings is done here.
+"""Prepares a request for the engine, off the engine's thread: work that grows with the prompt or the stop strings.
 
-What a request needs for its next token lies in `Ready`, which touches nothing that requests share: what it raises fails that request only.
+`Ready` holds all that a request needs for its next token and shares nothing with other requests, so an exception fails
+only that request.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from worker.text.codec import TextCodec
 
 @dataclass(slots=True)
 class Ready:
-    """A request's sequence (its place among others is not known yet), its sampling, and its text. The engine's thread only, once made."""
+    """A request's sequence (`arrival` not set yet), sampling state and output text. After `make_ready`, only the
+    engine's thread uses it."""
 
     sequence: Sequence
     sampling: SamplingState
     writer: Writer
 
     def next_output(self, row: Row) -> Output:
-        """Choose the next token from its logits (float32 `[vocab]`), and say what the client gains. Raises InvalidRequest when
-        no token can be chosen or its grammar cannot go on."""
+        """Choose the next token from logits (float32 `[vocab]`) and return the client's output. Raises InvalidRequest
+        if no token can be chosen or the grammar cannot continue."""
         choice = choose(row, self.sampling)
         self.sampling.took(choice.token)
         if (error := self.writer.error) is not None:
@@ -44,7 +46,8 @@ def make_ready(
     codec: TextCodec,
     ends: frozenset[int],
 ) -> Ready:
-    """Any thread. guide: its grammar, after `resume_tokens`. ends: tokens that end a text. Raises InvalidRequest."""
+    """Prepare a request. Any thread. guide: its grammar, after `resume_tokens`. ends: end-of-text tokens. Raises
+    InvalidRequest."""
     sequence = Sequence(request, len(prompt), prompt + request.resume_tokens, max_tokens, arrival=0)
     if executor.settings.cache:
         sequence.keys = chunk_keys(executor.salt_of(request.tenant), executor.shape, sequence.tokens)

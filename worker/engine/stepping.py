@@ -1,7 +1,7 @@
-"""One step of the engine: the batch's slices, and the wait for layers that are still coming.
+"""Runs one step of the engine: builds the batch's slices and waits for layers that are still being loaded.
 
-While a step runs, copies of later layers go on under earlier layers' compute; a piece that does not come voids its
-sequence's part of the step, never the batch. Nor does a sequence on which the step raises: it fails alone.
+Later layers are copied while earlier ones compute. A piece that does not arrive voids only its sequence's part of the
+step, and a sequence on which the step raises fails alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime import telemetry
-from worker.core.hbm import Block
+from worker.core.block import Block
 from worker.core.instructions import Coming, Step
 from worker.core.progress import Progress
 from worker.core.sequence import Sequence
@@ -25,13 +25,13 @@ from worker.link.loads import StepProgress
 log = telemetry.logger("worker.engine.stepping")
 Batch = list[tuple[Sequence, int]]
 Arriving = Mapping[str, list[Coming]]
-#: A layer that has not come after this long is lost, in seconds.
+#: A layer that has not arrived after this long is lost, in seconds.
 LAYER_TIMEOUT_S = 10.0
 
 
 class _Table:
-    """The pages of one sequence's blocks, `[layers, blocks]`, kept while it runs: its list of blocks only grows, and a block in use keeps
-    its pages and what is in them."""
+    """Pages of one sequence's blocks, int64 `[layers, blocks]`, cached while it runs: its list of blocks only grows,
+    and a block in use keeps its pages."""
 
     def __init__(self, blocks: list[Block], layers: int) -> None:
         self.blocks = blocks
@@ -39,7 +39,7 @@ class _Table:
         self._filled = 0
 
     def upto(self, count: int) -> np.ndarray:
-        """The pages of the first `count` blocks; not to be changed."""
+        """Pages of the first `count` blocks; read-only."""
         if count > self._pages.shape[1]:
             self._pages = np.concatenate((self._pages, np.empty((len(self._pages), count), np.int64)), axis=1)
         for index in range(self._filled, count):
@@ -50,9 +50,9 @@ class _Table:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step gave, by request id. rows: logits, float32 `[vocab]`, of those that are computed to their end. void: layers did not come.
-        failed: what their part raised; it counts for nothing. seconds: what the step took. stalled_s: of that, the wait for layers.
-    attempts: how often it was begun."""
+    """A step's result, by request id. rows: logits, float32 `[vocab]`, of sequences whose tokens are all computed.
+    void: layers did not arrive. failed: exceptions of sequences that failed. seconds: duration of the step. stalled_s:
+    part of it spent waiting for layers. attempts: number of runs of the model."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     void: set[str] = field(default_factory=set)
@@ -68,17 +68,17 @@ class Stepping:
 
     executor: Executor
     runner: Steps
-    #: Told of every layer.
+    #: Updated at every layer.
     beats: Progress = field(default_factory=Progress)
-    #: Page tables of the sequences of the last step.
+    #: Page tables of the last step's sequences.
     _tables: dict[Sequence, _Table] = field(default_factory=dict)
 
     def run(self, step: Step, progress: StepProgress | None = None) -> Outcome:
-        """Compute the step. Its sequences are left as they are.
+        """Compute the step. Does not change its sequences.
 
-        progress: told of each layer whose KV is written. A step that raises is run again in halves, down to the sequences on which it
-        raises alone: those fail. When it raises on all of them and on a harmless token as well, the device is at fault, and so the first
-        error is raised.
+        progress: updated at each layer whose KV is written. A step that raises is rerun in halves, down to the single
+        sequences on which it raises: those fail. If it raises on all of them and on a harmless token too, the device is
+        at fault, and the first error is raised.
         """
         outcome, batch = Outcome(), list(step.batch)
         began = self.executor.clock.now()
@@ -90,7 +90,7 @@ class Stepping:
         if len(outcome.failed) == len(batch):
             self._probe(*batch[0], next(iter(outcome.failed.values())))
         if outcome.failed and progress is not None:
-            progress.reached(self.executor.shape.layers)  # nobody may wait for the layers of those that failed
+            progress.reached(self.executor.shape.layers)  # saves must not wait for layers of failed sequences
         return outcome
 
     def _run(self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome) -> None:
@@ -112,7 +112,7 @@ class Stepping:
         outcome.rows.update(zip(speaking, logits, strict=True))
 
     def _probe(self, s: Sequence, count: int, error: Exception) -> None:
-        """Raise `error` when not even a lone token can be computed, on a page of this sequence that nobody shares."""
+        """Raise `error` if not even a single token can be computed, on an unshared page of this sequence."""
         last = s.blocks[(s.computed + count - 1) // self.executor.shape.chunk_tokens]
         harmless = Slice([0], 0, last.pages[:, None].copy(), False)
         try:
@@ -120,18 +120,25 @@ class Stepping:
         except Exception:
             raise error from None
 
-    def _attempt(self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome) -> tuple[Row, set[str]]:
-        """The logits of those that are computed to their end, on the host and in their order, and the ids of the requests whose part is
-        void."""
+    def _attempt(
+        self, batch: Batch, coming: Arriving, progress: StepProgress | None, outcome: Outcome
+    ) -> tuple[Row, set[str]]:
+        """Logits (on the host, in batch order) of sequences whose tokens are all computed, and void request ids."""
         failpoints.reach("step", [s.request for s, _ in batch])
         slices = []
         tables = {}
         for s, count in batch:
             chunks = -(-(s.computed + count) // self.executor.shape.chunk_tokens)
             known = self._tables.get(s)
-            tables[s] = table = known if known is not None and known.blocks is s.blocks else _Table(s.blocks, self.executor.shape.layers)
+            tables[s] = table = (
+                known
+                if known is not None and known.blocks is s.blocks
+                else _Table(s.blocks, self.executor.shape.layers)
+            )
             pages = table.upto(chunks)
-            slices.append(Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens)))
+            slices.append(
+                Slice(s.tokens[s.computed : s.computed + count], s.computed, pages, s.computed + count == len(s.tokens))
+            )
         self._tables = tables
         void: set[str] = set()
 
@@ -155,24 +162,24 @@ class Stepping:
         return logits.cpu().numpy(), void
 
     def _wait_for_layer(self, coming: list[Coming], layer: int) -> bool:
-        """Until this layer of what is coming is here. False when it will not come."""
+        """Wait until this layer of `coming` is ready. False if it will not arrive."""
         rows = [(each.load_id, each.row) for each in coming if layer in each.layers]
         deadline = self.executor.clock.now() + LAYER_TIMEOUT_S
         with self.executor.table.progress:
             while rows:
-                rows = [(load_id, row) for load_id, row in rows if not self._here(load_id, row, layer)]
+                rows = [(load_id, row) for load_id, row in rows if not self._is_ready(load_id, row, layer)]
                 if not rows:
                     break
-                if any(self._over(load_id) for load_id, _ in rows) or self.executor.clock.now() > deadline:
+                if any(self._has_ended(load_id) for load_id, _ in rows) or self.executor.clock.now() > deadline:
                     return False
                 self.executor.table.progress.wait(0.2)
-                self.beats.seen(self.executor.clock.now())  # what is slow is elsewhere, and the wait has an end
+                self.beats.seen(self.executor.clock.now())  # the delay is not the engine's, and the wait is bounded
         return True
 
-    def _here(self, load_id: int, row: int, layer: int) -> bool:
+    def _is_ready(self, load_id: int, row: int, layer: int) -> bool:
         load = self.executor.table.open.get(load_id)
         return load is not None and bool(load.ready[row, layer])
 
-    def _over(self, load_id: int) -> bool:
+    def _has_ended(self, load_id: int) -> bool:
         load = self.executor.table.open.get(load_id)
         return load is None or load.closed

@@ -1,23 +1,23 @@
-"""What the native engine has counted, as `contract.Tallies` names it."""
+"""The native engine's totals as `contract.Tallies`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from contracts.memory.victim_order import Rank
 from worker.core.engine_core import EngineCore
 from worker.core.sequence import Event
-from worker.core.standings import Rank
 from worker.engine.contract import Tallies
 from worker.link.kv_loader import KvLoader
 
-#: Why pages leave, by the rank at which they did.
-_REASONS = {Rank.LOST_CAUSE: "unsaved", Rank.WITHDRAWN: "dropped", Rank.UNADVISED: "unadvised", Rank.ADVISED: "advised"}
-#: Codes of errors that are always told, also when none has come yet.
+#: Names of victims' ranks in metrics.
+_REASONS = {Rank.UNSAVED: "unsaved", Rank.DROPPED: "dropped", Rank.UNADVISED: "unadvised", Rank.ADVISED: "advised"}
+#: Error codes that are always reported, even with count 0.
 _CODES = ("generation_failed", "overloaded", "invalid_value")
 
 
 def tallies_of(core: EngineCore, loader: KvLoader, failed: Mapping[str, int]) -> Tallies:
-    """Any thread. failed: requests by code."""
+    """The totals. Any thread. failed: requests by error code."""
     cache, prefetching, page = core.state.cache, core.prefetching, core.state.shape.piece_bytes
     pool, admission, again = cache.pool, core.admission, core.scheduling.recomputed_tokens
     hints = {

@@ -1,4 +1,4 @@
-"""The store's messages as events of an engine's core."""
+"""Converts the store's messages to events of an engine's core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from worker.core import events as ev
 
 
 def from_store(message: kvstore_pb2.StoreToWorker, fingerprint: bytes) -> ev.Event | None:
-    """The event; None: it is about another model, or nothing that the engine knows. fingerprint: of its model's KV."""
+    """The event; None if the message is for another model or unknown. fingerprint: of this model's KV."""
     match message.WhichOneof("kind"):
         case "found":
             found = message.found
@@ -17,7 +17,9 @@ def from_store(message: kvstore_pb2.StoreToWorker, fingerprint: bytes) -> ev.Eve
             return ev.Found(found.load_id, found.chunks, sources, tuple(found.due_s))
         case "offer" if message.offer.fingerprint == fingerprint:
             offer = message.offer
-            return ev.Offered(session_from_wire(offer.session), tuple(offer.keys), offer.priority, offer.arrival_s, offer.expires_s)
+            return ev.Offered(
+                session_from_wire(offer.session), tuple(offer.keys), offer.priority, offer.arrival_s, offer.expires_s
+            )
         case "invalidate":
             return ev.Withdrawn(session_from_wire(message.invalidate))
         case "erase":

@@ -1,1 +1,1 @@
-"""Compiled kernels for the CPU: where their sources are, how they are built, and how they are called."""
+"""Compute kernels: sources, build and calls of the compiled CPU kernels, and Triton kernels for CUDA."""

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m worker.kernels.build        builds ahead, so that the first start does not wait
 
-The library is made for the very processor it is built on. Where there is no compiler the engine computes with torch, which is
-slower and gives the same answers within rounding.
+The library is built for this machine's processor. Without a compiler the engine computes with torch, which is slower
+and gives the same answers within rounding.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from runtime.native import NotBuilt as NoKernels
 
 __all__ = ["AVX2_ONLY", "OPTIMISE", "NoKernels", "library"]
 
-#: What is compiled; everything beside it in its folder belongs to it.
+#: The compiled source; all files in its folder belong to it.
 KERNELS = Path(__file__).parent / "cpu" / "layer.cpp"
-#: `more` flags with which a processor that has AVX-512 computes like one that has AVX2 only: for tests and measurements.
+#: `more` flags that restrict a processor with AVX-512 to AVX2, for tests and measurements.
 AVX2_ONLY = ("-mno-avx512f", "-mno-amx-tile")
-#: What the results' bits depend on, beside the sources.
+#: Flags that affect the results' bits.
 OPTIMISE = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _FLAGS = ("-std=c++17", *OPTIMISE, "-march=native", "-shared", "-fPIC", "-pthread")
 
 
 def library(source: Path = KERNELS, more: Sequence[str] = ()) -> Path:
-    """The library built from `source`, with `more` flags; builds it when it is not there. Raises NoKernels."""
+    """The library built from `source` with `more` flags, built if necessary. Raises NoKernels."""
     return native.library(source, (*_FLAGS, *more))
 
 

@@ -1,4 +1,4 @@
-"""What computes on the CPU: `worker.kernels`, the model's shape and this machine's compiler decide."""
+"""Chooses the CPU kernels by `worker.kernels`, the model's shape and this machine's compiler."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ log = telemetry.logger("worker.kernels")
 
 
 def ways_to_multiply(choice: str) -> list[str]:
-    """The products of bfloat16 that `worker.kernels` allows, best first."""
+    """The kinds of bfloat16 products that `worker.kernels` allows, fastest first."""
     return ["portable"] if choice == "portable" else list(PRODUCTS)
 
 
 def choose_kernels(choice: str, config: ModelConfig, chunk_tokens: int, threads: int) -> CpuKernels | None:
-    """The compiled kernels, or None for torch. Raises ConfigError when `native` or `portable` is asked for and impossible."""
+    """The compiled kernels, or None for torch. Raises ConfigError when `native` or `portable` is configured and
+    impossible."""
     if choice == "torch":
         return None
     why = CpuKernels.suits(config, chunk_tokens)
@@ -47,4 +48,6 @@ def _report(kernels: CpuKernels, threads: int) -> None:
         share_of_peak=round(speed.share, 2),
     )
     if why := complaint(speed, native.abilities()):
-        log.warning("compiled kernels are far from what this processor should reach; `upbeat doctor` measures again", reason=why)
+        log.warning(
+            "compiled kernels are far from what this processor should reach; `upbeat doctor` measures again", reason=why
+        )

@@ -1,6 +1,6 @@
-"""The CPU kernels called through ctypes. Memory goes by address; nothing is copied. The C side is in cpu/layer.cpp.
+"""Calls the CPU kernels (cpu/layer.cpp) through ctypes. Memory is passed by address, without copies.
 
-Calls release the GIL and split their work among the library's own threads. One caller at a time.
+Calls release the GIL and divide their work among the library's threads. One caller at a time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from worker.core.kernel_speed import KernelSpeed
 from worker.models.weights import LayerWeights
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-#: Ways to multiply bfloat16, best first, and the inputs that a matrix must be a multiple of: the processor's tiles (AMX), its pairs
-#: (AVX-512 BF16), and float32 vectors, which every processor has. All share one layout of weights.
+#: Kinds of bfloat16 products, fastest first: (number in the library, required divisor of a matrix's inputs). tiles:
+#: AMX; pairs: AVX-512 BF16; portable: float32 vectors. All use the same layout of weights.
 PRODUCTS = {"tiles": (4, 32), "pairs": (3, 2), "portable": (1, 1)}
 LANES = 16
-#: Rows of activations are this much longer than their values, so that neighbouring rows do not fall into one cache set.
+#: Padding of activation rows, so that neighbouring rows do not map to the same cache set.
 PADDING = LANES
 _MOST_SHARED_HEADS = 48
 _VECTORS = ("input_norm", "post_norm", "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm")
 _MATRICES = ("qkv", "out", "gate_up", "down")
 
-#: Some tokens of one sequence: rows row .. row + count of q, at positions from `start`, into rows from `out_row`. pages: address
-#: of int64 `[layers, pages_a_layer]`, byte offsets of the sequence's pages.
-QUERY = np.dtype([("row", "i4"), ("count", "i4"), ("start", "i4"), ("out_row", "i4"), ("pages", "u8"), ("pages_a_layer", "i8")])
+#: Tokens of one sequence: rows row .. row + count of q, at positions from `start`, written to rows from `out_row`.
+#: pages: address of int64 `[layers, pages_a_layer]`, byte offsets of the sequence's pages.
+QUERY = np.dtype(
+    [("row", "i4"), ("count", "i4"), ("start", "i4"), ("out_row", "i4"), ("pages", "u8"), ("pages_a_layer", "i8")]
+)
 
 
 class _Shape(ctypes.Structure):
@@ -48,22 +50,32 @@ class PackedLayer(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_void_p)
-        for name in ("input_norm", "post_norm", *_MATRICES, "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "q_norm", "k_norm")
+        for name in (
+            "input_norm",
+            "post_norm",
+            *_MATRICES,
+            "qkv_bias",
+            "out_bias",
+            "gate_up_bias",
+            "down_bias",
+            "q_norm",
+            "k_norm",
+        )
     ] + [("window", ctypes.c_int32)]
 
 
 class Buffers(ctypes.Structure):
-    """Addresses of one step's activations: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin. Memory for float32;
-    a and mid are bfloat16 inside where the products take that."""
+    """Addresses of one step's activations: x `[tokens, hidden]`, a and mid (rows padded by PADDING), q, kv, cos, sin.
+    Memory for float32; a and mid are bfloat16 inside where the products take that."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "a", "mid", "q", "kv", "cos", "sin")]
 
 
 class CpuKernels:
-    """The library's functions, typed. `threads`: how many compute, the caller included.
+    """The library's functions, typed. threads: number of computing threads, including the caller.
 
-    products: the ways to multiply bfloat16 that may be used; the first that this machine has, and that agrees with the portable one
-    in a test made now, is.
+    products: allowed kinds of bfloat16 products. Used is the first that this machine supports and that agrees with the
+    portable one in a test at construction.
     """
 
     def __init__(self, library: Path, threads: int, products: Sequence[str] = tuple(PRODUCTS)) -> None:
@@ -90,20 +102,20 @@ class CpuKernels:
         self._team = self._lib.upbeat_team(threads)
 
     def use(self, width: int) -> None:
-        """From the next call on, so many of the threads compute, 1 to `threads`; the others sleep. No result depends on it. To be called on
-        the thread that calls the other functions. Raises ValueError."""
+        """From the next call on, `width` threads compute (1 to `threads`); the others sleep. Results do not depend on
+        it. Call it on the thread that calls the other functions. Raises ValueError."""
         if not 1 <= width <= self.threads:
             raise ValueError(f"width must be 1 to {self.threads}, got {width}")
         self._lib.upbeat_team_use(self._team, width)
 
     def speed(self) -> KernelSpeed:
-        """What products of bfloat16 reach here, measured now, which takes some ten milliseconds of one thread."""
+        """Measures the speed of bfloat16 products; takes some ten milliseconds of one thread."""
         measured = _Speed()
         self._lib.upbeat_speed(PRODUCTS[self.products[0]][0], ctypes.byref(measured))
         return KernelSpeed(self._lib.upbeat_registers().decode(), self.products[0], measured.product, measured.peak)
 
     def close(self) -> None:
-        """End the threads."""
+        """Ends the threads."""
         self._lib.upbeat_team_end(self._team)
 
     @staticmethod
@@ -119,9 +131,10 @@ class CpuKernels:
         return ""
 
     def pack(self, field: str, sources: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
-        """Write a layer's matrix `field`, whose `sources` stand one above another, into `out` as tiles; false for what stays plain.
+        """Writes a layer's matrix `field`, made of stacked `sources`, into `out` as tiles; False for fields that are
+        not packed.
 
-        gate_up alternates tiles of the gate with tiles of the same outputs of the up projection.
+        gate_up alternates tiles of the gate and up projections of the same outputs.
         """
         if field not in _MATRICES:
             return False
@@ -143,22 +156,26 @@ class CpuKernels:
         if dtype is not torch.bfloat16:
             return TYPES[dtype]
         inputs = (config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
-        suit = (kind for kind, multiple in map(PRODUCTS.__getitem__, self.products) if not any(n % multiple for n in inputs))
+        suit = (
+            kind for kind, multiple in map(PRODUCTS.__getitem__, self.products) if not any(n % multiple for n in inputs)
+        )
         return next(suit, TYPES[dtype])
 
 
 class ModelKernels:
-    """The steps of one model's forward pass. Buffers and weights are the caller's, and must live during the call."""
+    """The steps of one model's forward pass. The caller owns buffers and weights and keeps them alive during calls."""
 
     def __init__(self, lib: Any, team: Any, config: ModelConfig, chunk_tokens: int, kind: int) -> None:
         self._lib, self._team, self._type = lib, team, kind
         c = config
-        self._shape = _Shape(c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens, c.norm_eps)
+        self._shape = _Shape(
+            c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.intermediate_size, chunk_tokens, c.norm_eps
+        )
         self._at = ctypes.byref(self._shape)
         self._hidden = c.hidden_size
 
     def layer(self, weights: LayerWeights, window: int | None) -> PackedLayer:
-        """The addresses of a layer's packed weights; valid as long as its slot is."""
+        """The addresses of a layer's packed weights; valid until its slot changes."""
         made = PackedLayer(window=window or 0)
         for name in (*_VECTORS, *_MATRICES):
             tensor: torch.Tensor | None = getattr(weights, name)
@@ -167,19 +184,27 @@ class ModelKernels:
 
     def embed(self, table: torch.Tensor, tokens: np.ndarray, x: torch.Tensor) -> None:
         """Fills rows of `x` with the embeddings of int64 `tokens`."""
-        self._lib.upbeat_embed(self._type, table.data_ptr(), tokens.ctypes.data, len(tokens), self._hidden, x.data_ptr())
+        self._lib.upbeat_embed(
+            self._type, table.data_ptr(), tokens.ctypes.data, len(tokens), self._hidden, x.data_ptr()
+        )
 
     def project(self, layer: PackedLayer, buffers: Buffers, tokens: int) -> None:
         """x -> q and kv, rotated."""
         self._lib.upbeat_project(self._team, self._type, self._at, ctypes.byref(layer), ctypes.byref(buffers), tokens)
 
     def write(self, buffers: Buffers, base: int, pages: np.ndarray, slots: np.ndarray) -> None:
-        """kv -> pages. Token i goes to slot `slots[i]` (int32) of the page at byte `pages[i]` (int64) from address `base`."""
+        """kv -> pages. Token i goes to slot `slots[i]` (int32) of the page at byte `pages[i]` (int64) from address
+        `base`."""
         at = ctypes.byref(buffers)
-        self._lib.upbeat_write(self._team, self._type, self._at, at, len(slots), base, pages.ctypes.data, slots.ctypes.data)
+        self._lib.upbeat_write(
+            self._team, self._type, self._at, at, len(slots), base, pages.ctypes.data, slots.ctypes.data
+        )
 
-    def finish(self, layer: PackedLayer, number: int, buffers: Buffers, queries: np.ndarray, rows: int, base: int) -> None:
-        """Attention of `queries` over layer `number`'s pages, and the rest of the layer for `rows` rows of x, in place."""
+    def finish(
+        self, layer: PackedLayer, number: int, buffers: Buffers, queries: np.ndarray, rows: int, base: int
+    ) -> None:
+        """Attention of `queries` over layer `number`'s pages, and the rest of the layer for `rows` rows of x, in
+        place."""
         at = ctypes.byref(layer), ctypes.byref(buffers), queries.ctypes.data
         self._lib.upbeat_finish(self._team, self._type, self._at, *at, len(queries), rows, number, base)
 

@@ -1,8 +1,9 @@
-"""What the compiled kernels are and reach on this machine, as one JSON document, for `upbeat doctor`.
+"""Measures the compiled kernels on this machine and prints one JSON document, for `upbeat doctor`.
 
     python -m worker.kernels.examine auto|native|portable
 
-{"speed": what they are, "slow": why they are far from what the processor should reach, or ""}, or {"missing": why there are none}.
+{"speed": kind and speed, "slow": why they are slower than the processor should allow, or ""}, or {"missing": why there
+are none}.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from worker.kernels.cpu_kernels import CpuKernels
 
 
 def examine(choice: str) -> dict[str, str]:
-    """For `worker.kernels` as chosen; builds the library where it is not there."""
+    """The document for a value of `worker.kernels`; builds the library if necessary."""
     try:
         kernels = CpuKernels(library(), 1, ways_to_multiply(choice))
     except (NoKernels, OSError) as e:

@@ -1,1 +1,1 @@
-"""The way to the store: loads, saves, and the thread that copies pieces."""
+"""The link to the store: loads, saves, and the threads that copy pieces."""

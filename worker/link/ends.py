@@ -1,4 +1,4 @@
-"""The worker's end of the link to its store: what is heard becomes entries of the engine's inbox."""
+"""The worker's end of the link to its store: forwards messages to the engine's inbox and the loader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.link.loads import FromStore
 
 
 def end_of(shape: KvShape, to_engine: Callable[[object], None], to_loader: Callable[[object], None]) -> End:
-    """to_engine: called with StoreUp, StoreDown and FromStore. to_loader: see `End.move`."""
+    """The end for one model. to_engine: called with StoreUp, StoreDown and FromStore. to_loader: see `End.move`."""
     return End(
         shape,
         attached=lambda here: to_engine(StoreUp() if here else StoreDown()),

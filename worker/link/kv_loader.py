@@ -1,9 +1,10 @@
-"""The copy threads between HBM pages and the arena: one for loads, one for saves, both beside the engine's compute.
+"""The threads that copy between HBM pages and the arena while the engine computes: one for loads, one for saves, and
+one that waits for loads' copies to end.
 
-How bytes move is the copier's (`worker.memory.copier`). On a load, a piece's `ready` flag is set when its bytes are there, or
-will be before anything that computes behind the copier's fence; the engine waits for flags layer by layer (SYMPHONY, section
-3.4, layer-wise asynchronous reads). The store is told of a piece, and a load is closed, only when its copies have ended. On a save
-a layer is copied as soon as the step has computed it. What may be copied where is decided by the engine; nothing is decided here.
+`worker.memory.copier` moves the bytes. On a load, a piece's `ready` flag is set when its bytes are in the page, or will
+be before any compute after the copier's fence; the engine waits for flags layer by layer (SYMPHONY, section 3.4,
+layer-wise asynchronous reads). A piece is acknowledged to the store, and a load is closed, only when its copies have
+ended. On a save, a layer is copied as soon as the step has computed it. The engine decides what is copied where.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from runtime import telemetry
 from runtime.clock import Clock, RealClock
 from storelink.ends import ArenaGone, ArenaHere
 from storelink.link import StoreLink
+from worker.core.block import NO_PAGE
 from worker.core.events import LoadClosed, PiecesCame, SaveCopied
-from worker.core.hbm import NO_PAGE
 from worker.core.pages import Pages
-from worker.link.loads import LoadTable, Save, Transfer, Wake
+from worker.link.loads import LoadTable, SaveOffer, Transfer, Wake
 from worker.memory.copier import Arena, Copier, HostCopier, UnderWay
 from worker.memory.paged_kv import PagedKv
 
 log = telemetry.logger("worker.link.kv_loader")
-#: Pieces are copied in runs of about so many bytes: a run holds up whoever halts the load, and flags are set a run at a time.
+#: Approximate bytes of a run of copies. `halt` waits for a run, and flags are set per run.
 RUN_BYTES = 2 << 20
 
 
@@ -43,11 +44,11 @@ class _Withdraw:
 
 
 class _StoreGone:
-    """No offer made so far will be granted."""
+    """The store is gone: no earlier offer will be granted."""
 
 
 class KvLoader:
-    """Copies pieces; reports to the engine through `to_engine`. Every offer of a save is answered by one SaveCopied."""
+    """Copies pieces; reports to the engine through `to_engine`. Answers every save offer with one SaveCopied."""
 
     def __init__(
         self,
@@ -57,26 +58,27 @@ class KvLoader:
         copier: Copier | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """copier: plain copies within host memory unless another is given."""
+        """copier: default: copies within host memory."""
         self.kv, self.table, self._to_engine = kv, table, to_engine
         self._clock = clock or RealClock()
         self._run = max(1, RUN_BYTES // kv.page_bytes)
         self.copier: Copier = copier or HostCopier(kv)
         self.link: StoreLink | None = None
-        #: Pages copied, for requests and for hints, and pages copied down. Each has one writer.
+        #: Number of pages loaded, by demand or hint, and of pages saved. Each has one writer.
         self.loaded = {"demand": 0, "hint": 0}
         self.saved = 0
         self._copying = threading.Lock()
-        self._leaving: set[int] = set()
-        self._begun = self._ended = 0  # entries of `_under_way`; the loading thread counts the first, the ending one the second
+        self._finishing: set[int] = set()
+        # entries of `_under_way` that were added (by the loading thread) and finished (by the waiting thread)
+        self._begun = self._ended = 0
         self._loads: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[object] = queue.SimpleQueue()
-        #: Copies under way and what follows their end, in the order in which they were begun.
+        #: Copies under way, each with the call that follows its end, in order.
         self._under_way: queue.SimpleQueue[tuple[UnderWay | None, Callable[[], None]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._load_forever, name="kv-loads", daemon=True),
             threading.Thread(target=self._save_forever, name="kv-saves", daemon=True),
-            threading.Thread(target=self._end_forever, name="kv-copied", daemon=True),
+            threading.Thread(target=self._finish_forever, name="kv-copied", daemon=True),
         ]
 
     def start(self) -> None:
@@ -90,34 +92,34 @@ class KvLoader:
         self._saves.put(None)
 
     def from_store(self, message: object) -> None:
-        """A LoadPieces, LoadEnd or SaveGrant of the store, or which arena those that follow are about; any thread, in their order."""
+        """Take a LoadPieces, LoadEnd or SaveGrant, or the arena that later messages refer to. Any thread, in order."""
         if not isinstance(message, kvstore_pb2.SaveGrant):
             self._loads.put(message)
         if isinstance(message, kvstore_pb2.SaveGrant | ArenaHere | ArenaGone):
             self._saves.put(message)
 
     def cancel(self, load: Transfer) -> None:
-        """Close the load without its remaining pieces; LoadClosed follows. Any thread."""
+        """End the load without its remaining pieces; LoadClosed follows. Any thread."""
         self._loads.put(_Cancel(load))
 
     def halt(self, load: Transfer) -> None:
-        """Close the load at once: when this returns, its pages are touched no more. No LoadClosed follows. Any thread."""
+        """Abort the load: when this returns, its pages are no longer written. No LoadClosed follows. Any thread."""
         with self._copying:
             self.copier.settle()
             with self.table.progress:
                 load.closed = True
                 self.table.progress.notify_all()
 
-    def offer(self, save: Save) -> None:
-        """Copy the save's chunks once the store grants it room; told before the store is asked. Its pages must not move meanwhile."""
+    def offer(self, save: SaveOffer) -> None:
+        """Copy the save's chunks when the store grants room. Call before asking the store. The pages stay pinned."""
         self._saves.put(save)
 
     def withdraw(self, save_id: int) -> None:
-        """Refuse this offer unless a grant has come for it. Any thread."""
+        """Refuse this offer unless it was granted already. Any thread."""
         self._saves.put(_Withdraw(save_id))
 
     def store_gone(self) -> None:
-        """Offers that no grant has come for are refused. Any thread, after the last grant of that store."""
+        """Refuse all offers not granted. Any thread, after the last grant of that store."""
         self._saves.put(_StoreGone())
 
     # ---- loads -------------------------------------------------------------------------------------------------
@@ -126,13 +128,13 @@ class KvLoader:
         while (work := self._loads.get()) is not None:
             if isinstance(work, kvstore_pb2.LoadPieces):
                 if arena is not None:
-                    self._take(work, arena)
+                    self._copy_in(work, arena)
             elif isinstance(work, kvstore_pb2.LoadEnd):
                 load = self.table.open.get(work.load_id)
                 if load is not None:
-                    self._leave(load)
+                    self._finish(load)
             elif isinstance(work, _Cancel):
-                self._leave(work.load)
+                self._finish(work.load)
             elif isinstance(work, ArenaHere):
                 arena = _bytes_of(work.arena)
                 self.copier.adopt(arena)
@@ -142,14 +144,14 @@ class KvLoader:
         self._under_way.put(None)
 
     def _after(self, copies: UnderWay | None, then: Callable[[], None]) -> None:
-        """`then` once the copies have ended, and after whatever waits for earlier ones."""
+        """Call `then` when the copies have ended, after the calls of earlier ones."""
         if copies is None and self._ended == self._begun:
             then()
             return
         self._begun += 1
         self._under_way.put((copies, then))
 
-    def _end_forever(self) -> None:
+    def _finish_forever(self) -> None:
         while (work := self._under_way.get()) is not None:
             copies, then = work
             if copies is not None:
@@ -157,14 +159,14 @@ class KvLoader:
             then()
             self._ended += 1
 
-    def _take(self, pieces: kvstore_pb2.LoadPieces, arena: Arena) -> None:
+    def _copy_in(self, pieces: kvstore_pb2.LoadPieces, arena: Arena) -> None:
         load, link = self.table.open.get(pieces.load_id), self.link
         if load is None or load.closed or link is None:
-            return  # cancelled meanwhile: the store drops the leases by itself
-        if load.load_id in self._leaving:
+            return  # aborted meanwhile: the store drops the leases itself
+        if load.load_id in self._finishing:
             return
         load.first_s = load.first_s or self._clock.now()
-        chunks, layers, offsets = self._sound(load, pieces, arena.nbytes)
+        chunks, layers, offsets = self._checked(load, pieces, arena.nbytes)
         pages = load.pages[chunks, layers]
         copies: UnderWay | None = None
         for at in range(0, len(chunks), self._run):
@@ -190,8 +192,9 @@ class KvLoader:
 
         self._after(copies, taken)
 
-    def _sound(self, load: Transfer, pieces: kvstore_pb2.LoadPieces, arena_bytes: int) -> tuple[Pages, Pages, Pages]:
-        """Chunks, layers and offsets of the pieces that were asked for and lie in the arena: a message is checked before it is believed."""
+    def _checked(self, load: Transfer, pieces: kvstore_pb2.LoadPieces, arena_bytes: int) -> tuple[Pages, Pages, Pages]:
+        """Chunks, layers and offsets, int64 `[n]`, of the pieces that were requested and lie in the arena. Invalid ones
+        are logged and skipped."""
         chunks, layers, offsets = (np.array(x, np.int64) for x in (pieces.chunks, pieces.layers, pieces.offsets))
         count = min(map(len, (chunks, layers, offsets)))
         chunks, layers, offsets = chunks[:count], layers[:count], offsets[:count]
@@ -202,13 +205,13 @@ class KvLoader:
             log.error("unasked pieces", load=load.load_id, pieces=len(pieces.chunks) - int(sound.sum()))
         return chunks[sound], layers[sound], offsets[sound]
 
-    def _leave(self, load: Transfer) -> None:
-        """Begin no further copies for this load, and close it when those under way have ended."""
-        self._leaving.add(load.load_id)
+    def _finish(self, load: Transfer) -> None:
+        """Start no further copies for this load; close it when those under way have ended."""
+        self._finishing.add(load.load_id)
         self._after(None, lambda: self._close(load))
 
     def _close(self, load: Transfer) -> None:
-        self._leaving.discard(load.load_id)
+        self._finishing.discard(load.load_id)
         if load.closed:
             return
         with self.table.progress:
@@ -218,10 +221,10 @@ class KvLoader:
 
     # ---- saves -------------------------------------------------------------------------------------------------
     def _save_forever(self) -> None:
-        offered: dict[int, Save] = {}
+        offered: dict[int, SaveOffer] = {}
         arena: Arena | None = None
         while (work := self._saves.get()) is not None:
-            if isinstance(work, Save):
+            if isinstance(work, SaveOffer):
                 offered[work.save_id] = work
             elif isinstance(work, kvstore_pb2.SaveGrant):
                 self._granted(offered.pop(work.save_id, None), work, arena)
@@ -235,11 +238,13 @@ class KvLoader:
                     if (save := offered.pop(save_id, None)) is not None:
                         self._to_engine(SaveCopied(save_id, [], [], [], list(range(len(save.pages)))))
 
-    def _granted(self, save: Save | None, grant: kvstore_pb2.SaveGrant, arena: Arena | None) -> None:
+    def _granted(self, save: SaveOffer | None, grant: kvstore_pb2.SaveGrant, arena: Arena | None) -> None:
         link = self.link
-        if save is None:  # asked of this store's predecessor in all but the last moment: it need not keep room for it
+        if save is None:  # withdrawn, or offered to the previous store: release the granted room
             if link is not None and grant.indices:
-                link.send(kvstore_pb2.WorkerToStore(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices)))
+                link.send(
+                    kvstore_pb2.WorkerToStore(saved=kvstore_pb2.SaveDone(save_id=grant.save_id, aborted=grant.indices))
+                )
             return
         indices, held, refused = list(grant.indices), list(grant.held), list(grant.refused)
         count, layers = save.pages.shape
@@ -264,4 +269,4 @@ def _bytes_of(arena: memoryview) -> Arena:
 
 
 def _nothing() -> None:
-    """What follows a run of copies that is not the last of its message."""
+    """The call after a run that is not the last of its message."""

@@ -1,10 +1,10 @@
-"""What is on its way into HBM and out of it, shared between the engine and the threads that copy.
+"""Loads and saves under way, shared between the engine and the copy threads.
 
-A load: opened by the engine -> `found` when the store has said what it can bring -> pieces arrive -> closed by the loader's
-thread, after which it touches no page any more. Only then may the engine give the pages to somebody else.
+A load: opened by the engine -> the store answers (`events.Found`) -> pieces arrive -> closed by the loader's thread,
+which then no longer writes its pages. Only then may the engine reuse them.
 
-A save: offered by the engine, perhaps before its chunks are computed -> granted by the store -> copied layer by layer as a step
-computes them -> SaveCopied, exactly one for each offer. The engine alone says whether what was copied is good.
+A save: offered by the engine, perhaps before its chunks are computed -> granted by the store -> copied layer by layer
+as a step computes them -> SaveCopied, exactly one per offer. The engine decides whether the copies are valid.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from worker.core.pages import Pages
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A load as the threads that copy see it. pages: int64 `[chunks, layers]`, where each piece goes, NO_PAGE where none is wanted; they do
-    not change. ready: bool `[chunks, layers]`, the page holds the piece. hint: nobody waits for it. closed: nothing more is copied.
+    """A load as the copy threads see it. pages: int64 `[chunks, layers]`, the target of each piece, NO_PAGE where none
+    is wanted; fixed. ready: bool `[chunks, layers]`, the page holds the piece. hint: no request waits. closed: nothing
+    more is copied. came: pieces copied; first_s, last_s: when the first arrived and the last was copied.
 
-    The loader's threads write it, the engine's reads. Times are the device clock's: when pieces came first, and when the last was copied.
+    Written by the loader's threads, read by the engine's. Times are the device clock's.
     """
 
     load_id: int
@@ -40,56 +41,57 @@ class Transfer:
 
     @classmethod
     def of(cls, load_id: int, pages: Pages, hint: bool) -> Transfer:
-        """One of which nothing has come."""
+        """A transfer without any piece yet."""
         return cls(load_id, pages, hint, np.zeros(pages.shape, bool))
 
 
 class StepProgress:
-    """How many layers of the step that runs are computed. The engine's thread moves it, the saves' thread waits."""
+    """Number of computed layers of the running step. The engine's thread advances it, the save thread waits."""
 
     def __init__(self) -> None:
         self._computed = 0
         self._moved = threading.Condition()
 
     def reached(self, layers: int) -> None:
-        """So many leading layers have all of this step's KV."""
+        """The KV of this step is written in the first `layers` layers."""
         with self._moved:
             self._computed = layers
             self._moved.notify_all()
 
     def wait_for(self, layers: int) -> None:
-        """Until that many are computed. A step always ends, so this does."""
+        """Block until that many layers are computed. A step always ends, so this returns."""
         with self._moved:
             self._moved.wait_for(lambda: self._computed >= layers)
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
-    """Full chunks that are offered to the store: `pages` int64 `[chunks, layers]`. progress: of the step that computes them; None when
-    they are computed."""
+class SaveOffer:
+    """Full chunks offered to the store. pages: int64 `[chunks, layers]`. progress: of the step that computes them; None
+    if they are computed."""
 
     save_id: int
     pages: Pages
     progress: StepProgress | None = None
 
 
-# What reaches the engine's inbox, beside events of the core.
+# Entries of the engine's inbox other than events of the core.
 @dataclass(frozen=True, slots=True)
 class FromStore:
-    """A message for the engine (everything but pieces and ends of loads)."""
+    """A message for the engine (all but pieces, ends of loads and grants)."""
 
     message: kvstore_pb2.StoreToWorker
 
 
 class Wake:
-    """Pieces that somebody may wait for have come."""
+    """Pieces of a request's load have arrived: wakes the engine."""
 
 
 @dataclass(slots=True)
 class LoadTable:
-    """Loads by id, and the condition under which the loader marks progress and the engine waits for it.
+    """Loads by id, and the condition that the loader notifies and the engine waits on.
 
-    Only the engine adds and removes; the loader's thread looks up and marks `closed`. arrived: what has come since the engine looked.
+    Only the engine adds and removes; the loader's threads look up and set `closed`. arrived: pieces that the engine has
+    not taken yet.
     """
 
     open: dict[int, Transfer] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""What steps and loads take on this machine."""
+"""Measures how long steps and loads take on this machine."""

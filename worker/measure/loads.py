@@ -1,8 +1,8 @@
-"""How fast KV comes into HBM from each tier of a real store: by the worker's own link, loader and pages.
+"""Measures how fast KV loads into HBM from each tier of a real store, with the worker's own link, loader and pages.
 
-Time runs from asking the store until the last page is filled. Chunks have random keys, so nothing that is anybody's is read or
-replaced. The store must evict whole sessions (kv.layer_priority off): its arena holds ARENA_SETS sets, so each of SETS that are read in
-turn has left it before it is read again.
+Time runs from the request to the store until the last page is filled. Chunks have random keys, so no real cache is read
+or replaced. The store must evict whole sessions (kv.layer_priority off): its arena holds ARENA_SETS sets, so each of
+the SETS sets, read in turn, has left it before it is read again.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from pathlib import Path
 
 from contracts.ids import SessionKey
 from contracts.kv import KvShape, Manifest
-from contracts.profile import LoadRate
+from contracts.latency_profile import LoadRate
+from worker.core.block import Block, SaveState
 from worker.core.events import LoadClosed, SaveCopied, StoreDown, StoreUp
-from worker.core.hbm import Block, Save
 from worker.core.policy import Policy
 from worker.core.saving import Saving
 from worker.core.state import CoreState
 from worker.engine.executor import Executor
 
-#: Sets of chunks that are read in turn, and how many of them the store's arena has room for.
+#: Number of sets of chunks that are read in turn, and how many of them fit into the store's arena.
 SETS, ARENA_SETS = 4, 2.5
 #: Chunks of a small load.
 SMALL_CHUNKS = 2
 _ANSWER_S = 60.0
-#: Before each load the store may finish what the last one left it to do.
+#: Pause before each load, in seconds, for the store to finish earlier work.
 _REST_S = 0.1
 _SESSION = SessionKey("profile", "profile")
 
 
 class LoadFailed(RuntimeError):
-    """The store did not take or bring what it should have."""
+    """The store did not save or load what it should have."""
 
 
 def large_chunks(shape: KvShape, arena_bytes: int) -> int:
-    """Chunks of a large load: a set of them. Raises LoadFailed when the arena is too small for the shape."""
+    """Number of chunks of a large load: one set. Raises LoadFailed if the arena is too small for the shape."""
     chunks = int(arena_bytes / ARENA_SETS / shape.chunk_bytes)
     if chunks < 2 * SMALL_CHUNKS:
         need = 2 * SMALL_CHUNKS * ARENA_SETS * shape.chunk_bytes
         raise LoadFailed(
-            f"an arena of {arena_bytes >> 20} MiB is too small to measure loads: chunks of this model need {need / 2**20:.0f} MiB"
+            f"an arena of {arena_bytes >> 20} MiB is too small to measure loads: chunks of this model need "
+            f"{need / 2**20:.0f} MiB"
         )
     return chunks
 
@@ -56,7 +57,7 @@ def large_chunks(shape: KvShape, arena_bytes: int) -> int:
 class Mover:
     """Saves and loads chunks over one attachment, one at a time.
 
-    inbox: where the device's link and loader report to. large: chunks of a large load.
+    inbox: receives the events of link and loader. large: chunks of a large load.
     """
 
     executor: Executor
@@ -69,12 +70,12 @@ class Mover:
         self.state = CoreState(d.shape, d.cache, Policy(), d.salt_of, "profile")
 
     def attached(self) -> None:
-        """Wait for the store. Raises LoadFailed."""
+        """Wait until the store is attached. Raises LoadFailed."""
         self._until(lambda event: isinstance(event, StoreUp), Saving(self.state))
         self.state.attached = True
 
     def put(self, keys: Sequence[bytes], name: str) -> None:
-        """Save these chunks, whatever their pages hold, as the session `name`. Raises LoadFailed unless all were taken."""
+        """Save these chunks, of arbitrary content, as session `name`. Raises LoadFailed unless the store took all."""
         saving, session = Saving(self.state), SessionKey("profile", name)
         blocks = self._blocks(len(keys))
         for block, key in zip(blocks, keys, strict=True):
@@ -83,19 +84,21 @@ class Mover:
         self.state.now = self.executor.clock.now()
         saving.turn_ended(Manifest(session, "profile", self.executor.shape.fingerprint, list(keys)), blocks)
         self._until(lambda event: not saving.busy, saving)
-        taken = all(block.save is Save.BELOW for block in blocks)
+        taken = all(block.save is SaveState.BELOW for block in blocks)
         self._drop(blocks)
         if not taken:
             raise LoadFailed("the store had no room for a set of chunks; give it more DRAM (kv.dram_gib)")
 
     def load(self, keys: Sequence[bytes], sources: Sequence[str] = ()) -> float:
-        """Seconds until all of these chunks are in HBM. Raises LoadFailed unless they came."""
+        """Load these chunks. Returns the seconds until all are in HBM. Raises LoadFailed unless all arrived."""
         d = self.executor
         blocks = self._blocks(len(keys))
         every = [list(range(d.shape.layers))] * len(keys)
         threading.Event().wait(_REST_S)
         began = d.clock.now()
-        load = self.state.open_load(_SESSION, list(keys), blocks, every, hint=False, priority=0, source_nodes=list(sources))
+        load = self.state.open_load(
+            _SESSION, list(keys), blocks, every, hint=False, priority=0, source_nodes=list(sources)
+        )
         self._until(lambda event: isinstance(event, LoadClosed) and event.load_id == load.load_id, Saving(self.state))
         seconds = d.clock.now() - began
         whole = all(block.complete for block in blocks)
@@ -123,7 +126,7 @@ class Mover:
             self.executor.execute(instruction)
 
     def _until(self, over: Callable[[object], bool], saving: Saving) -> None:
-        """Take events, as the engine does, until `over(event)`."""
+        """Process events, as the engine does, until `over(event)`. Raises LoadFailed."""
         deadline = self.executor.clock.now() + _ANSWER_S
         while True:
             self._execute()
@@ -147,19 +150,19 @@ class Mover:
 
 
 def new_keys(count: int) -> list[bytes]:
-    """Keys of chunks that nobody has."""
+    """Random, unused chunk keys."""
     return [os.urandom(32) for _ in range(count)]
 
 
-#: Loads so many chunks from somewhere; returns the seconds.
+#: Loads that many chunks from a source; returns the seconds.
 Load = Callable[[int], float]
 
 
-def rates(shape: KvShape, large: int, loads: dict[str, Load], repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
-    """Of each source, from medians of small and large loads; all sources in turn, so that what disturbs one disturbs all.
-
-    The first round does not count.
-    """
+def rates(
+    shape: KvShape, large: int, loads: dict[str, Load], repetitions: int, say: Callable[[str], None]
+) -> dict[str, LoadRate]:
+    """Rates by source, from medians of small and large loads. Sources alternate, so that a disturbance affects all. The
+    first round does not count."""
     sizes = (SMALL_CHUNKS, large)
     times: dict[str, list[list[float]]] = {name: [[], []] for name in loads}
     for repetition in range(repetitions + 1):
@@ -176,13 +179,15 @@ def rates(shape: KvShape, large: int, loads: dict[str, Load], repetitions: int, 
     return found
 
 
-def own_rates(mover: Mover, flush: Callable[[], None], ssd: Path, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
-    """From the SSD with and without what the page cache may have of its files, and from the arena."""
+def own_rates(
+    mover: Mover, flush: Callable[[], None], ssd: Path, repetitions: int, say: Callable[[str], None]
+) -> dict[str, LoadRate]:
+    """Rates from the SSD, with and without the page cache, and from the arena."""
     few, *sets = [new_keys(mover.large) for _ in range(SETS + 1)]
     for n, keys in enumerate([few, *sets]):
         mover.put(keys, f"profile-{n}")
         flush()
-    # Small loads read other chunks than large ones, or every second set would never leave the arena.
+    # Small loads read other chunks than large ones; otherwise every second set would never leave the arena.
     small = itertools.cycle([few[i : i + SMALL_CHUNKS] for i in range(0, len(few) - SMALL_CHUNKS + 1, SMALL_CHUNKS)])
     large = itertools.cycle(sets)
     last: list[bytes] = []
@@ -200,9 +205,14 @@ def own_rates(mover: Mover, flush: Callable[[], None], ssd: Path, repetitions: i
 
 
 def peer_rate(
-    owner: Mover, reader: Mover, owner_node: str, flush: Callable[[], None], repetitions: int, say: Callable[[str], None]
+    owner: Mover,
+    reader: Mover,
+    owner_node: str,
+    flush: Callable[[], None],
+    repetitions: int,
+    say: Callable[[str], None],
 ) -> LoadRate:
-    """From the DRAM of another node's store; each read is of chunks that the reading store does not have."""
+    """Rate from the DRAM of another node's store. Each load reads chunks that the reading store does not have."""
 
     def load(chunks: int) -> float:
         keys = new_keys(chunks)
@@ -214,7 +224,7 @@ def peer_rate(
 
 
 def forget_page_cache(folder: Path) -> None:
-    """Have the system drop its copies of these files."""
+    """Drop these files from the page cache."""
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY)

@@ -1,1 +1,1 @@
-"""Device memory as virtual memory: granules of one ledger, address ranges that they are mapped into, and the paged KV cache."""
+"""Device memory as virtual memory: a ledger of granules, address ranges that map them, and the paged KV cache."""

@@ -1,7 +1,8 @@
-"""How bytes move between HBM pages and the arena: one seam, with a host and a CUDA side. Offsets and pages are int64 `[n]`.
+"""Copies between HBM pages and the arena: the interface, and its host implementation. Offsets and pages are int64
+`[n]`.
 
-A load may be under way when `load` returns; whoever computes with its pages asks the copier's `Fence` first. A save has ended when
-`save` returns. What may be copied where, and when, is the loader's and the engine's decision.
+A load may still run when `load` returns; compute that uses its pages must wait by the copier's `Fence`. A save has
+ended when `save` returns. Loader and engine decide what is copied and when.
 """
 
 from __future__ import annotations
@@ -19,48 +20,48 @@ Arena = npt.NDArray[np.uint8]
 
 
 class UnderWay(Protocol):
-    """Copies that were begun and have not ended."""
+    """Running copies."""
 
     def wait(self) -> None:
-        """Return when they have; any thread."""
+        """Returns when they have ended; any thread."""
         ...
 
 
 class Copier(Protocol):
-    """Copies whole pages. One thread adopts and loads, and one saves; `settle` is any thread's."""
+    """Copies whole pages. One thread calls `adopt` and `load`, one `save`; any thread may call `settle`."""
 
     def adopt(self, arena: Arena) -> None:
-        """From now on this arena is copied from and to, and none that came before."""
+        """From now on, copies use this arena only."""
         ...
 
     def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
-        """Begin copying the page-sized bytes at `offsets` of `arena` into `pages`. None: they are there.
+        """Starts copying page-sized pieces at `offsets` of `arena` into `pages`. None: the copies have ended.
 
-        Offsets lie within the arena, and pages are mapped; both are kept so until the copies have ended.
+        Offsets must lie within the arena and pages must be mapped until the copies have ended.
         """
         ...
 
     def save(self, arena: Arena, offsets: Pages, pages: Pages) -> None:
-        """Copy `pages` to `offsets` of `arena`; their bytes are there when this returns.
+        """Copies `pages` to `offsets` of `arena`; complete when it returns.
 
-        The pages' layer was computed when this is called, or comes earlier in the device's order than anything begun from now on.
+        The pages' layer must be computed, or queued on the device, before the call.
         """
         ...
 
     def settle(self) -> None:
-        """Return when no load that was begun before is under way."""
+        """Returns when all loads started before have ended."""
         ...
 
 
 class HostCopier:
-    """Copies within host memory: a call is one run of copies without the interpreter lock, and nothing is left under way."""
+    """Copies within host memory. Each call is one native run without the interpreter lock, complete when it returns."""
 
     def __init__(self, kv: PagedKv, copy: Copy | None = None) -> None:
-        """copy: the fastest on this machine unless given."""
+        """copy: the copy function; default: the fastest on this machine."""
         self._kv, self._copy = kv, copy or fastest_copy()
 
     def adopt(self, arena: Arena) -> None:
-        """Nothing need be prepared."""
+        """Nothing to prepare."""
 
     def load(self, arena: Arena, offsets: Pages, pages: Pages) -> UnderWay | None:
         """See `Copier.load`."""
@@ -72,36 +73,36 @@ class HostCopier:
         self._copy(offsets + arena.ctypes.data, self._addresses(pages), self._kv.page_bytes)
 
     def settle(self) -> None:
-        """Nothing is ever under way."""
+        """Copies have always ended."""
 
     def _addresses(self, pages: Pages) -> Pages:
         return np.asarray(self._kv.offsets(pages) + self._kv.span.address, np.int64)
 
 
 class Fence(Protocol):
-    """Orders what computes with pages behind what copies them, and the other way round. The engine's thread."""
+    """Orders compute after loads of its pages, and saves after compute. Called on the engine's thread."""
 
     @property
     def pending(self) -> bool:
-        """Whether any load may be under way; false means that nothing need be waited for."""
+        """Whether any load may still run; if False, no wait is needed."""
         ...
 
     def wait_for(self, pages: Pages) -> None:
-        """What is queued for computing from now on runs after the loads under way into any of `pages`."""
+        """Compute queued from now on runs after the running loads into any of `pages`."""
         ...
 
     def written(self) -> None:
-        """A save that begins from now on runs after what was queued for computing so far."""
+        """Saves started from now on run after the compute queued so far."""
         ...
 
 
 class HostFence:
-    """For copies that have ended when they return, and compute that has when its step does."""
+    """The fence of synchronous copies and compute."""
 
     pending = False
 
     def wait_for(self, pages: Pages) -> None:
-        """Nothing is ever under way."""
+        """Loads have always ended."""
 
     def written(self) -> None:
-        """What was computed is written already."""
+        """Compute has always ended."""

@@ -1,6 +1,7 @@
-"""Copies runs of equal pieces between addresses of this process: one native call a run, made without the interpreter's lock.
+"""Copies runs of equally sized pieces between addresses of this process, one native call per run, without the
+interpreter lock.
 
-The function is compiled as the CPU kernels are (`worker.kernels.build`). Where there is no compiler `memmove` is called once a piece.
+The function is compiled like the CPU kernels (`worker.kernels.build`). Without a compiler, `memmove` copies each piece.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ log = telemetry.logger("worker.copies")
 SOURCE = Path(__file__).parent / "host" / "copies.cpp"
 
 Addresses = npt.NDArray[np.int64]
-#: copy(to, source, size): `size` bytes from each of `source` to the same place of `to`. Ranges must be valid and must not overlap.
+#: copy(to, source, size): copies `size` bytes from `source[i]` to `to[i]`. Ranges must be valid and must not overlap.
 Copy = Callable[[Addresses, Addresses, int], None]
 
 
 def fastest_copy() -> Copy:
-    """What copies on this machine; compiles it when that has not been done."""
+    """The fastest copy function of this machine, compiled if necessary."""
     try:
         return native_copy(library(SOURCE))
     except (NoKernels, OSError) as e:
@@ -48,6 +49,6 @@ def native_copy(built: Path) -> Copy:
 
 
 def copy_one_by_one(to: Addresses, source: Addresses, size: int) -> None:
-    """The same without a compiler."""
+    """A copy function that needs no compiler."""
     for a, b in zip(to.tolist(), source.tolist(), strict=True):
         ctypes.memmove(a, b, size)

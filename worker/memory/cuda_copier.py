@@ -1,10 +1,10 @@
-"""Copies between HBM pages and the arena on streams of their own, and the order between them and what computes.
+"""Copies between HBM pages and the arena on separate CUDA streams, and their order relative to compute.
 
-A load is queued and returns at once; what computes with its pages waits for it on the device, and only for it (`Fence`). A save waits
-for what was computed before, on the device too, and blocks its own thread alone. The arena is page-locked as a whole when it
-is adopted; where the system refuses, copies go on, slower.
+A load is queued and returns at once; compute on its pages waits for that load on the device (`Fence`). A save waits on
+the device for the compute before it, and blocks its calling thread. The whole arena is page-locked when adopted; if the
+system refuses, copies are slower.
 
-Invariants: the arena stays mapped while it is registered; loads end in the order in which they were begun.
+Invariants: the arena stays mapped while it is registered; loads end in the order in which they start.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ log = telemetry.logger("worker.cuda")
 
 
 class PageLocks(Protocol):
-    """What page-locks host memory; raises CudaError where the system refuses."""
+    """Page-locks host memory; raises CudaError when the system refuses."""
 
     def register(self, address: int, bytes_: int) -> None:
-        """Page-lock it."""
+        """Page-locks a range."""
         ...
 
     def unregister(self, address: int) -> None:
-        """Undo that."""
+        """Undoes `register`."""
         ...
 
 
 class CudaCopier:
-    """See `worker.memory.copier.Copier` and `Fence`. compute: the runner's stream; loads and saves: streams of this copier."""
+    """See `worker.memory.copier.Copier` and `Fence`. compute: the runner's stream. loads, saves: streams for this
+    copier only."""
 
     def __init__(self, kv: PagedKv, locks: PageLocks, compute: Stream, loads: Stream, saves: Stream) -> None:
         self._kv, self._locks = kv, locks
         self._compute, self._loads, self._saves = compute, loads, saves
         self._lock = threading.Lock()
-        #: Loads that may be under way, oldest first, with their pages.
+        #: Loads that may still run, oldest first, with their pages.
         self._under_way: collections.deque[tuple[Mark, frozenset[int]]] = collections.deque()
         self._written: Mark | None = None
         self._arena: Arena | None = None
@@ -60,7 +61,7 @@ class CudaCopier:
             log.warning("the arena is not page-locked: copies are slower", arena_bytes=arena.nbytes, error=str(e))
 
     def drop(self) -> None:
-        """Let go of the arena; nothing copies any more."""
+        """Waits for loads and releases the arena. No copies may follow until `adopt`."""
         self.settle()
         if self._arena is not None:
             self._locks.unregister(self._arena.ctypes.data)
@@ -111,7 +112,7 @@ class CudaCopier:
     def _order(self, stream: Stream, pages: frozenset[int]) -> None:
         """Makes `stream` wait for the last load into any of `pages`: loads run in order."""
         with self._lock:
-            found = next((mark for mark, its in reversed(self._under_way) if not its.isdisjoint(pages)), None)
+            found = next((mark for mark, loaded in reversed(self._under_way) if not loaded.isdisjoint(pages)), None)
         if found is not None:
             stream.wait_for(found)
 

@@ -1,6 +1,6 @@
-"""The calls of the CUDA driver that torch does not offer: virtual memory, page-locking of shared memory, batches of copies.
+"""CUDA driver calls that torch does not offer: virtual memory, page-locking of shared memory, batches of copies.
 
-Through cuda-python (the extra `cuda`), imported here and nowhere else. Every call may come from any thread.
+The only module that imports cuda-python (the extra `cuda`). All calls may come from any thread.
 """
 
 from __future__ import annotations
@@ -17,61 +17,62 @@ _PORTABLE = 0x01  # CU_MEMHOSTREGISTER_PORTABLE
 
 
 class CudaError(UpbeatError):
-    """The driver refused a call; the message names both."""
+    """The driver refused a call; the message has the call and the error."""
 
 
 class VirtualMemory(Protocol):
-    """Physical memory by handle, and reserved ranges that show it. Sizes and addresses are multiples of `granularity_bytes`."""
+    """Physical memory by handle, and reserved address ranges that map it. Sizes and addresses are multiples of
+    `granularity_bytes`."""
 
     granularity_bytes: int
 
     def reserve(self, bytes_: int) -> int:
-        """The address of a fresh range."""
+        """Reserves an address range and returns its address."""
         ...
 
     def free(self, address: int, bytes_: int) -> None:
-        """Gives back a range that shows nothing."""
+        """Releases a range that maps nothing."""
         ...
 
     def create(self, bytes_: int) -> int:
-        """A handle to fresh physical memory; its content is of no meaning."""
+        """Allocates physical memory with undefined content and returns its handle."""
         ...
 
     def release(self, handle: int) -> None:
-        """Returns the memory of a handle that is shown nowhere."""
+        """Frees the memory of a handle that is mapped nowhere."""
         ...
 
     def export(self, handle: int) -> int:
-        """A file descriptor by which another process can `adopt` the memory; the caller closes it."""
+        """A file descriptor with which another process can `adopt` the memory; the caller closes it."""
         ...
 
     def adopt(self, file: int) -> int:
-        """A handle to memory that another process exported; to be released as one of ours."""
+        """A handle to memory that another process exported; release it like others."""
         ...
 
     def map(self, address: int, bytes_: int, handle: int) -> None:
-        """Shows all of `handle` at `address`; it can be read and written once `allow` was called."""
+        """Maps all of `handle` at `address`; accessible after `allow`."""
         ...
 
     def allow(self, address: int, bytes_: int) -> None:
-        """Lets the device read and write a range that is mapped whole."""
+        """Lets the device read and write a fully mapped range."""
         ...
 
     def unmap(self, address: int, bytes_: int) -> None:
-        """Undoes one `map`, which showed exactly this range."""
+        """Undoes one `map` of exactly this range."""
         ...
 
     def zero(self, address: int, bytes_: int) -> None:
-        """Fills mapped memory with zeros; done when this returns."""
+        """Fills mapped memory with zeros; complete when it returns."""
         ...
 
     def settle(self) -> None:
-        """Return when nothing runs on the device any more."""
+        """Returns when the device is idle."""
         ...
 
 
 class CudaDriver:
-    """The driver, for CUDA device `index`, in the context that torch uses. See `VirtualMemory` too."""
+    """The driver for CUDA device `index`, in torch's context. Implements `VirtualMemory`."""
 
     def __init__(self, index: int = 0) -> None:
         """Raises CudaError; ImportError without cuda-python."""
@@ -91,14 +92,19 @@ class CudaDriver:
         if self._exports:
             self._kind.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._access = driver.CUmemAccessDesc()
-        self._access.location, self._access.flags = location, driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self._access.location, self._access.flags = (
+            location,
+            driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        )
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        granularity = self._call(driver.cuMemGetAllocationGranularity(self._kind, least), "cuMemGetAllocationGranularity")
+        granularity = self._call(
+            driver.cuMemGetAllocationGranularity(self._kind, least), "cuMemGetAllocationGranularity"
+        )
         self.granularity_bytes = int(granularity)
         self._batches = hasattr(driver, "cuMemcpyBatchAsync")
 
     def free_bytes(self) -> tuple[int, int]:
-        """Bytes that are free on the device now, and all that it has."""
+        """(free, total) bytes of the device."""
         free, total = self._call(self._at().cuMemGetInfo(), "cuMemGetInfo")
         return int(free), int(total)
 
@@ -120,9 +126,11 @@ class CudaDriver:
         self._call(self._at().cuMemRelease(handle), "cuMemRelease")
 
     def export(self, handle: int) -> int:
-        """See `VirtualMemory.export`. Raises CudaError where the device cannot."""
+        """See `VirtualMemory.export`. Raises CudaError if the device does not support it."""
         if not self._exports:
-            raise CudaError("this device's driver gives no file descriptors of its memory; nothing can be lent to another process")
+            raise CudaError(
+                "this device's driver gives no file descriptors of its memory; nothing can be lent to another process"
+            )
         kind = self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         return int(self._call(self._at().cuMemExportToShareableHandle(handle, kind, 0), "cuMemExportToShareableHandle"))
 
@@ -159,7 +167,7 @@ class CudaDriver:
 
     # ---- copies ------------------------------------------------------------------------------------------------
     def register(self, address: int, bytes_: int) -> None:
-        """Page-locks host memory, so that copies from and to it run beside everything else."""
+        """Page-locks host memory, so that copies to and from it are asynchronous."""
         self._call(self._at().cuMemHostRegister(address, bytes_, _PORTABLE), "cuMemHostRegister")
 
     def unregister(self, address: int) -> None:
@@ -167,12 +175,14 @@ class CudaDriver:
         self._call(self._at().cuMemHostUnregister(address), "cuMemHostUnregister")
 
     def copy(self, to: Sequence[int], source: Sequence[int], bytes_: int, stream: int) -> None:
-        """Queues copies of `bytes_` each on `stream`, which is not the default one; in one call where the driver can (CUDA 12.8)."""
+        """Queues copies of `bytes_` each on `stream`, which is not the default one; in one call from CUDA 12.8 on."""
         if not to:
             return
         driver = self._at()
         if self._batches:
-            result = driver.cuMemcpyBatchAsync(to, source, [bytes_] * len(to), len(to), [self._in_order()], [0], 1, stream)
+            result = driver.cuMemcpyBatchAsync(
+                to, source, [bytes_] * len(to), len(to), [self._in_order()], [0], 1, stream
+            )
             if not int(result[0]):
                 return
             self._batches = False
@@ -186,7 +196,7 @@ class CudaDriver:
         return attributes
 
     def _at(self) -> Any:
-        """The driver, with this thread in the device's context."""
+        """The driver, after entering the device's context on this thread."""
         if not getattr(self._thread, "entered", False):
             self._call(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
             self._thread.entered = True

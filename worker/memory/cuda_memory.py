@@ -1,7 +1,7 @@
-"""Physical memory of a CUDA device, in granules: CUDA's virtual memory management (vAttention and kvcached work the same way).
+"""Physical memory of a CUDA device in granules, by CUDA's virtual memory management (like vAttention and kvcached).
 
-A granule is one allocation and each place that shows it one mapping, so that any granule can be hidden alone: the driver unmaps
-only what was mapped in one call. A granule gets its allocation when it is first shown, and is zeroed then.
+Each granule is one allocation with its own mapping, because the driver unmaps only what one call mapped. A granule is
+allocated and zeroed when it is first shown (mapped).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CudaMemory:
         self._driver.free(address, bytes_)
 
     def show(self, address: int, granules: Sequence[int]) -> None:
-        """See `PhysicalMemory.show`. When the driver refuses, nothing is shown."""
+        """See `PhysicalMemory.show`. Undone if the driver refuses part of it."""
         size, begun = self._granule_bytes, 0
         fresh = [granule for granule in granules if granule not in self._handles]
         try:
@@ -55,7 +55,7 @@ class CudaMemory:
             raise
 
     def hide(self, address: int, count: int) -> None:
-        """See `PhysicalMemory.hide`. Waits for the device: what was queued before may still use the range."""
+        """See `PhysicalMemory.hide`. Waits until the device is idle, as queued work may use the range."""
         self._driver.settle()
         for n in range(count):
             self._driver.unmap(address + n * self._granule_bytes, self._granule_bytes)
@@ -67,9 +67,9 @@ class CudaMemory:
                 self._driver.release(handle)
 
     def export(self, granules: Sequence[int]) -> Exported:
-        """See `PhysicalMemory.export`: a handle a granule. Raises CudaError where the device has none to give."""
+        """See `PhysicalMemory.export`: one handle per granule. Raises CudaError if the device does not support it."""
         fresh = [granule for granule in granules if granule not in self._handles]
-        if fresh:  # what is shown first is zeroed then
+        if fresh:  # showing them once allocates and zeroes them
             address = self._driver.reserve(len(fresh) * self._granule_bytes)
             self.show(address, fresh)
             self.hide(address, len(fresh))
@@ -91,7 +91,8 @@ class CudaMemory:
 
 
 def cuda_memory(driver: VirtualMemory, total_bytes: int, granule_bytes: int, device: torch.device) -> DeviceMemory:
-    """`total_bytes` of memory of `device` in granules of `granule_bytes`. Raises ValueError when a size is not positive, or no multiple."""
+    """`total_bytes` of memory of `device` in granules of `granule_bytes`. Raises ValueError when a size is not positive
+    or not a multiple."""
     physical = CudaMemory(driver, granule_bytes, device)
     if total_bytes <= 0 or total_bytes % granule_bytes:
         raise ValueError(f"total_bytes {total_bytes} must be a positive multiple of the granule, {granule_bytes}")
@@ -99,7 +100,8 @@ def cuda_memory(driver: VirtualMemory, total_bytes: int, granule_bytes: int, dev
 
 
 class CudaWindow:
-    """Granules of another process's device memory side by side in this one, from `address` on, readable and writable until `close`."""
+    """Granules of another process's device memory, mapped contiguously from `address`, readable and writable until
+    `close`."""
 
     def __init__(self, driver: VirtualMemory, exported: Exported) -> None:
         """Raises CudaError. The descriptors may be closed afterwards."""
@@ -112,7 +114,7 @@ class CudaWindow:
         driver.allow(self.address, self.bytes)
 
     def close(self) -> None:
-        """Nothing may refer to the range any more. Waits for the device."""
+        """Unmaps the range, which must be unused. Waits until the device is idle."""
         self._driver.settle()
         size = self.bytes // max(len(self._handles), 1)
         for n, handle in enumerate(self._handles):
@@ -122,7 +124,7 @@ class CudaWindow:
 
 
 def _stretches(wanted: Sequence[bool]) -> list[tuple[int, int]]:
-    """(first, count) of the maximal stretches of true entries."""
+    """(first, count) of the maximal runs of true entries."""
     found: list[tuple[int, int]] = []
     for n, wants in enumerate(wanted):
         if wants and found and found[-1][0] + found[-1][1] == n:

@@ -1,4 +1,4 @@
-"""Copy and compute streams of a CUDA device, and marks in them: the seam that lets a test run the copier without a device."""
+"""Streams of a CUDA device and marks (events) in them, behind an interface so that tests need no device."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from worker.memory.cuda_driver import CudaDriver
 
 
 class Mark(Protocol):
-    """A place in a stream. Any thread."""
+    """A point in a stream. Any thread."""
 
     def reached(self) -> bool:
-        """Whether all that was queued before it has run."""
+        """Whether all work queued before it has run."""
         ...
 
     def wait(self) -> None:
-        """Return when it is reached."""
+        """Returns when it is reached."""
         ...
 
 
 class Stream(Protocol):
-    """Work in order. `copy` is one thread's; the rest any thread's."""
+    """Work in order. One thread calls `copy`; any thread may call the rest."""
 
     def copy(self, to: Pages, source: Pages, bytes_: int) -> None:
-        """Queue copies of `bytes_` each between addresses, int64 `[n]`, in any order among themselves."""
+        """Queues copies of `bytes_` each between addresses (int64 `[n]`), in any order among themselves."""
         ...
 
     def mark(self) -> Mark:
-        """A mark behind what is queued so far."""
+        """A mark after the work queued so far."""
         ...
 
     def wait_for(self, mark: Mark) -> None:
-        """What is queued from now on runs after `mark`, of whatever stream."""
+        """Work queued from now on runs after `mark`, which may be of another stream."""
         ...
 
 
 class CudaMark:
-    """An event that was recorded."""
+    """A recorded event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # whoever waits sleeps
+        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting threads sleep
         self.event.record(stream)
 
     def reached(self) -> bool:
@@ -55,7 +55,7 @@ class CudaMark:
 
 
 class CudaStream:
-    """A torch stream, its own unless one is given."""
+    """A torch stream; a new one unless given."""
 
     def __init__(self, driver: CudaDriver, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._driver, self._stream = driver, stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Tensors over device memory that nobody has allocated through torch, by DLPack.
+"""Tensors over device memory that torch did not allocate, by DLPack.
 
-torch is told the device and does not ask the driver, which knows nothing of memory that a span does not show yet. A view keeps
+DLPack names the device, so torch does not ask the driver about the pointer, which may not be mapped yet. A view keeps
 nothing alive; see `worker.memory.tensors`.
 """
 
@@ -39,10 +39,10 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-#: DLPack's numbers: kinds of devices, and of types (unsigned, float, bfloat).
+#: DLPack's codes of device types, and of element types (unsigned, float, bfloat).
 _KINDS = {"cpu": 1, "cuda": 2}
 _CODES = {torch.uint8: 1, torch.float32: 2, torch.float16: 2, torch.bfloat16: 4}
-#: What tensors of `shared_tensor` still refer to, by the address of its description.
+#: DLPack descriptions of live tensors made by `shared_tensor`, by address.
 _described: dict[int, tuple[_Managed, Any]] = {}
 _forget = _Deleter(lambda address: _described.pop(address, None) and None)
 _capsule = ctypes.pythonapi.PyCapsule_New
@@ -50,7 +50,7 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes
 
 
 def shared_tensor(address: int, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """A writable, contiguous tensor over the memory of `device` at `address`; nothing is read or copied now."""
+    """A writable, contiguous tensor over the memory of `device` at `address`; reads and copies nothing."""
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     where = _Device(_KINDS[device.type], device.index or 0)
     tensor = _Tensor(address, where, len(shape), _CODES[dtype], dtype.itemsize * 8, 1, sizes, None, 0)

@@ -1,10 +1,10 @@
-"""A device's memory: the one ledger of its granules, and the address ranges that show them.
+"""A device's memory: the ledger of its granules, and the address ranges (spans) that map them.
 
-Weights and the KV of every model, a trainer, another engine: whatever lives in a device's memory has granules of this, by its owner's name.
-A granule keeps its content while it moves between spans and owners; what is given back without being kept loses it, and the memory returns
-to the system at once. What a device takes beside its granules (activations, tables, graphs) is counted here too.
+Every user of device memory (weights, KV of each model, a trainer, another engine) owns granules. A granule keeps its
+content when it moves between spans and owners. Granules given back without `keep` lose it, and their memory returns to
+the system at once. Memory used beside granules (activations, tables, graphs) is counted here too.
 
-Not decided here: who gets a granule. Not safe for concurrent use: the worker calls it from one thread; `usage` from any.
+Does not decide who gets granules. Not thread-safe: the worker calls it from one thread, except `usage`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from worker.memory.physical import PhysicalMemory
 class DeviceMemory:
     """`total` granules of `granule_bytes` each, over one physical memory.
 
-    Invariants: a span shows granules of its own owner only, each in one place; physical memory is used by warm granules, by those that were
-    mapped since they were taken, and by no others.
+    Invariants: a span maps granules of its owner only, and a granule is mapped at most once; only warm granules and
+    those mapped since they were taken use physical memory.
     """
 
     def __init__(self, physical: PhysicalMemory, total: int, granule_bytes: int) -> None:
@@ -40,16 +40,16 @@ class DeviceMemory:
 
     @property
     def free(self) -> int:
-        """Granules that can be taken: nobody's, warm or not."""
+        """Granules without an owner, warm or not."""
         return self.ledger.spare
 
     def take(self, count: int, owner: Owner) -> list[int]:
-        """Takes `count` granules, warm ones first; of these the content is of no meaning, of others it is zero. Raises OutOfGranules when
-        fewer are free; then nothing changes."""
+        """Takes `count` granules, warm ones first. Content: undefined in warm ones, zero in others. Raises
+        OutOfGranules, changing nothing, when fewer are free."""
         return self.ledger.take(count, owner)
 
     def give(self, granules: Sequence[int], *, keep: bool = False) -> None:
-        """Returns held granules. keep: with their memory, so that mapping them again costs little; else their memory is released.
+        """Gives held granules back. keep: their memory stays allocated (warm), so that mapping them again is cheap.
         Raises GranuleMisuse, changing nothing, unless all are held."""
         self.ledger.require(granules, GranuleState.HELD)
         if not keep:
@@ -57,17 +57,18 @@ class DeviceMemory:
         self.ledger.give(granules, keep=keep)
 
     def cool(self, count: int) -> int:
-        """Releases the memory of at most `count` warm granules; of how many it did."""
+        """Releases the memory of at most `count` warm granules and returns their number."""
         cooled = self.ledger.cool(count)
         self.physical.drop(cooled)
         return len(cooled)
 
     def hand(self, granules: Sequence[int], owner: Owner) -> None:
-        """Held granules, with their content, are another owner's. Raises GranuleMisuse, changing nothing, unless all are held."""
+        """Moves held granules, with their content, to another owner. Raises GranuleMisuse, changing nothing, unless all
+        are held."""
         self.ledger.hand(granules, owner)
 
     def reserve(self, bytes_: int, owner: Owner) -> Span:
-        """An address range of at least `bytes_`, rounded up to whole granules, that shows nothing yet."""
+        """Reserves an address range of at least `bytes_`, rounded up to whole granules; nothing is mapped yet."""
         if bytes_ <= 0:
             raise ValueError(f"cannot reserve {bytes_} bytes")
         span = Span(self, next(self._numbers), -(-bytes_ // self.granule_bytes), owner)
@@ -75,22 +76,24 @@ class DeviceMemory:
         return span
 
     def export(self, granules: Sequence[int]) -> Exported:
-        """Handles by which a child process shows these granules too (`exports`). They must be held or mapped until it has ended. Raises
-        GranuleMisuse for others."""
+        """Handles with which a child process maps these granules too (`exports`). They must stay held or mapped until
+        it has ended. Raises GranuleMisuse for others."""
         for granule in granules:
             if not 0 <= granule < self.total or self.ledger.owner(granule) is None:
                 raise GranuleMisuse(f"granule {granule} is nobody's: there is nothing to export")
         return self.physical.export(granules)
 
     def count_beside(self, owner: Owner, what: str, bytes_: Callable[[], int]) -> None:
-        """An owner uses device memory outside of granules too. bytes_: how much now; called on any thread."""
+        """Registers an owner's device memory outside of granules. bytes_: returns its current size; called on any
+        thread."""
         self._beside.append((owner, what, bytes_))
 
     def usage(self) -> dict[tuple[str, str, str], int]:
-        """Bytes of the device by (use, name, state of the granules or what it is beside them); use and name are empty where it is nobody's.
-        Any thread."""
+        """Bytes by (use, owner's name, granules' state or kind of other memory); use and name are empty without an
+        owner. Any thread."""
         found = {
-            ("" if owner is None else owner.use.value, "" if owner is None else owner.name, state.value): count * self.granule_bytes
+            ("" if owner is None else owner.use.value, "" if owner is None else owner.name, state.value): count
+            * self.granule_bytes
             for (owner, state), count in self.ledger.counts().items()
         }
         for owner, what, bytes_ in self._beside:
@@ -102,7 +105,7 @@ class DeviceMemory:
         return self.physical.resident_bytes()
 
     def close(self) -> None:
-        """Closes all spans and the memory. Tensors over any of it must not be touched any more."""
+        """Closes all spans and the memory. Tensors over it become invalid."""
         for span in list(self._spans.values()):
             span.close()
         self.physical.close()
@@ -113,7 +116,9 @@ class DeviceMemory:
         shown = [(granule, span) for span in self._spans.values() for _, granule in span.mapped()]
         assert len({granule for granule, _ in shown}) == len(shown), "a granule is mapped twice"
         for granule, span in shown:
-            assert self.ledger.state(granule) is GranuleState.MAPPED and self.ledger.owner(granule) == span.owner, f"granule {granule}"
+            assert self.ledger.state(granule) is GranuleState.MAPPED and self.ledger.owner(granule) == span.owner, (
+                f"granule {granule}"
+            )
         mapped = sum(count for (_, state), count in self.ledger.counts().items() if state is GranuleState.MAPPED)
         assert mapped == len(shown), "a granule counts as mapped and is not"
 
@@ -121,8 +126,8 @@ class DeviceMemory:
 class Span:
     """A reserved address range, in granules, of one owner; made by `DeviceMemory.reserve`.
 
-    `address` is stable until `close`. Reading or writing where no granule is mapped kills the process, as it does on a
-    device: the ledger, not this class, keeps that from happening.
+    `address` is stable until `close`. Access where no granule is mapped kills the process; callers use the ledger to
+    avoid it.
     """
 
     def __init__(self, memory: DeviceMemory, number: int, count: int, owner: Owner) -> None:
@@ -133,22 +138,26 @@ class Span:
         self._at: dict[int, int] = {}
 
     def map(self, at_granule: int, granules: Sequence[int]) -> None:
-        """Shows held `granules` from granule `at_granule` of this span on. Their memory is allocated now, not on first touch.
+        """Maps held `granules` from granule `at_granule` of this span on. Allocates their memory now, not on first
+        touch.
 
-        Raises GranuleMisuse, changing nothing, when one is not held for this span's owner or the place is taken or outside.
+        Raises GranuleMisuse, changing nothing, when a granule is not held for this span's owner, or the place is in use
+        or outside the span.
         """
         self._require_inside(at_granule, len(granules))
         self.memory.ledger.require(granules, GranuleState.HELD, self.owner)
         if any(at in self._at for at in range(at_granule, at_granule + len(granules))):
-            raise GranuleMisuse(f"span {self.number} shows something in {at_granule}..{at_granule + len(granules)} already")
+            raise GranuleMisuse(
+                f"span {self.number} shows something in {at_granule}..{at_granule + len(granules)} already"
+            )
         self.memory.physical.show(self.address + at_granule * self.memory.granule_bytes, granules)
         self._at.update(zip(itertools.count(at_granule), granules, strict=False))
         self.memory.ledger.mapped(granules)
 
     def unmap(self, at_granule: int, count: int) -> list[int]:
-        """Hides `count` granules and returns their numbers, held and with their content.
+        """Unmaps `count` granules and returns their numbers; they are held and keep their content.
 
-        Raises GranuleMisuse, changing nothing, unless all of the range shows something.
+        Raises GranuleMisuse, changing nothing, unless the whole range is mapped.
         """
         self._require_inside(at_granule, count)
         if not self.shows(at_granule, count):
@@ -161,15 +170,15 @@ class Span:
         return hidden
 
     def shows(self, at_granule: int, count: int) -> bool:
-        """Whether all of the range shows something."""
+        """Whether the whole range is mapped."""
         return all(at in self._at for at in range(at_granule, at_granule + count))
 
     def mapped(self) -> list[tuple[int, int]]:
-        """`(place, granule)` of everything shown, by place."""
+        """`(place, granule)` of every mapped granule, by place."""
         return sorted(self._at.items())
 
     def close(self) -> None:
-        """Gives back what is still shown and the address range. Calling it twice is harmless."""
+        """Gives back mapped granules and the address range. Idempotent."""
         if self.memory._spans.pop(self.number, None) is None:
             return
         for at, _ in self.mapped():
@@ -182,10 +191,12 @@ class Span:
 
     def _require_inside(self, at_granule: int, count: int) -> None:
         if at_granule < 0 or count < 0 or at_granule + count > self.granules:
-            raise GranuleMisuse(f"{at_granule}..{at_granule + count} is outside span {self.number} of {self.granules} granules")
+            raise GranuleMisuse(
+                f"{at_granule}..{at_granule + count} is outside span {self.number} of {self.granules} granules"
+            )
 
 
 def host_memory(total_bytes: int, granule_bytes: int) -> DeviceMemory:
-    """`total_bytes` of host memory in granules of `granule_bytes`. Raises ValueError when a size is not positive, or not a multiple (the
-    granule of the system's page)."""
+    """`total_bytes` of host memory in granules of `granule_bytes`. Raises ValueError when a size is not positive, or
+    not a multiple (the granule of the system's page)."""
     return DeviceMemory(HostMemory(total_bytes, granule_bytes), total_bytes // granule_bytes, granule_bytes)

@@ -1,8 +1,8 @@
-"""Granules for another process, which shows the same memory: handles, their way over a Unix socket, and ranges over them.
+"""Shares granules with another process: handles, their transfer over a Unix socket, and ranges that map them.
 
-A handle is a file descriptor: of the memfd on the host, of one granule's allocation on CUDA (a POSIX handle of the driver's). Memory that
-the exporting process drops stays with whoever shows it, and is no longer the same. Which granules are lent, and until when, is the
-ledger's.
+A handle is a file descriptor: of the memfd on the host, of one granule's allocation on CUDA (the driver's POSIX
+handle). If the exporting process drops the memory, the other process keeps its mapping, but the two no longer share it.
+The ledger decides which granules are lent and until when.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from worker.memory import mappings
 
 #: Descriptors in one message at most (SCM_MAX_FD is 253).
 _AT_ONCE = 200
-#: Bytes of a granule, granules, descriptors; a descriptor's index and an offset.
+#: Header: bytes of a granule, numbers of granules and descriptors. Place: a descriptor's index and an offset.
 _HEAD = struct.Struct("<QII")
 _PLACE = struct.Struct("<IQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """granule_bytes: of each. files: descriptors, which whoever has this owns. places: `(file's index, byte offset)` of each granule."""
+    """Exported granules. files: descriptors, owned by the holder of this object. places: `(index into files, byte
+    offset)` of each granule."""
 
     granule_bytes: int
     files: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
 
     def close(self) -> None:
-        """Close the descriptors; what is shown already stays."""
+        """Closes the descriptors; existing mappings stay."""
         for file in self.files:
             os.close(file)
 
 
 def send(to: socket.socket, exported: Exported) -> None:
-    """Send it over a connected Unix stream socket. The descriptors stay open here. Raises OSError."""
+    """Sends it over a connected Unix stream socket. The descriptors stay open here. Raises OSError."""
     to.sendall(_HEAD.pack(exported.granule_bytes, len(exported.places), len(exported.files)))
     for first in range(0, len(exported.files), _AT_ONCE):
         socket.send_fds(to, [b"f"], exported.files[first : first + _AT_ONCE])
@@ -45,7 +46,8 @@ def send(to: socket.socket, exported: Exported) -> None:
 
 
 def receive(source: socket.socket) -> Exported:
-    """What `send` sent, with descriptors of this process. Raises OSError, and ConnectionError when the sender ends before."""
+    """Receives what `send` sent, with descriptors of this process. Raises OSError; ConnectionError when the sender ends
+    early."""
     granule_bytes, count, wanted = _HEAD.unpack(_exactly(source, _HEAD.size))
     files = array.array("i")
     try:
@@ -63,7 +65,8 @@ def receive(source: socket.socket) -> Exported:
 
 
 class HostWindow:
-    """The granules of a host's memory side by side in this process, from `address` on, readable and writable until `close`."""
+    """Exported host granules, mapped contiguously in this process from `address`, readable and writable until
+    `close`."""
 
     def __init__(self, exported: Exported) -> None:
         """Raises OSError. The descriptors may be closed afterwards."""
@@ -74,7 +77,7 @@ class HostWindow:
             mappings.show_file(at, exported.granule_bytes, exported.files[file], offset)
 
     def close(self) -> None:
-        """Nothing may refer to the range any more."""
+        """Unmaps the range, which must be unused."""
         mappings.release(self.address, self.bytes)
 
 

@@ -1,4 +1,4 @@
-"""Physical memory of the host "device": one memfd, whose granules are mapped into ranges that are reserved with PROT_NONE."""
+"""Physical memory of the host as a device: one memfd, whose granules are mapped into ranges reserved with PROT_NONE."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 class HostMemory:
-    """See `worker.memory.physical.PhysicalMemory`. Granule n is bytes `n * granule_bytes` on of the memfd."""
+    """See `worker.memory.physical.PhysicalMemory`. Granule n begins at byte `n * granule_bytes` of the memfd."""
 
     def __init__(self, total_bytes: int, granule_bytes: int) -> None:
         """Raises ValueError when a size is not positive, or not a multiple (the granule of the system's page)."""
@@ -62,11 +62,14 @@ class HostMemory:
                 raise mappings.os_error("fallocate")
 
     def export(self, granules: Sequence[int]) -> Exported:
-        """See `PhysicalMemory.export`: the memfd, once. Whoever has it can reach every granule of it: only a child of ours may."""
-        return Exported(self._granule_bytes, (os.dup(self._fd),), tuple((0, granule * self._granule_bytes) for granule in granules))
+        """See `PhysicalMemory.export`: one descriptor, the memfd. It gives access to all granules, so only trusted
+        child processes may get it."""
+        return Exported(
+            self._granule_bytes, (os.dup(self._fd),), tuple((0, granule * self._granule_bytes) for granule in granules)
+        )
 
     def resident_bytes(self) -> int:
-        """See `PhysicalMemory.resident_bytes`; as the system counts it."""
+        """See `PhysicalMemory.resident_bytes`; the system's count."""
         return os.fstat(self._fd).st_blocks * 512
 
     def close(self) -> None:

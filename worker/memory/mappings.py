@@ -1,4 +1,4 @@
-"""Address ranges of this process, by the system's calls: reserve, show a file's bytes, hide, release."""
+"""Address ranges of this process by mmap and munmap: reserve, map a file, unmap, release."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def reserve(bytes_: int) -> int:
-    """The address of a fresh range that shows nothing: touching it kills the process. Raises OSError."""
+    """Reserves an inaccessible range and returns its address. Raises OSError."""
     return _mmap(None, bytes_, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
 
 
 def show_file(address: int, bytes_: int, fd: int, offset: int) -> None:
-    """Show `bytes_` of a file from `offset` on at `address`, readable and writable; their memory is there when this returns."""
+    """Maps `bytes_` of a file from `offset` on at `address`, readable and writable, with its memory allocated."""
     _mmap(address, bytes_, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE, fd, offset)
 
 
 def hide(address: int, bytes_: int) -> None:
-    """Show nothing at `address`, which stays reserved."""
+    """Unmaps `bytes_` at `address`, which stays reserved and inaccessible."""
     _mmap(address, bytes_, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED, -1, 0)
 
 
 def release(address: int, bytes_: int) -> None:
-    """Give a range back, with what it shows."""
+    """Releases a range and its mappings."""
     if _libc.munmap(address, bytes_):
         raise os_error("munmap")
 
 
 def os_error(call: str) -> OSError:
-    """What libc's errno says of a call that has just failed."""
+    """The OSError for a libc call that has just failed."""
     code = ctypes.get_errno()
     return OSError(code, f"{call}: {os.strerror(code)}")
 

@@ -1,10 +1,10 @@
-"""The paged KV cache of one model: where each page lies, and how attention reads and writes pages.
+"""The paged KV cache of one model: addresses of pages, and how attention reads and writes them.
 
-One page holds one piece, byte for byte: `[kv_heads, 2 (K, V), chunk_tokens, head_dim]`. Pages come in slabs, the smallest
-number of granules that this model's pages fill with at most 5 % waste, so that memory is taken and given back slab by
-slab. Page id = slab * pages_per_slab + index.
+One page holds one piece, byte for byte: `[kv_heads, 2 (K, V), chunk_tokens, head_dim]`. Memory is taken and given back
+in slabs, the smallest number of granules that pages fill with at most 5 % waste. Page id = slab * pages_per_slab +
+index.
 
-Not decided here: which page belongs to whom, and which slab is mapped when (the ledger in `worker.core`).
+`worker.core` decides who owns a page and which slabs are mapped.
 """
 
 from __future__ import annotations
@@ -13,54 +13,49 @@ import numpy as np
 import torch
 
 from contracts.kv import KvShape
+from contracts.memory.slab_size import slab_granules
 from worker.core.granules import Owner
 from worker.memory.device_memory import DeviceMemory, Span
 from worker.memory.tensors import bytes_at, tensor_at
 
-MAX_WASTE = 0.05
-
-
-def slab_size(page_bytes: int, granule_bytes: int, max_waste: float = MAX_WASTE) -> int:
-    """The smallest number of granules of which pages leave at most `max_waste` unused."""
-    granules = -(-page_bytes // granule_bytes)
-    while (granules * granule_bytes) % page_bytes > max_waste * granules * granule_bytes:
-        granules += 1
-    return granules
-
 
 class PagedKv:
-    """A model's slabs side by side over `span`, which shows nothing yet; backed slab by slab from its memory, for its owner.
+    """A model's slabs, contiguous in `span`, which maps nothing yet. Slabs are mapped one by one with granules of the
+    span's owner.
 
-    Invariant: a slab is either mapped whole or not at all. Reading or writing a page of an unmapped slab kills the process.
+    Invariant: a slab is mapped completely or not at all. Access to a page of an unmapped slab kills the process.
     """
 
     def __init__(self, span: Span, shape: KvShape) -> None:
         """Raises ValueError for a span that holds no slab, and for pieces that are not K and V of heads."""
         if not shape.is_of_heads:
             raise ValueError(
-                f"pieces of {shape.piece_bytes} bytes are not K and V of {shape.kv_heads} heads: these pages hold nothing else"
+                f"pieces of {shape.piece_bytes} bytes are not K and V of {shape.kv_heads} heads: these pages hold "
+                "nothing else"
             )
         self.span, self.memory = span, span.memory
         self.shape = shape
         self.dtype: torch.dtype = getattr(torch, shape.dtype)
         self.page_bytes = shape.piece_bytes
-        self.slab_granules = slab_size(self.page_bytes, self.memory.granule_bytes)
+        self.slab_granules = slab_granules(self.page_bytes, self.memory.granule_bytes)
         self.slab_bytes = self.slab_granules * self.memory.granule_bytes
         self.pages_per_slab = self.slab_bytes // self.page_bytes
         self.slab_count = span.granules // self.slab_granules
         if self.slab_count < 1:
             raise ValueError(f"a span of {span.granules} granules holds no slab of {self.slab_granules}")
         self.max_pages = self.slab_count * self.pages_per_slab
-        #: Of the host's memory only.
-        self._bytes = bytes_at(span.address, self.slab_count * self.slab_bytes) if self.memory.device.type == "cpu" else None
+        #: All bytes; only in host memory.
+        self._bytes = (
+            bytes_at(span.address, self.slab_count * self.slab_bytes) if self.memory.device.type == "cpu" else None
+        )
         self._build_views()
 
     @classmethod
     def reserve(cls, memory: DeviceMemory, shape: KvShape, pages: int, owner: Owner) -> PagedKv:
-        """Over a span of its own, with address space for so many pages, rounded up to whole slabs."""
+        """A cache over a new span, with address space for `pages` pages, rounded up to whole slabs."""
         if pages < 1:
             raise ValueError(f"pages must be at least 1, got {pages}")
-        granules = slab_size(shape.piece_bytes, memory.granule_bytes)
+        granules = slab_granules(shape.piece_bytes, memory.granule_bytes)
         slab_bytes = granules * memory.granule_bytes
         return cls(memory.reserve(-(-pages // (slab_bytes // shape.piece_bytes)) * slab_bytes, owner), shape)
 
@@ -68,8 +63,17 @@ class PagedKv:
         """Strided views over the whole range: pages, runs (K or V of one head of one page) and tokens within runs."""
         s = self.shape
         self._uniform = self.slab_bytes == self.pages_per_slab * self.page_bytes
-        elements = tensor_at(self.span.address, self.dtype, [self.slab_count * self.slab_bytes // self.dtype.itemsize], self.memory.device)
-        page, run, slab = s.kv_heads * 2 * s.chunk_tokens * s.head_dim, s.chunk_tokens * s.head_dim, self.slab_bytes // self.dtype.itemsize
+        elements = tensor_at(
+            self.span.address,
+            self.dtype,
+            [self.slab_count * self.slab_bytes // self.dtype.itemsize],
+            self.memory.device,
+        )
+        page, run, slab = (
+            s.kv_heads * 2 * s.chunk_tokens * s.head_dim,
+            s.chunk_tokens * s.head_dim,
+            self.slab_bytes // self.dtype.itemsize,
+        )
         self.view = torch.as_strided(
             elements,
             (self.slab_count, self.pages_per_slab, s.kv_heads, 2, s.chunk_tokens, s.head_dim),
@@ -77,7 +81,9 @@ class PagedKv:
         )
         runs = self.pages_per_slab * s.kv_heads * 2
         self._runs = torch.as_strided(elements, (self.slab_count, runs, run), (slab, run, 1))
-        self._tokens = torch.as_strided(elements, (self.slab_count, runs * s.chunk_tokens, s.head_dim), (slab, s.head_dim, 1))
+        self._tokens = torch.as_strided(
+            elements, (self.slab_count, runs * s.chunk_tokens, s.head_dim), (slab, s.head_dim, 1)
+        )
         if self._uniform:
             #: `[max_pages, kv_heads, 2, chunk_tokens, head_dim]`; only where slabs have no waste.
             self.flat = self.view.view(self.max_pages, *self.view.shape[2:])
@@ -89,26 +95,27 @@ class PagedKv:
 
     @property
     def mapped_slabs(self) -> list[int]:
-        """The slabs whose pages can be used, ascending."""
+        """The mapped slabs, ascending."""
         return [slab for slab in range(self.slab_count) if self._is_mapped(slab)]
 
     def _is_mapped(self, slab: int) -> bool:
         return self.span.shows(slab * self.slab_granules, 1)
 
     def map_slab(self, slab: int) -> None:
-        """Takes granules for `slab`, whose pages have any content. Raises OutOfGranules, changing nothing, when there are too few."""
+        """Takes and maps granules for `slab`; its pages have undefined content. Raises OutOfGranules, changing nothing,
+        when too few are free."""
         if self._is_mapped(slab):
             raise ValueError(f"slab {slab} is mapped already")
         self.span.map(slab * self.slab_granules, self.memory.take(self.slab_granules, self.span.owner))
 
     def unmap_slab(self, slab: int, *, keep: bool = False) -> None:
-        """Gives the granules of `slab` back, whose content is gone. keep: warm, with their memory."""
+        """Gives the granules of `slab` back; their content is lost. keep: their memory stays allocated (warm)."""
         if not self._is_mapped(slab):
             raise ValueError(f"slab {slab} is not mapped")
         self.memory.give(self.span.unmap(slab * self.slab_granules, self.slab_granules), keep=keep)
 
     def offsets(self, pages: np.ndarray) -> np.ndarray:
-        """Bytes from `span.address` to each of the pages, int64, of the same shape."""
+        """Byte offset of each page from `span.address`, int64, of the same shape."""
         found: np.ndarray
         if self._uniform:
             found = pages * self.page_bytes
@@ -118,7 +125,8 @@ class PagedKv:
         return found
 
     def page_bytes_view(self, page: int) -> np.ndarray:
-        """The page's bytes, uint8 `[page_bytes]`, zero copy and writable. Raises ValueError where pages are not in host memory."""
+        """The page's bytes, uint8 `[page_bytes]`, writable, without a copy. Raises ValueError unless pages are in host
+        memory."""
         if self._bytes is None:
             raise ValueError(f"pages are on {self.memory.device}; a copier moves their bytes")
         slab, index = divmod(page, self.pages_per_slab)
@@ -132,9 +140,9 @@ class PagedKv:
         return self.view[page_ids // self.pages_per_slab, page_ids % self.pages_per_slab]
 
     def gather_heads(self, page_ids: torch.Tensor) -> torch.Tensor:
-        """A copy of the pages `page_ids [batch, n]` as attention wants them: `[batch, kv_heads, 2, n * chunk_tokens, head_dim]`.
+        """A copy of the pages `page_ids [batch, n]` for attention: `[batch, kv_heads, 2, n * chunk_tokens, head_dim]`.
 
-        The copy lies in one scratch buffer and is overwritten by the next call: fresh memory would be faulted in every time.
+        The next call overwrites it: a scratch buffer avoids page faults of fresh memory.
         """
         s = self.shape
         batch, n = page_ids.shape
@@ -143,7 +151,7 @@ class PagedKv:
         if self._uniform:
             index = (pages * per_page + self._run_of).view(-1)
             if self._scratch.shape[0] < index.shape[0]:
-                with torch.inference_mode(False):  # a scratch made in a step must be usable outside of one
+                with torch.inference_mode(False):  # so that the scratch is usable outside of a step
                     self._scratch = self._runs.new_empty(1 << (index.shape[0] - 1).bit_length(), self._runs.shape[1])
             runs = self._scratch[: index.shape[0]]
             torch.index_select(self._runs, 0, index, out=runs)
@@ -167,13 +175,13 @@ class PagedKv:
             self._tokens[slabs, inside.view(-1)] = both
 
     def clear(self, page_ids: torch.Tensor) -> None:
-        """Zeroes whole pages. A page that is written only in part must be zero elsewhere: attention masks what lies
-        past a sequence's end, but a masked NaN is still NaN."""
+        """Zeroes whole pages. Needed for pages that are written in part: attention masks tokens past a sequence's end,
+        but a masked NaN is still NaN."""
         if self._uniform:
             self.flat.index_fill_(0, page_ids, 0)
         else:
             self.view[page_ids // self.pages_per_slab, page_ids % self.pages_per_slab] = 0
 
     def close(self) -> None:
-        """Gives everything back. Views must not be touched any more."""
+        """Gives all memory back. Views become invalid."""
         self.span.close()

@@ -1,8 +1,8 @@
-"""What a device's memory can do: physical granules, and address ranges that show them.
+"""The interface of a device's memory: physical granules, and address ranges that show (map) them.
 
-The semantics are those of CUDA's virtual memory management (reserve a range, create physical memory, map, unmap) on every device: a memfd
-on the host (`host_memory`), the driver on CUDA (`cuda_memory`). Prior art: kvcached and vAttention do this over CUDA VMM; a plain allocator
-could not lend a weight's memory to the KV cache without copying everything around it.
+Semantics of CUDA's virtual memory management (reserve a range, create physical memory, map, unmap) on every device: by
+a memfd on the host (`host_memory`), by the driver on CUDA (`cuda_memory`). kvcached and vAttention do the same. With a
+plain allocator, weights could not lend memory to the KV cache without copies.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from worker.memory.exports import Exported
 
 
 class PhysicalMemory(Protocol):
-    """Granules, by number, and address ranges that show them. Callers keep every granule in one place at most."""
+    """Granules, by number, and address ranges that show them. Callers show a granule in at most one place."""
 
-    #: Where tensors over the ranges live.
+    #: The device of tensors over the ranges.
     device: torch.device
 
     def reserve(self, bytes_: int) -> int:
-        """The address of a fresh range of whole granules that shows nothing."""
+        """Reserves an empty range of whole granules and returns its address."""
         ...
 
     def release(self, address: int, bytes_: int) -> None:
-        """Gives a range back; what it shows is hidden first."""
+        """Releases a range; everything in it must be hidden."""
         ...
 
     def show(self, address: int, granules: Sequence[int]) -> None:
-        """Shows `granules` side by side from `address` on. One without memory gets some, all zero, now."""
+        """Maps `granules` contiguously from `address` on. Granules without memory get zeroed memory now."""
         ...
 
     def hide(self, address: int, count: int) -> None:
-        """Shows nothing any more in `count` granules from `address` on. Their content stays. Nothing may use the range now."""
+        """Unmaps `count` granules from `address` on; they keep their content. The range must be unused."""
         ...
 
     def drop(self, granules: Sequence[int]) -> None:
@@ -42,13 +42,13 @@ class PhysicalMemory(Protocol):
         ...
 
     def export(self, granules: Sequence[int]) -> Exported:
-        """Handles by which another process shows these granules too. One without memory gets some, all zero, now."""
+        """Handles with which another process maps these granules too. Granules without memory get zeroed memory now."""
         ...
 
     def resident_bytes(self) -> int:
-        """Physical memory that granules have now."""
+        """Physical memory of all granules now."""
         ...
 
     def close(self) -> None:
-        """Ends all of it; every range was released before."""
+        """Frees all memory; all ranges must be released."""
         ...

@@ -1,6 +1,6 @@
-"""Tensors and arrays over raw addresses: how typed code sees a span.
+"""Tensors and arrays over raw addresses, such as a span's.
 
-A view keeps nothing alive. It must not be touched where its span shows no granule, nor after the span was closed.
+A view keeps nothing alive. It must not be accessed where its span maps no granule, or after the span is closed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def tensor_at(address: int, dtype: torch.dtype, shape: Sequence[int], device: torch.device = _HOST) -> torch.Tensor:
-    """A writable, contiguous tensor over the memory of `device` at `address`; nothing is read or copied now."""
+    """A writable, contiguous tensor over the memory of `device` at `address`; reads and copies nothing."""
     if device.type != "cpu":
         return shared_tensor(address, dtype, shape, device)
     count = math.prod(shape)
@@ -32,22 +32,25 @@ def tensor_at(address: int, dtype: torch.dtype, shape: Sequence[int], device: to
 
 
 class MappedFiles:
-    """Which of this process's memory is a private mapping of some files: what may be given up and read again."""
+    """Finds memory that is a private mapping of given files, whose pages may be dropped and read again."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Looks at the mappings as they are now; where the system does not tell, none counts."""
+        """Reads the current mappings (/proc/self/maps); none when it cannot be read."""
         names = {str(file.resolve()) for file in files}
         try:
             lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
         except OSError:
             lines = []
-        ours = [words[0].split("-") for words in lines if len(words) == 6 and words[5] in names and words[1].endswith("p")]
+        ours = [
+            words[0].split("-") for words in lines if len(words) == 6 and words[5] in names and words[1].endswith("p")
+        ]
         self._ranges = [(int(begin, 16), int(end, 16)) for begin, end in ours]
 
     def forget(self, tensor: torch.Tensor) -> bool:
-        """Take a file's tensor out of this process's memory; reading brings it back. False, with nothing done, for other memory.
+        """Drops the pages of a file's tensor from memory; reading brings them back. False, with no effect, for other
+        memory.
 
-        The tensor must not have been written to: that would be lost. Pages that it shares with a neighbour stay.
+        Writes to the tensor would be lost. Pages shared with neighbouring data stay.
         """
         begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.itemsize
         if not any(low <= begin and end <= high for low, high in self._ranges):
@@ -59,6 +62,6 @@ class MappedFiles:
 
 
 def bytes_at(address: int, count: int) -> np.ndarray:
-    """A writable uint8 array `[count]` over the host memory at `address`; nothing is read or copied now."""
+    """A writable uint8 array `[count]` over host memory at `address`; reads and copies nothing."""
     buffer: Any = (ctypes.c_char * count).from_address(address)
     return np.frombuffer(buffer, dtype=np.uint8)

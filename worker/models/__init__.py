@@ -1,1 +1,1 @@
-"""Models of the Llama family: their configuration, their weights in the device's memory, and their forward pass."""
+"""Models of the Llama family: weights in device memory, and the forward pass."""

@@ -1,10 +1,10 @@
-"""Attention of one step's tokens over paged KV: which tokens are computed together, and over which pages.
+"""Attention in torch over paged KV: which tokens of a step are computed together, and over which pages.
 
-Slices of several tokens (prefill) attend one by one; single tokens (decode, and the last layer of a prefill) attend in
-batches of similar length, so that a step of many sequences is a few kernel calls a layer. K and V heads are shared by
-their query heads through strides, never repeated in memory.
+Slices of several tokens (prefill) attend one by one. Single tokens (decode, and the last layer of a prefill) attend in
+batches of similar length, so that a layer needs few kernel calls. Query heads share K and V heads by strides, without
+copies.
 
-The plan of a step is made once and holds for every layer with the same window; only page ids differ between layers.
+The plan of a step is valid for all layers with the same window; only page ids differ between layers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _FEW_PAGES = 4
 
 @dataclass(slots=True)
 class Query:
-    """Some tokens of one sequence: rows `row .. row + count` of the step, at positions `start .. start + count`.
+    """Tokens of one sequence: rows `row .. row + count` of the step, at positions `start .. start + count`.
 
-    pages: int64 `[layers, pages]`, of the whole sequence up to the last of these tokens.
+    pages: int64 `[layers, pages]`, of the sequence up to the last of these tokens.
     """
 
     row: int
@@ -38,7 +38,7 @@ class Query:
 
 @dataclass(slots=True)
 class _Many:
-    """Several tokens of one sequence. keys: how many of the gathered tokens exist. mask None: plainly causal."""
+    """Several tokens of one sequence. keys: number of gathered tokens that exist. mask None: causal."""
 
     row: int
     count: int
@@ -49,7 +49,8 @@ class _Many:
 
 @dataclass(slots=True)
 class _Singles:
-    """One token each of several sequences. pages `[layers, sequences, n]`, mask `[sequences, 1, 1, n * chunk_tokens]`."""
+    """One token each of several sequences. pages `[layers, sequences, n]`, mask `[sequences, 1, 1, n *
+    chunk_tokens]`."""
 
     rows: torch.Tensor
     pages: torch.Tensor
@@ -63,7 +64,9 @@ class AttentionPlan:
         self._kv = kv
         self._chunk = kv.shape.chunk_tokens
         self._many = [self._plan_many(q, window) for q in queries if q.count > 1]
-        singles = sorted((q for q in queries if q.count == 1), key=lambda q: self._first_page(q, window) - q.start // self._chunk)
+        singles = sorted(
+            (q for q in queries if q.count == 1), key=lambda q: self._first_page(q, window) - q.start // self._chunk
+        )
         self._groups = [self._plan_singles(group, window) for group in self._similar(singles, window)]
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -86,7 +89,7 @@ class AttentionPlan:
         return out.flatten(1)
 
     def _first_page(self, query: Query, window: int | None) -> int:
-        """Pages before this one are behind the window of every token of `query`."""
+        """The first page that is within the window of any token of `query`."""
         return max(0, query.start - window + 1) // self._chunk if window else 0
 
     def _plan_many(self, query: Query, window: int | None) -> _Many:
@@ -114,7 +117,7 @@ class AttentionPlan:
     def _plan_singles(self, queries: Sequence[Query], window: int | None) -> _Singles:
         firsts = [self._first_page(q, window) for q in queries]
         widths = [q.start // self._chunk + 1 - first for q, first in zip(queries, firsts, strict=True)]
-        # Padding repeats a sequence's own page: always mapped, always finite, and masked.
+        # Padding repeats a page of the sequence: it is mapped, finite and masked.
         pages = np.empty((queries[0].pages.shape[0], len(queries), max(widths)), dtype=np.int64)
         for i, (query, first, width) in enumerate(zip(queries, firsts, widths, strict=True)):
             pages[:, i, :width] = query.pages[:, first : first + width]

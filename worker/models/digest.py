@@ -1,9 +1,9 @@
-"""What identifies a model's weights: a digest of their names, types, shapes and bytes, and of the mathematics around them.
+"""The identity of a model: a digest of its weights' names, types, shapes and bytes, and of its architecture.
 
-It is what the KV fingerprint is made from, so it must not depend on a path, a time, or on how the checkpoint is sharded.
-Reading every byte takes a moment, so the result is remembered in a cache directory. What finds an entry is which files these are (path,
-device, inode, size, times of content and of status) and a sample of their bytes: a copy that keeps its time of content (`cp -p`, images
-that are built reproducibly) is another file. That never enters the digest. `upbeat doctor` computes it anew and compares:
+The KV fingerprint is computed from it, so it must not depend on paths, times or the sharding of the checkpoint. Reading
+all bytes takes time, so the result is cached in a directory. A cache entry is found by the files' identity (path,
+device, inode, size, mtime, ctime) and a sample of their bytes, so a copy with a preserved mtime (`cp -p`, reproducible
+images) is a different file. These do not enter the digest. `upbeat doctor` recomputes and compares it:
 
     .venv/bin/python -m worker.models.digest MODEL CACHE      {"remembered": hex or null, "computed": hex}
 """
@@ -26,13 +26,14 @@ from contracts.errors import ConfigError
 from runtime.model_config import ModelConfig
 from worker.models.weights import Checkpoint, FileState
 
-#: Of each file so many pieces of so many bytes are read to find what is remembered, evenly from its beginning to its end.
+#: Samples read from each file for the cache entry, evenly spaced, and their size.
 _SAMPLES, _SAMPLE_BYTES = 17, 4096
 _TIMES_DIFFER_S = 2.0
 
 
 def weights_digest(tensors: dict[str, torch.Tensor], forget: Callable[[torch.Tensor], None]) -> bytes:
-    """32 bytes over (name, dtype, shape, bytes) of all tensors, in the order of their names; `forget` is told of each when it is done."""
+    """32 bytes over (name, dtype, shape, bytes) of all tensors, ordered by name. `forget` is called with each tensor
+    after use."""
     digest = blake3(b"upbeat weights", max_threads=blake3.AUTO)
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -45,7 +46,7 @@ def weights_digest(tensors: dict[str, torch.Tensor], forget: Callable[[torch.Ten
 
 
 def cached_weights_digest(checkpoint: Checkpoint, cache_dir: Path | None, now_s: float | None = None) -> bytes:
-    """The digest of a checkpoint's tensors, remembered in `cache_dir` for as long as its files do not change. None: not remembered.
+    """The digest of a checkpoint's tensors, cached in `cache_dir` (None: not cached) while its files do not change.
 
     now_s: wall clock. Raises ConfigError when a file was changed in place while it was read.
     """
@@ -66,7 +67,7 @@ def cached_weights_digest(checkpoint: Checkpoint, cache_dir: Path | None, now_s:
 
 
 def _entry(checkpoint: Checkpoint, cache_dir: Path) -> Path | None:
-    """Where the digest of these files is remembered; None when they are not the ones that were opened, or cannot be read."""
+    """The cache entry for these files; None when they are not those that were opened, or cannot be read."""
     found = blake3(b"upbeat weight files 2")
     for file, state in sorted(checkpoint.states.items()):
         try:
@@ -75,7 +76,13 @@ def _entry(checkpoint: Checkpoint, cache_dir: Path) -> Path | None:
                     return None
                 found.update(json.dumps([str(file.resolve()), *state]).encode())
                 for n in range(_SAMPLES):
-                    found.update(os.pread(opened.fileno(), _SAMPLE_BYTES, (state.size - _SAMPLE_BYTES) * n // (_SAMPLES - 1) if n else 0))
+                    found.update(
+                        os.pread(
+                            opened.fileno(),
+                            _SAMPLE_BYTES,
+                            (state.size - _SAMPLE_BYTES) * n // (_SAMPLES - 1) if n else 0,
+                        )
+                    )
         except OSError:
             return None
     return cache_dir / f"weights-{found.hexdigest()[:32]}.digest"
@@ -90,16 +97,14 @@ def _read(entry: Path | None) -> bytes | None:
 
 
 def _settled(checkpoint: Checkpoint, now_s: float) -> bool:
-    """Whether a later change of the files would show in their times: those of some file systems have whole seconds."""
+    """Whether a later change of the files would change their times, which some file systems keep in whole seconds."""
     newest_ns = max(max(state.modified_ns, state.changed_ns) for state in checkpoint.states.values())
     return now_s - newest_ns / 1e9 > _TIMES_DIFFER_S
 
 
 def model_digest(weights: bytes, config: ModelConfig) -> bytes:
-    """32 bytes over the weights' digest and everything in `config` that changes what the weights compute.
-
-    Two models with equal weights and another rotary base have another KV cache. End tokens and the length limit change no KV.
-    """
+    """32 bytes over the weights' digest and all of `config` that affects KV, such as the rotary base. End tokens and
+    the length limit do not."""
     said = asdict(config)
     for name in ("architecture", "eos_ids", "max_tokens", "dtype"):
         del said[name]
@@ -107,7 +112,8 @@ def model_digest(weights: bytes, config: ModelConfig) -> bytes:
 
 
 def main(directory: Path, cache_dir: Path) -> None:
-    """Print what is remembered of the model in `directory`, and what it is. Raises ConfigError when it cannot be read."""
+    """Prints the cached and the computed digest of the model in `directory`. Raises ConfigError when it cannot be
+    read."""
     checkpoint = Checkpoint(directory)
     remembered = _read(_entry(checkpoint, cache_dir))
     computed = weights_digest(checkpoint.tensors, checkpoint.forget)

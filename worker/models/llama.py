@@ -1,7 +1,8 @@
-"""The forward pass of the Llama family, as functions over packed tokens `[tokens, hidden]`. No state, no KV, no batching.
+"""The forward pass of the Llama family, as functions over packed tokens `[tokens, hidden]`, without state, KV or
+batching.
 
-Follows the order of operations and the roundings of the published implementations (norms in float32, everything else in
-the model's own type), so that logits agree with them.
+Operations and roundings follow the published implementations (norms in float32, everything else in the model's type),
+so that logits agree.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from worker.models.weights import LayerWeights, TopWeights
 
 
 class RopeTable:
-    """cos and sin of every position, `[positions, head_dim]`, in the model's type, extended as longer prompts come."""
+    """cos and sin of every position, `[positions, head_dim]`, in the model's type; grows with longer prompts."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         self._frequencies, self._scale = rope_frequencies(config.rope, config.head_dim), config.rope.scale
@@ -24,7 +25,8 @@ class RopeTable:
         self._cos = self._sin = torch.empty(0, config.head_dim, dtype=dtype)
 
     def at(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin `[tokens, 1, head_dim]` for `positions [tokens]`, all below `longest`; sin has its first half negated."""
+        """cos and sin `[tokens, 1, head_dim]` for `positions [tokens]`, all below `longest`; sin has its first half
+        negated."""
         if longest > self._cos.shape[0]:
             count = 1 << max(10, (longest - 1).bit_length())
             angles = torch.arange(count, dtype=torch.float32)[:, None] * self._frequencies
@@ -35,10 +37,11 @@ class RopeTable:
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """Radians a token, float32 `[head_dim / 2]`.
+    """Radians per token, float32 `[head_dim / 2]`.
 
-    llama3 keeps wavelengths short against the original context, stretches long ones by `factor`, and blends in between, by how often a
-    wavelength turns within that context. yarn does so too, and blends evenly over the dimensions between two such numbers of turns.
+    llama3 keeps wavelengths that are short compared with the original context, stretches long ones by `factor`, and
+    blends in between, by the number of turns within that context. yarn does the same, and blends linearly over the
+    dimensions between two such numbers.
     """
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     if rope.kind == "default":
@@ -59,12 +62,12 @@ def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
 
 
 def _dimension_that_turns(turns: float, rope: Rope, head_dim: int) -> float:
-    """Which pair of dimensions turns so often within the original context; not whole."""
+    """The (fractional) index of the pair of dimensions that makes `turns` turns within the original context."""
     return head_dim * math.log(rope.original_tokens / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` over its root mean square along the last dimension, computed in float32, times `weight`."""
+    """`x` divided by its root mean square along the last dimension (in float32), times `weight`."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -83,8 +86,11 @@ def embed(top: TopWeights, tokens: torch.Tensor) -> torch.Tensor:
 def project(
     w: LayerWeights, c: ModelConfig, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` of the layer's input `x [tokens, hidden]`, rotated."""
-    packed = F.linear(rms_norm(x, w.input_norm, c.norm_eps), w.qkv, w.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+    """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` of the layer's input `x [tokens, hidden]`;
+    q and k are rotated."""
+    packed = F.linear(rms_norm(x, w.input_norm, c.norm_eps), w.qkv, w.qkv_bias).view(
+        -1, c.heads + 2 * c.kv_heads, c.head_dim
+    )
     q, k, v = torch.split(packed, [c.heads, c.kv_heads, c.kv_heads], dim=1)
     if w.q_norm is not None and w.k_norm is not None:
         q, k = rms_norm(q, w.q_norm, c.norm_eps), rms_norm(k, w.k_norm, c.norm_eps)
@@ -92,7 +98,8 @@ def project(
 
 
 def finish_layer(w: LayerWeights, c: ModelConfig, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-    """The layer's output `[tokens, hidden]`, given its input `x` and attention's result `[tokens, heads * head_dim]`."""
+    """The layer's output `[tokens, hidden]`, given its input `x` and attention's result `[tokens, heads *
+    head_dim]`."""
     x = x + F.linear(attended, w.out, w.out_bias)
     gate, up = F.linear(rms_norm(x, w.post_norm, c.norm_eps), w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, w.down, w.down_bias)

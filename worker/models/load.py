@@ -1,4 +1,4 @@
-"""Loading a model: from a Hugging Face directory into the device's memory, in the type it is served in."""
+"""Loads a model from a Hugging Face directory into device memory, in the type in which it is served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.models.digest import cached_weights_digest, model_digest
 from worker.models.llama import RopeTable
 from worker.models.weights import Checkpoint, Pack, SlotTable, TopWeights, WeightSpan, layer_parts, top_parts
 
-#: Models of at most this many bytes of weights are served in float32 on the CPU when the type is `auto`.
+#: With type `auto`, models with at most this many bytes of weights are served in float32.
 FLOAT32_LIMIT_BYTES = 64 << 20
 
 
@@ -24,8 +24,8 @@ FLOAT32_LIMIT_BYTES = 64 << 20
 class Model:
     """A loaded model.
 
-    layers: the slot table; a layer may be unloaded and loaded again between steps.
-    weight_bytes: physical bytes that its weights take of the device when all layers are loaded.
+    layers: the slot table; layers may be unloaded and loaded again between steps.
+    weight_bytes: physical bytes of its weights when all layers are loaded.
     """
 
     config: ModelConfig
@@ -39,7 +39,7 @@ class Model:
     weight_bytes: int
 
     def unload_layer(self, layer: int) -> int:
-        """Gives the granules of `layer` back; returns how many."""
+        """Gives the granules of `layer` back; returns their number."""
         return self.layers.unload_layer(layer)
 
     def load_layer(self, layer: int) -> None:
@@ -57,19 +57,22 @@ def load_model(
     pack: Pack | None = None,
     name: str = "",
 ) -> Model:
-    """The model in `directory`, its weights in `memory`, owned by `name` (empty: the directory's).
+    """Loads the model in `directory`, with its weights in `memory`, owned by `name` (empty: the directory's name).
 
-    dtype, device: as in the configuration (`worker.dtype`, `worker.device`).
-    cache_dir: where digests of large checkpoints are remembered. pack: lays matrices out for the kernels that compute with them; the
-    model then serves these and nothing else. Raises ConfigError naming what is wrong and the remedy.
+    dtype, device: as configured (`worker.dtype`, `worker.device`). cache_dir: cache of weight digests. pack: lays out
+    matrices for the kernels; the model then works with these kernels only. Raises ConfigError with the remedy.
     """
     if device not in ("auto", memory.device.type):
-        raise ConfigError(f"worker.device = {device!r} is not where the memory is; set worker.device: {memory.device.type}")
+        raise ConfigError(
+            f"worker.device = {device!r} is not where the memory is; set worker.device: {memory.device.type}"
+        )
     config = load_config(directory)
     checkpoint = Checkpoint(directory)
     served = choose_dtype(dtype, checkpoint)
     owner = Owner(Use.WEIGHTS, name or directory.name)
-    layers = SlotTable([WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)])
+    layers = SlotTable(
+        [WeightSpan(memory, owner, layer_parts(checkpoint, config, n), served, pack) for n in range(config.layers)]
+    )
     top = WeightSpan(memory, owner, top_parts(checkpoint, config), served)
     checkpoint.check_all_taken()
     weight_bytes = top.bytes + sum(layers.layer_granules(n) for n in range(config.layers)) * memory.granule_bytes
@@ -80,7 +83,8 @@ def load_model(
     except OutOfGranules:
         raise ConfigError(
             f"kv.hbm_gib: the weights of {directory} need {weight_bytes / 2**30:.2f} GiB of the device's "
-            f"{memory.total * memory.granule_bytes / 2**30:.2f} GiB; raise kv.hbm_gib to more than that, the KV cache included"
+            f"{memory.total * memory.granule_bytes / 2**30:.2f} GiB; raise kv.hbm_gib to more than that, the KV "
+            "cache included"
         ) from None
     digest = model_digest(cached_weights_digest(checkpoint, cache_dir), config)
     name = str(served).removeprefix("torch.")
@@ -105,7 +109,8 @@ def load_model(
 
 
 def choose_dtype(dtype: str, checkpoint: Checkpoint) -> torch.dtype:
-    """`auto`: float32 for at most FLOAT32_LIMIT_BYTES of weights (answers can then be compared exactly), else the checkpoint's."""
+    """`auto`: float32 for at most FLOAT32_LIMIT_BYTES of weights (so that answers can be compared exactly), else the
+    checkpoint's type."""
     if dtype != "auto":
         if dtype not in DTYPE_BYTES:
             raise ConfigError(f"worker.dtype = {dtype!r} is not one of auto, {', '.join(DTYPE_BYTES)}")
@@ -113,12 +118,16 @@ def choose_dtype(dtype: str, checkpoint: Checkpoint) -> torch.dtype:
     if checkpoint.bytes <= FLOAT32_LIMIT_BYTES:
         return torch.float32
     if str(checkpoint.dtype).removeprefix("torch.") not in DTYPE_BYTES:
-        raise ConfigError(f"worker.dtype = 'auto': the checkpoint's {checkpoint.dtype} is not served; set one of {', '.join(DTYPE_BYTES)}")
+        raise ConfigError(
+            f"worker.dtype = 'auto': the checkpoint's {checkpoint.dtype} is not served; set one of "
+            f"{', '.join(DTYPE_BYTES)}"
+        )
     return checkpoint.dtype
 
 
 def find_eos_ids(directory: Path, config: ModelConfig) -> set[int]:
-    """Every token that ends an answer: what generation_config.json, config.json and the tokenizer's `eos_token` say, together."""
+    """All tokens that end an answer: the union of generation_config.json, config.json and the tokenizer's
+    `eos_token`."""
     found = set(config.eos_ids)
     generation = directory / "generation_config.json"
     if generation.exists():

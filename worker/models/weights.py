@@ -1,11 +1,11 @@
-"""Where weights live: each layer in one granule-aligned span of the device's memory, reached through a slot table.
+"""Weights in device memory: each layer in one granule-aligned span, reached through a slot table.
 
-A layer's q, k and v projections are packed into one matrix, its gate and up projections into another. The identical host
-copy of a span is the checkpoint itself: the safetensors files stay mapped privately (the page cache holds them), and
-filling a span copies from there, converting to the served type when it differs; filling twice gives the same bytes. The
-files of a running worker must therefore not be changed in place; replacing them by renaming is harmless.
+A layer's q, k and v projections are packed into one matrix, its gate and up projections into another. A span is filled
+from the checkpoint: its safetensors files stay privately mapped (in the page cache), and filling copies and converts to
+the served type. Filling again gives the same bytes. So files of a running worker must not be changed in place;
+replacing them by renaming is safe.
 
-Not decided here: which layer lends its memory, and when (remapping, in `worker.core`).
+Does not decide which layer lends its memory, or when.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from worker.memory.device_memory import DeviceMemory, Span
 from worker.memory.tensors import MappedFiles, tensor_at
 
 _ALIGNMENT = 256
-#: Old checkpoints keep the rotary embedding's frequencies, which follow from the configuration.
+#: Old checkpoints contain the rotary embedding's frequencies, which follow from the configuration.
 _DERIVED = ".rotary_emb.inv_freq"
 
 
 class LayerUnloaded(UpbeatError):
-    """A slot was read whose layer has lent its granules."""
+    """The layer of a slot is not loaded: it has lent its granules."""
 
 
 @dataclass(slots=True)
 class LayerWeights:
     """One layer's weights: views into its span.
 
-    qkv `[(heads + 2 kv_heads) * head_dim, hidden]`, out `[hidden, heads * head_dim]`, gate_up `[2 * intermediate, hidden]`,
-    down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none.
+    qkv `[(heads + 2 kv_heads) * head_dim, hidden]`, out `[hidden, heads * head_dim]`, gate_up `[2 * intermediate,
+    hidden]`, down `[hidden, intermediate]`; norms and biases are vectors, None where the model has none.
     """
 
     input_norm: torch.Tensor
@@ -59,7 +59,7 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class TopWeights:
-    """What is outside the layers: embedding and head `[vocab, hidden]` (one tensor when tied), and the last norm."""
+    """Weights outside the layers: embedding and head `[vocab, hidden]` (one tensor when tied), and the last norm."""
 
     embedding: torch.Tensor
     norm: torch.Tensor
@@ -67,7 +67,7 @@ class TopWeights:
 
 
 class FileState(NamedTuple):
-    """Which file this is, and since when as it is. Nothing that writes to a file or takes its place keeps `changed_ns` and `inode`."""
+    """Identity and version of a file. A write changes `changed_ns`; a replacement changes `inode`."""
 
     device: int
     inode: int
@@ -77,20 +77,20 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, file: Path | int) -> FileState:
-        """Of a path or an open file. Raises OSError."""
+        """The state of a path or an open file. Raises OSError."""
         stat = os.stat(file)
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class Checkpoint:
-    """The tensors of a directory's safetensors files, by name, mapped and not copied; one file, or shards with an index.
+    """The tensors of a directory's safetensors files (one file, or shards with an index), by name, mapped and not
+    copied.
 
-    states: by file, as it was when it was opened. taken: names that were asked for; what is never asked for is no part of the model
-    (`check_all_taken`).
+    states: of each file when it was opened. taken: names of requested tensors, for `check_all_taken`.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Raises ConfigError when files are missing, damaged, or do not hold what their index says."""
+        """Raises ConfigError when files are missing, damaged, or do not match their index."""
         index = directory / "model.safetensors.index.json"
         single = directory / "model.safetensors"
         where = self._sharded(index) if index.exists() and not single.exists() else None
@@ -99,12 +99,18 @@ class Checkpoint:
         self.states: dict[Path, FileState] = {}
         self.taken: set[str] = set()
         for file in self.files:
-            remedy = f"{index.name} names it; download it too" if where else "give --model a directory with safetensors weights"
+            remedy = (
+                f"{index.name} names it; download it too"
+                if where
+                else "give --model a directory with safetensors weights"
+            )
             self._open(file, remedy)
         self._mapped = MappedFiles(self.files)
         for name, file_name in (where or {}).items():
             if name not in self.tensors:
-                raise ConfigError(f"{directory / file_name} has no tensor {name}, which {index.name} says it has; download both again")
+                raise ConfigError(
+                    f"{directory / file_name} has no tensor {name}, which {index.name} says it has; download both again"
+                )
 
     def _open(self, file: Path, when_missing: str) -> None:
         try:
@@ -124,8 +130,8 @@ class Checkpoint:
         self.states[file] = state
 
     def is_unchanged(self) -> bool:
-        """Whether the files are those that were opened, as they were; false when others have taken their place. Raises ConfigError when
-        one was written to: what is mapped of it has changed, too."""
+        """Whether the files are those that were opened; False when they were replaced. Raises ConfigError when one was
+        written to, as its mapping has changed too."""
         same = True
         for file, state in self.states.items():
             try:
@@ -134,7 +140,10 @@ class Checkpoint:
                 same = False
                 continue
             if now[:2] == state[:2] and (now.size, now.modified_ns) != (state.size, state.modified_ns):
-                raise ConfigError(f"{file} was changed while it was read; start again when it is whole, and replace weights by renaming")
+                raise ConfigError(
+                    f"{file} was changed while it was read; start again when it is whole, and replace weights by "
+                    "renaming"
+                )
             same = same and now == state
         return same
 
@@ -150,19 +159,22 @@ class Checkpoint:
         return {str(tensor): str(name) for tensor, name in where.items()}
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """`tensor`, one of these or of their making, is not read for a while: it need not be in this process's memory."""
+        """Drops the pages of one of these tensors from memory; reading it again loads them."""
         self._mapped.forget(tensor)
 
     def check_all_taken(self) -> None:
-        """Raises ConfigError naming a tensor that nobody asked for: the model would compute something else with it."""
+        """Raises ConfigError for a tensor that was not requested: its architecture would differ from ours."""
         extra = sorted(name for name in self.tensors.keys() - self.taken if not name.endswith(_DERIVED))
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-            raise ConfigError(f"{self.files[0].parent}: the checkpoint has tensor {extra[0]}{more}, which its config.json does not imply")
+            raise ConfigError(
+                f"{self.files[0].parent}: the checkpoint has tensor {extra[0]}{more}, which its config.json does "
+                "not imply"
+            )
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors, in the checkpoint's own types."""
+        """Bytes of all tensors in the checkpoint's types."""
         return sum(t.numel() * t.itemsize for t in self.tensors.values())
 
     @property
@@ -178,17 +190,20 @@ class Checkpoint:
         tensor = self.tensors.get(name)
         self.taken.add(name)
         if tensor is None:
-            raise ConfigError(f"{self.files[0].parent}: the checkpoint has no tensor {name}; it does not fit its config.json")
+            raise ConfigError(
+                f"{self.files[0].parent}: the checkpoint has no tensor {name}; it does not fit its config.json"
+            )
         if list(tensor.shape) != list(shape) or not tensor.is_floating_point():
             raise ConfigError(
-                f"{self.files[0].parent}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, config.json implies {list(shape)}"
+                f"{self.files[0].parent}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, config.json "
+                f"implies {list(shape)}"
             )
         return tensor
 
 
 @dataclass(slots=True)
 class _Packed:
-    """One tensor of a span: `sources` stacked along their first dimension. forget: told of a source that is not read for a while."""
+    """One tensor of a span: `sources` stacked along their first dimension. forget: called with a source after use."""
 
     field: str
     shape: list[int]
@@ -196,14 +211,16 @@ class _Packed:
     forget: Callable[[torch.Tensor], object]
 
 
-#: pack(field, sources, view): writes a matrix into `view` in a layout of its own; false: it is to be copied as it is.
+#: pack(field, sources, view): writes a matrix into `view` in the kernels' layout; False: copy it unchanged.
 Pack = Callable[[str, Sequence[torch.Tensor], torch.Tensor], bool]
 
 
 class WeightSpan:
-    """Tensors packed into one span: laid out once, filled from the host copy as often as needed."""
+    """Tensors packed into one span: laid out once, filled from the checkpoint as often as needed."""
 
-    def __init__(self, memory: DeviceMemory, owner: Owner, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None) -> None:
+    def __init__(
+        self, memory: DeviceMemory, owner: Owner, parts: list[_Packed], dtype: torch.dtype, pack: Pack | None = None
+    ) -> None:
         self.memory = memory
         self._pack = pack
         self._parts = parts
@@ -222,7 +239,8 @@ class WeightSpan:
         return self.span.bytes
 
     def load(self) -> dict[str, torch.Tensor]:
-        """Takes granules, fills them from the host copy and returns the views. Raises OutOfGranules, changing nothing."""
+        """Takes granules, fills them from the checkpoint and returns views by field. Raises OutOfGranules, changing
+        nothing."""
         if not self.loaded:
             self.span.map(0, self.memory.take(self.span.granules, self.span.owner))
             self.loaded = True
@@ -230,7 +248,9 @@ class WeightSpan:
         for part, offset in zip(self._parts, self._offsets, strict=True):
             view = tensor_at(self.span.address + offset, self._dtype, part.shape, self.memory.device)
             if self._pack is None or not self._pack(part.field, part.sources, view):
-                for place, source in zip(torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True):
+                for place, source in zip(
+                    torch.split(view, [len(source) for source in part.sources]), part.sources, strict=True
+                ):
                     place.copy_(source)
             for source in part.sources:
                 part.forget(source)
@@ -238,7 +258,7 @@ class WeightSpan:
         return views
 
     def unload(self) -> int:
-        """Gives the granules back, returns how many. Views of it must not be touched any more."""
+        """Gives the granules back; returns their number. Views become invalid."""
         if not self.loaded:
             return 0
         granules = self.span.unmap(0, self.span.granules)
@@ -250,9 +270,9 @@ class WeightSpan:
 class SlotTable:
     """The layers' weights by number. Reading an unloaded slot raises LayerUnloaded.
 
-    before_use, after_use: called with a layer's number around its use in a step, on the thread that runs steps: the first may load it, or
-    wait until it is there (MIRAGE, section 5: layers of which some share memory come in turn). After the second what was launched may
-    still run. A step that fails uses a layer without an end.
+    before_use, after_use: called with a layer's number before and after a step uses it, on the thread that runs steps.
+    before_use may load the layer or wait for it (MIRAGE, section 5: layers that share memory take turns). When
+    after_use is called, launched kernels may still run. If a step fails, after_use is not called.
     """
 
     def __init__(self, spans: list[WeightSpan]) -> None:
@@ -262,12 +282,12 @@ class SlotTable:
         self.after_use: Callable[[int], object] = lambda layer: None
 
     def acquire(self, layer: int) -> LayerWeights:
-        """A layer's weights, for the step that uses them now. Raises LayerUnloaded."""
+        """The weights of a layer that the step uses next. Raises LayerUnloaded."""
         self.before_use(layer)
         return self[layer]
 
     def computed(self, layer: int) -> None:
-        """The step has used the layer's weights, or has launched what does."""
+        """Call after the step has used the layer's weights, or has launched the kernels that do."""
         self.after_use(layer)
 
     def __len__(self) -> int:
@@ -283,27 +303,27 @@ class SlotTable:
         return weights
 
     def is_loaded(self, layer: int) -> bool:
-        """Whether `layer` can be computed with."""
+        """Whether `layer` is loaded."""
         return self._slots[layer] is not None
 
     def layer_granules(self, layer: int) -> int:
-        """How many granules `layer` occupies when loaded."""
+        """Number of granules of `layer` when loaded."""
         return self._spans[layer].span.granules
 
     def load_layer(self, layer: int) -> None:
-        """Fills the layer's span and points its slot there; nothing happens when it is loaded.
-        Raises OutOfGranules, changing nothing, when too few are free."""
+        """Fills the layer's span and sets its slot; no effect when loaded. Raises OutOfGranules, changing nothing, when
+        too few are free."""
         if self._slots[layer] is None:
             self._slots[layer] = LayerWeights(**self._spans[layer].load())
 
     def unload_layer(self, layer: int) -> int:
-        """Empties the slot and gives the layer's granules back; returns how many. The layer must not be in use."""
+        """Clears the slot and gives the layer's granules back; returns their number. The layer must not be in use."""
         self._slots[layer] = None
         return self._spans[layer].unload()
 
 
 def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list[_Packed]:
-    """The packed tensors of one layer, named as LayerWeights names them."""
+    """The packed tensors of one layer, with the field names of LayerWeights."""
     prefix, c = f"model.layers.{layer}.", config
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
 
@@ -336,17 +356,20 @@ def layer_parts(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> list
 
 
 def top_parts(checkpoint: Checkpoint, config: ModelConfig) -> list[_Packed]:
-    """The packed tensors outside the layers; `head` is left out when it is the embedding."""
+    """The packed tensors outside the layers; without `head` when it is the embedding."""
     table = [config.vocab_size, config.hidden_size]
 
     def plain(field: str, name: str, shape: list[int]) -> _Packed:
         return _Packed(field, shape, [checkpoint.get(name, shape)], checkpoint.forget)
 
-    parts = [plain("embedding", "model.embed_tokens.weight", table), plain("norm", "model.norm.weight", [config.hidden_size])]
+    parts = [
+        plain("embedding", "model.embed_tokens.weight", table),
+        plain("norm", "model.norm.weight", [config.hidden_size]),
+    ]
     if not config.tied:
         parts.append(plain("head", "lm_head.weight", table))
     elif "lm_head.weight" in checkpoint.tensors:
-        checkpoint.get("lm_head.weight", table)  # some checkpoints repeat the embedding; it is not used
+        checkpoint.get("lm_head.weight", table)  # a repeated embedding; marked as taken, not used
     return parts
 
 

@@ -1,8 +1,9 @@
-"""One token drawn from one row of logits, within a request's limits: temperature, then min_p, top_k, top_p.
+"""Draws one token from one row of logits: temperature, then min_p, top_k and top_p.
 
-Row by row, so that nothing beside a row can change it. The token is found by walking the weights in the order of token ids with
-one uniform number, so that rounding differences can hardly change it. Nothing here sorts a vocabulary: a limit keeps the best few,
-and those are found by partition, more of them only when the first few do not reach top_p.
+Rows are processed one by one, so a row does not depend on its batch. The token is the one at which the cumulative
+weight, in order of token ids, exceeds one uniform number; so rounding differences rarely change it. The vocabulary is
+never sorted: limits need the best few tokens only, found by partition, and more of them only if these do not reach
+top_p.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import numpy.typing as npt
 
 from contracts.request import Sampling
 
-#: Below this, a temperature takes the likeliest token: what it divides by is no longer a number worth having.
+#: Lower temperatures count as 0 (greedy).
 COLDEST = 1e-5
-#: How many of the best are looked at first for top_p, and how many blocks of weights are summed before one is walked.
+#: Number of best tokens tried first for top_p, and weights per block of the cumulative sum.
 _FIRST, _BLOCK = 128, 256
 Row = npt.NDArray[np.float32]
 
 
 def draw(row: Row, s: Sampling, uniform: float) -> int:
-    """The token of `row` (`[vocab]`, minus infinity where none may be; its largest is finite; left as it is) that `uniform` in [0, 1)
-    picks."""
+    """The token of `row` that `uniform` in [0, 1) selects. row: `[vocab]`, not modified; minus infinity for forbidden
+    tokens; its maximum is finite."""
     best = row.max()
     if s.temperature < COLDEST:
         return int(row.argmax())
@@ -35,7 +36,7 @@ def draw(row: Row, s: Sampling, uniform: float) -> int:
 
 
 def _walk(weights: Row, uniform: float) -> int:
-    """The first place where the weights up to and with it are more than `uniform` of all of them: one with a weight."""
+    """The first index at which the cumulative weight exceeds `uniform` times the total; its weight is not 0."""
     blocks = -(-len(weights) // _BLOCK)
     padded = np.zeros((blocks, _BLOCK), np.float32)
     padded.reshape(-1)[: len(weights)] = weights
@@ -45,13 +46,14 @@ def _walk(weights: Row, uniform: float) -> int:
     inside = padded[block].cumsum(dtype=np.float64)
     before = upto[block - 1] if block else 0.0
     at = int(np.searchsorted(inside, target - before, side="right"))
-    if at == _BLOCK:  # two ways of adding differed in their last bit
+    if at == _BLOCK:  # the two sums differ in the last bit
         at = int(np.flatnonzero(padded[block])[-1])
     return block * _BLOCK + at
 
 
 def allowed(scaled: Row, s: Sampling) -> npt.NDArray[np.bool_]:
-    """Which tokens may be drawn, bool `[vocab]`; never none. Among equals at the border of top_k and top_p, lower ids stay."""
+    """Which tokens may be drawn, bool `[vocab]`; at least one. Among equal values at the limit of top_k or top_p, lower
+    ids stay."""
     best = scaled.max()
     kept, count = np.ones(len(scaled), np.bool_), len(scaled)
     if s.min_p > 0:
@@ -81,7 +83,7 @@ def _largest(scaled: Row, count: int) -> Row:
 
 
 def _best(scaled: Row, least: np.float32, count: int) -> npt.NDArray[np.bool_]:
-    """The `count` best tokens, of which the last has the value `least`."""
+    """Marks the `count` best tokens, the last of which has the value `least`."""
     kept: npt.NDArray[np.bool_] = scaled > least
     equals = np.flatnonzero(scaled == least)
     kept[equals[: count - int(kept.sum())]] = True

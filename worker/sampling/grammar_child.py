@@ -1,7 +1,7 @@
-"""Compiles grammars in a process of its own, before the worker does: what ends this one is refused there.
+"""Compiles grammars in a helper process, before the worker does. The worker refuses a grammar that ends this process.
 
-A grammar that loops, takes too much memory or overflows the stack (a long chain of `$ref` does) ends this process, not the worker.
-What is left is a grammar that compiles, with its first mask, within the limits, so that the worker can do the same.
+A grammar that loops, takes too much memory or overflows the stack (such as a long chain of `$ref`) ends this process
+instead of the worker. A grammar that compiles here within the limits, with its first mask, is safe for the worker.
 """
 
 from __future__ import annotations
@@ -16,29 +16,40 @@ import time
 from llguidance import LLMatcher, LLTokenizer
 
 from runtime.child import serve
-from worker.core.grammar_wish import Wish, answer_of, refusal_of, unpacked
+from worker.core.grammar_spec import GrammarSpec, answer_of, refusal_of, unpacked
 from worker.sampling.vocabulary import compiled, reason, tables
 from worker.sampling.vocabulary import unpacked as spellings
 
-#: The setup begins with the processor time that one grammar may take, in seconds.
+#: The setup begins with the limit of processor time per grammar, in seconds.
 SECONDS = struct.Struct("<d")
-#: An eighth of what the worker's threads usually have: what fits here fits there.
+#: An eighth of the usual stack of the worker's threads, so that a grammar that fits here fits there.
 _STACK_BYTES = 1 << 20
-#: What a grammar may keep, once compiled.
+#: Memory limit of a compiled grammar.
 _MOST_BYTES = 64 << 20
 
 
 class _Mallinfo2(ctypes.Structure):
-    """glibc's; `used` bytes are in small blocks, `mapped` in large ones."""
+    """glibc's mallinfo2: `used` bytes are in small blocks, `mapped` bytes in large ones."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in ("arena", "free_blocks", "fast_blocks", "maps", "mapped", "_", "fast_bytes", "used", "free_bytes", "top")
+        for name in (
+            "arena",
+            "free_blocks",
+            "fast_blocks",
+            "maps",
+            "mapped",
+            "_",
+            "fast_bytes",
+            "used",
+            "free_bytes",
+            "top",
+        )
     ]
 
 
 class _Compiler:
-    """The tables of the vocabulary, once the parent has told it."""
+    """Compiles grammars for the vocabulary that the parent sends."""
 
     def __init__(self) -> None:
         self._tokenizer: LLTokenizer | None = None
@@ -56,37 +67,40 @@ class _Compiler:
             resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, hard))
 
     def handle(self, packed: bytes) -> bytes:
-        """The answer to one wish. Past its processor time, SIGPROF ends the process: nothing within the library can be interrupted."""
+        """The answer to one spec. Beyond the time limit SIGPROF ends the process, as the library cannot be
+        interrupted."""
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
-        wish = unpacked(packed)
+        spec = unpacked(packed)
         try:
-            return self._judge(wish)
+            return self._judge(spec)
         except RecursionError:
-            return refusal_of(wish.param, "it is nested too deep")
+            return refusal_of(spec.param, "it is nested too deep")
         except UnicodeError:
-            return refusal_of(wish.param, "it has characters that no text has")
+            return refusal_of(spec.param, "it has characters that no text has")
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def _judge(self, wish: Wish) -> bytes:
+    def _judge(self, spec: GrammarSpec) -> bytes:
         began, before = time.process_time(), self._used_bytes()
-        grammar = wish.grammar()
+        grammar = spec.grammar()
         why, kept = self._tried(grammar)
         if why:
-            for param, part in wish.parts():
+            for param, part in spec.parts():
                 if because := self._tried(part)[0]:
                     return refusal_of(param, because)
-            return refusal_of(wish.param, why)
+            return refusal_of(spec.param, why)
         bytes_ = max(self._used_bytes() - before, len(grammar))
         if bytes_ > _MOST_BYTES:
-            return refusal_of(wish.param, f"its grammar takes {bytes_ >> 20} MiB of memory, and at most {_MOST_BYTES >> 20} are given")
+            return refusal_of(
+                spec.param, f"its grammar takes {bytes_ >> 20} MiB of memory, and at most {_MOST_BYTES >> 20} are given"
+            )
         del kept
         if time.process_time() - began > self._seconds:
-            return refusal_of(wish.param, too_long(self._seconds))
+            return refusal_of(spec.param, too_long(self._seconds))
         return answer_of(grammar, bytes_)
 
     def _tried(self, grammar: str) -> tuple[str, LLMatcher]:
-        """Why the grammar cannot be used, and what was made of it, its first mask included."""
+        """Compiles the grammar and its first mask. Returns why it cannot be used (empty: it can), and the matcher."""
         assert self._tokenizer is not None
         matcher = compiled(self._tokenizer, grammar)
         if not matcher.is_error():
@@ -97,7 +111,7 @@ class _Compiler:
         return "no answer satisfies it" if why == "NoExtensionBias" else why, matcher
 
     def _used_bytes(self) -> int:
-        """Memory in use; 0 where the C library does not tell."""
+        """Bytes of memory in use; 0 without glibc's mallinfo2."""
         if self._mallinfo is None:
             return 0
         info = self._mallinfo()
@@ -105,8 +119,10 @@ class _Compiler:
 
 
 def too_long(seconds: float) -> str:
-    """The reason of a refusal for its time."""
-    return f"its grammar takes more than {seconds:g} s to compile; use fewer or simpler patterns, combinations and counts"
+    """The reason of a refusal for time."""
+    return (
+        f"its grammar takes more than {seconds:g} s to compile; use fewer or simpler patterns, combinations and counts"
+    )
 
 
 if __name__ == "__main__":

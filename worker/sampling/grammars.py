@@ -1,11 +1,12 @@
-"""Grammars that an answer must keep to: who may have one, and what it costs the engine's thread.
+"""Compiles the grammars of requests, and computes their masks within limits (docs/design/0009).
 
-A grammar is compiled twice: first in a helper process (`worker.sampling.grammar_child`) that is killed when it takes too long, too much
-memory or crashes; only what passed there is compiled here, on a thread beside the engine, with the first mask. Verdicts are kept
-(`worker.core.grammar_cache`). Each later mask is bounded by the library's limits, and an answer's masks together by a budget.
+A grammar is compiled twice: first in a helper process (`worker.sampling.grammar_child`), which is killed when it takes
+too much time or memory; if that succeeds, here, with the first mask, on a thread beside the engine's. Verdicts are
+cached (`worker.core.grammar_cache`). The library's limits bound each later mask, and a time budget bounds an answer's
+masks.
 
-A compiled grammar knows the bytes of every token as the detokeniser does, so that what it allows is what the client reads. A
-request without one costs nothing here; tables and processes are made when the first grammar comes.
+Grammars use the detokeniser's bytes of every token, so they constrain exactly what the client reads. Requests without a
+grammar cost nothing; tables and processes are created with the first grammar.
 """
 
 from __future__ import annotations
@@ -28,38 +29,41 @@ from contracts.errors import RateLimited, Unavailable
 from contracts.request import GenerateRequest
 from runtime import niceness, telemetry
 from runtime.children import ChildCannotStart, ChildDied, Children, ChildrenBusy, ChildTimeout
-from runtime.config import WorkerSection
+from runtime.sections import WorkerSection
 from worker.core.grammar_cache import GrammarCache
-from worker.core.grammar_wish import Wish, read_answer, unsupported, wish_of
+from worker.core.grammar_spec import GrammarSpec, read_answer, spec_of, unsupported
 from worker.core.tool_calls import CallReader
 from worker.sampling.grammar_child import SECONDS, too_long
 from worker.sampling.output import Guide, not_kept
 from worker.sampling.vocabulary import Spellings, compiled, reason, tables
 from worker.text.codec import TextCodec
 
-#: Of all compiled grammars that are kept, and the part of it that one tenant may hold.
+#: Size of the cache of compiled grammars, and the share that one tenant may hold.
 _KEPT_BYTES, _TENANT_SHARE = 256 << 20, 0.5
-#: What an entry takes beside its grammar.
+#: Bytes of an entry in addition to its grammar.
 _ENTRY_BYTES = 64 << 10
 _REFUSAL_BYTES = 1 << 10
-#: How long the refusal of a grammar that ended its process counts: another machine's hour may be better.
+#: How long refusals for time, and for a crash or memory, are cached; a later attempt may succeed.
 _REFUSED_S = 600.0
 _DIED_S = 60.0
-#: A helper process's memory beyond its tables.
+#: A helper process's memory in addition to its tables.
 _CHILD_BYTES = 256 << 20
-#: Grammars of one tenant that may wait for a process, how long for, and how long on a busy machine one may be worked on.
+#: Limit of a tenant's waiting grammars, seconds to wait for a helper, and seconds for a helper to answer.
 _WAITING, _WAIT_S, _BUSY_S = 16, 10.0, 4.0
-#: Processor time of an answer's masks on the engine's thread: so much, and so much more for each.
+#: Processor time of an answer's masks on the engine's thread: in total, plus for each mask.
 _MASKS_S, _MASK_S = 0.25, 0.001
 _OUTCOMES = Counter(
-    "upbeat_worker_grammars", "Grammars asked for: known, compiled, refused, killed, busy", ["outcome"], registry=telemetry.REGISTRY
+    "upbeat_worker_grammars",
+    "Grammars asked for: known, compiled, refused, killed, busy",
+    ["outcome"],
+    registry=telemetry.REGISTRY,
 )
 
 
 class GrammarConstraint:
-    """One answer's way through its grammar. One thread at a time.
+    """The state of one answer in its grammar. One thread at a time.
 
-    error: why it cannot go on; empty as long as it can. What it allows after an error means nothing.
+    error: why the answer cannot go on; empty if it can. After an error, `allowed` is meaningless.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
@@ -71,7 +75,7 @@ class GrammarConstraint:
 
     @property
     def complete(self) -> bool:
-        """Nothing may be added."""
+        """Whether no token may follow."""
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> npt.NDArray[np.bool_]:
@@ -98,7 +102,8 @@ class GrammarConstraint:
             self._spent(time.thread_time() - began)
 
     def begin(self, resumed: list[int]) -> None:
-        """Take the tokens that were generated elsewhere, and compute the first mask; off the engine's thread, where it is free."""
+        """Takes tokens generated elsewhere and computes the first mask. Called off the engine's thread, so it does not
+        count against the budget."""
         for token in resumed:
             self.took(token)
             self._left_s = _MASKS_S
@@ -109,7 +114,7 @@ class GrammarConstraint:
         self.error = self.error or reason(self._matcher) or "nothing can follow"
 
     def _spent(self, seconds: float) -> None:
-        """Counts against the budget, which a mask that is cheaper than usual refills."""
+        """Subtracts `seconds` from the budget; negative values refill it."""
         self._left_s = min(self._left_s - seconds, _MASKS_S)
         if self._left_s < 0:
             self.error = self.error or "its grammar takes too long at each token; use simpler patterns"
@@ -125,7 +130,8 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def spellings(self) -> Spellings:
-        """The vocabulary as the library wants it. It must have an end-of-text token: one beyond the model's stands in, if need be."""
+        """The vocabulary in the library's form. It requires an end-of-text token; if the model has none, an extra id is
+        used."""
         codec, vocab_size = self._codec, self._vocab_size
         tokens = [*(codec.spelling(token) for token in range(vocab_size)), b"<end>"]
         ends = [token for token in self._eos_ids if 0 <= token < vocab_size] or [vocab_size]
@@ -133,7 +139,7 @@ class GrammarCompiler:
         return Spellings(tokens, special, ends)
 
     def matcher(self, grammar: str, param: str) -> LLMatcher:
-        """The grammar at its beginning: use copies. Raises InvalidRequest with the library's reason."""
+        """The compiled grammar in its initial state; use copies. Raises InvalidRequest with the library's reason."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = tables(self.spellings(), self._codec.plain_tokens)
@@ -142,12 +148,12 @@ class GrammarCompiler:
             raise unsupported(param, reason(matcher))
         return matcher
 
-    def wish(self, request: GenerateRequest) -> Wish | None:
-        """What its grammar depends on; None: it has none. Raises InvalidRequest for what is refused at sight."""
-        return wish_of(request, self._codec.dialect)
+    def spec(self, request: GenerateRequest) -> GrammarSpec | None:
+        """The request's grammar; None: it has none. Raises InvalidRequest for grammars refused without compiling."""
+        return spec_of(request, self._codec.dialect)
 
     def guide(self, request: GenerateRequest, matcher: LLMatcher) -> Guide:
-        """What limits this request's tokens, after its resumed ones, and reads its calls. Its first mask is computed."""
+        """The request's constraint, after its resumed tokens and with its first mask, and the reader of its calls."""
         constraint = GrammarConstraint(matcher.deep_copy(), self._vocab_size)
         constraint.begin(request.resume_tokens)
         use = request.tool_use
@@ -159,51 +165,53 @@ class GrammarCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A grammar that is known to be no use."""
+    """A cached refusal."""
 
     param: str
     reason: str
 
 
 class Grammars:
-    """What the worker asks for a request's guide. One event loop; nothing here keeps it from turning."""
+    """Makes the guides of a worker's requests. One event loop, which it never blocks."""
 
     def __init__(self, compiler: GrammarCompiler, settings: WorkerSection) -> None:
         self.compiler = compiler
         self._seconds, self._processes = settings.grammar_s, settings.grammar_processes
         self._known: GrammarCache[LLMatcher | _Refused] = GrammarCache(_KEPT_BYTES, _TENANT_SHARE)
-        #: By tenant and digest: equal grammars that come together are compiled once.
+        #: Running compilations by tenant and digest, so that equal concurrent grammars are compiled once.
         self._learning: dict[tuple[str, bytes], asyncio.Task[LLMatcher | _Refused]] = {}
         self._children: Children | None = None
         self._starting = asyncio.Lock()
-        # What runs here has passed in a helper process: it ends soon. The engine's threads go first.
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="grammar", initializer=niceness.step_back, initargs=(niceness.GRAMMAR,))
+        # Grammars compiled here have passed in a helper, so they take bounded time. Lower priority than the engine's.
+        self._pool = ThreadPoolExecutor(
+            2, thread_name_prefix="grammar", initializer=niceness.step_back, initargs=(niceness.GRAMMAR,)
+        )
 
     async def guide(self, request: GenerateRequest) -> Guide | None:
-        """What limits this request's tokens. None: nothing does. Raises InvalidRequest naming the field whose schema cannot be done,
-        RateLimited when the tenant has too many grammars waiting, and Unavailable when the machine is too busy to tell."""
-        wish = self.compiler.wish(request)
-        if wish is None:
+        """The guide of a request; None: it has no grammar. Raises InvalidRequest naming the field with an unsupported
+        schema, RateLimited when too many of the tenant's grammars wait, Unavailable when the machine is too busy."""
+        spec = self.compiler.spec(request)
+        if spec is None:
             return None
-        known = await self._look_up(request.tenant, wish)
+        known = await self._look_up(request.tenant, spec)
         if isinstance(known, _Refused):
             _OUTCOMES.labels("refused").inc()
             raise unsupported(known.param, known.reason)
         guide = await asyncio.get_running_loop().run_in_executor(self._pool, self.compiler.guide, request, known)
         if guide.constraint.error:
-            raise not_kept(wish.param, guide.constraint.error)
+            raise not_kept(spec.param, guide.constraint.error)
         return guide
 
     async def close(self) -> None:
-        """End the processes and the threads."""
+        """Ends processes and threads."""
         for task in self._learning.values():
             task.cancel()
         if self._children is not None:
             await self._children.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _look_up(self, tenant: str, wish: Wish) -> LLMatcher | _Refused:
-        packed = wish.packed()
+    async def _look_up(self, tenant: str, spec: GrammarSpec) -> LLMatcher | _Refused:
+        packed = spec.packed()
         key = (tenant, blake3(packed).digest())
         known = self._known.get(*key, time.monotonic())
         if known is not None:
@@ -211,31 +219,39 @@ class Grammars:
             return known
         task = self._learning.get(key)
         if task is None:
-            task = self._learning[key] = asyncio.ensure_future(self._learn(*key, wish, packed))
+            task = self._learning[key] = asyncio.ensure_future(self._learn(*key, spec, packed))
             task.add_done_callback(lambda done: self._learned(key, done))
-        return await asyncio.shield(task)  # somebody else may wait for it, too
+        return await asyncio.shield(task)  # other requests may wait for it too
 
     def _learned(self, key: tuple[str, bytes], task: asyncio.Task[LLMatcher | _Refused]) -> None:
         del self._learning[key]
         if not task.cancelled():
-            task.exception()  # everybody who waited may have gone
+            task.exception()  # marks it as retrieved, in case no request waits any more
 
-    async def _learn(self, tenant: str, digest: bytes, wish: Wish, packed: bytes) -> LLMatcher | _Refused:
+    async def _learn(self, tenant: str, digest: bytes, spec: GrammarSpec, packed: bytes) -> LLMatcher | _Refused:
         try:
             children = await self._started()
             answer = read_answer(await children.call(tenant, packed, _BUSY_S, _WAIT_S))
         except ChildrenBusy as e:
             _OUTCOMES.labels("busy").inc()
-            raise RateLimited(f"too many new schemas at a time: {e}. Try again", param=wish.param) from e
+            raise RateLimited(f"too many new schemas at a time: {e}. Try again", param=spec.param) from e
         except (ChildTimeout, ChildCannotStart) as e:
             _OUTCOMES.labels("busy").inc()
-            raise Unavailable(f"{wish.param} could not be compiled now: {e}", param=wish.param, code="overloaded") from e
+            raise Unavailable(
+                f"{spec.param} could not be compiled now: {e}", param=spec.param, code="overloaded"
+            ) from e
         except ChildDied as e:
             _OUTCOMES.labels("killed").inc()
             took_long = e.status == -signal.SIGPROF
-            why = too_long(self._seconds) if took_long else "its grammar takes too much memory to compile, or is nested too deep"
-            refused = _Refused(wish.param, why)
-            self._known.put(tenant, digest, refused, _REFUSAL_BYTES, time.monotonic() + (_REFUSED_S if took_long else _DIED_S))
+            why = (
+                too_long(self._seconds)
+                if took_long
+                else "its grammar takes too much memory to compile, or is nested too deep"
+            )
+            refused = _Refused(spec.param, why)
+            self._known.put(
+                tenant, digest, refused, _REFUSAL_BYTES, time.monotonic() + (_REFUSED_S if took_long else _DIED_S)
+            )
             return refused
         if answer[0] is None:
             refused = _Refused(*answer[1:])
@@ -243,7 +259,7 @@ class Grammars:
             return refused
         grammar, bytes_ = answer
         compile_ = self.compiler.matcher
-        matcher = await asyncio.get_running_loop().run_in_executor(self._pool, compile_, grammar, wish.param)
+        matcher = await asyncio.get_running_loop().run_in_executor(self._pool, compile_, grammar, spec.param)
         _OUTCOMES.labels("compiled").inc()
         self._known.put(tenant, digest, matcher, bytes_ + _ENTRY_BYTES)
         return matcher

@@ -1,4 +1,4 @@
-"""From sampled tokens to what the client reads: text, tool calls, stop strings, the end of a request."""
+"""From sampled tokens to the client's output: text, tool calls, stop strings, the end of an answer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from worker.text.codec import Detokenizer, TextCodec
 
 
 class GuidedConstraint(Constraint, Protocol):
-    """A constraint that the answer's end depends on."""
+    """A constraint that can end the answer."""
 
     error: str
 
     @property
     def complete(self) -> bool:
-        """Nothing may be added."""
+        """Whether no token may follow."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What an answer must keep to, and who reads its tool calls, if it may call."""
+    """An answer's constraint, and the reader of its tool calls, if it may have any."""
 
     constraint: GuidedConstraint
     calls: CallReader | None
@@ -35,7 +35,7 @@ class Guide:
 
 @dataclass(slots=True)
 class Writer:
-    """One request's text so far. `take` is called once a sampled token, after `guide`'s constraint took it."""
+    """One request's text so far. `take` is called once per sampled token, after `guide`'s constraint took it."""
 
     sequence: Sequence
     codec: TextCodec
@@ -49,16 +49,18 @@ class Writer:
         sampling = self.sequence.request.sampling
         self.detokenizer = self.codec.detokenizer(sampling.skip_special_tokens)
         self.stops = StopMatcher(sampling.stop, sampling.include_stop)
-        self._ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(self.eos_ids))
+        self._ends = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else frozenset(self.eos_ids)
+        )
         if self.sequence.request.resume_tokens:
-            # What a former worker sent is not sent again, but a stop string or a call may begin in it.
+            # The previous worker's text is not sent again, but a stop string or a call may begin in it.
             said = self.stops.prime(self.detokenizer.prime(self.sequence.request.resume_tokens))
             if self.guide is not None and self.guide.calls is not None:
                 self.guide.calls.push(said)
 
     @property
     def error(self) -> InvalidRequest | None:
-        """Why the answer cannot go on, if it cannot: its grammar met a limit of the library."""
+        """Why the answer cannot go on: its grammar exceeded a limit. None: it can."""
         if self.guide is None or not self.guide.constraint.error:
             return None
         request = self.sequence.request
@@ -66,7 +68,7 @@ class Writer:
         return not_kept(field_name, self.guide.constraint.error)
 
     def take(self, choice: Choice) -> Output:
-        """What the client gains by the token, which is the sequence's next and not appended yet."""
+        """The client's output for the sequence's next token, which is not appended to the sequence yet."""
         sequence, sampling = self.sequence, self.sequence.request.sampling
         ended: FinishReason | None = None
         text, stopped = "", False
@@ -100,5 +102,5 @@ class Writer:
 
 
 def not_kept(param: str, reason: str) -> InvalidRequest:
-    """The end of an answer whose grammar cannot go on."""
+    """The error of an answer whose grammar cannot go on."""
     return InvalidRequest(f"the answer could not be kept to {param}: {reason}", param=param, code="generation_failed")

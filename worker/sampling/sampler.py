@@ -1,11 +1,11 @@
-"""How the next token is chosen from its logits.
+"""Chooses the next token from its logits.
 
-A draw depends on (seed, position) and the row's own logits only: not on what shares the batch, nor on whether the request
-was resumed elsewhere (`worker.sampling.drawing`).
+A draw depends only on seed, position and the row's logits, not on the batch or on a resumption on another worker
+(`worker.sampling.drawing`).
 
-Order, as in the field: logit bias, repetition penalty, presence and frequency penalties, then what may not come (the grammar's
-mask, ends before min_tokens), temperature, and min_p, top_k and top_p on what is left. Reported log probabilities are the
-model's own, before any of it.
+Usual order: logit bias, repetition penalty, presence and frequency penalties, forbidden tokens (the grammar's mask,
+ends before min_tokens), temperature, min_p, top_k, top_p. Reported log probabilities are the model's, before all of
+these.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NEVER = np.float32(-np.inf)
 
 
 class Constraint(Protocol):
-    """What limits a request's tokens to those that its grammar allows next."""
+    """Limits a request's next token to those that its grammar allows."""
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Bool `[vocab]`, never none; the same until `took`."""
+        """Allowed tokens, bool `[vocab]`, at least one; unchanged until `took`."""
         ...
 
     def took(self, token: int) -> None:
@@ -43,10 +43,10 @@ class Constraint(Protocol):
 
 @dataclass(slots=True)
 class SamplingState:
-    """One request's sampling: its settings, a seed that is never None, and what was generated so far.
+    """One request's sampling: settings, seed, and what was generated so far.
 
-    ends: tokens that would end the answer. generated, repeated: kept only where a penalty asks for them. biases: token ids and what is
-    added to their logits.
+    ends: tokens that end the answer. generated, repeated: None unless a penalty needs them. biases: token ids and
+    values added to their logits.
     """
 
     sampling: Sampling
@@ -67,8 +67,8 @@ class SamplingState:
         ends: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
     ) -> SamplingState:
-        """The state after `prompt`, with `resume` generated elsewhere already (`constraint` knows of it). Without a seed, one is
-        drawn."""
+        """The state after `prompt` and `resume`, tokens generated elsewhere (which `constraint` has taken). Without a
+        seed, a random one is used."""
         state = cls(
             sampling,
             sampling.seed if sampling.seed is not None else secrets.randbits(63),
@@ -102,18 +102,18 @@ class SamplingState:
 
     @property
     def only_constrained(self) -> bool:
-        """Whether nothing but a constraint may change the logits."""
+        """Whether only a constraint can change the logits."""
         return self.biases is None and self.generated is None and self.repeated is None and not self.early
 
     def uniform(self) -> float:
-        """The number in [0, 1) that decides this position."""
+        """The random number in [0, 1) for this position."""
         drawn = blake3(f"upbeat sampling {self.seed} {self.position}".encode()).digest(length=8)
         return (int.from_bytes(drawn, "little") >> 11) * 2.0**-53
 
 
 @dataclass(slots=True)
 class Choice:
-    """The chosen token; with logprobs asked for, its log probability and the best alternatives `(id, logprob)`."""
+    """The chosen token; with logprobs, its log probability and the best alternatives `(id, logprob)`."""
 
     token: int
     logprob: float | None = None
@@ -121,12 +121,13 @@ class Choice:
 
 
 def choose(row: Row, state: SamplingState) -> Choice:
-    """The next token of a row of logits (float32 `[vocab]`, left as it is). The state is read, not changed: call `took`.
+    """The next token of a row of logits (float32 `[vocab]`). Modifies neither row nor state; call `took` afterwards.
 
-    Raises InvalidRequest, with the code generation_failed, when no token can be chosen; NoFiniteLogits when that is the model's own doing.
+    Raises InvalidRequest with code generation_failed when no token can be chosen, or NoFiniteLogits when the model's
+    logits are the cause.
     """
     adjusted, sampling = adjust(row, state), state.sampling
-    likeliest = int(adjusted.argmax())  # the first of equals, and of what is no number
+    likeliest = int(adjusted.argmax())  # the first of equals, or the first NaN
     if not math.isfinite(adjusted[likeliest]):
         raise _nothing_to_choose(row, state)
     token = draw(adjusted, sampling, state.uniform()) if sampling.temperature > 0 else likeliest
@@ -148,12 +149,14 @@ def _nothing_to_choose(row: Row, state: SamplingState) -> InvalidRequest:
     }
     causes = [name for name, is_given in given.items() if is_given]
     param = causes[0] if len(causes) == 1 and state.constraint is None else None
-    return InvalidRequest(f"no token can be chosen with these values of {', '.join(causes)}", param=param, code="generation_failed")
+    return InvalidRequest(
+        f"no token can be chosen with these values of {', '.join(causes)}", param=param, code="generation_failed"
+    )
 
 
 def adjust(logits: Row, state: SamplingState) -> Row:
-    """A row with biases and penalties applied, and what may not come at minus infinity. Presence counts once for every token
-    generated before, frequency for each time."""
+    """A row with biases and penalties applied; forbidden tokens are minus infinity. The presence penalty applies once
+    per generated token id, the frequency penalty once per occurrence."""
     s, constraint = state.sampling, state.constraint
     if state.only_constrained:
         return logits if constraint is None else np.where(constraint.allowed(), logits, _NEVER)
@@ -167,7 +170,9 @@ def adjust(logits: Row, state: SamplingState) -> Row:
     if state.repeated is not None:
         state.repeated.apply(row)
     if state.generated is not None:
-        row[state.generated.ids] -= np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * state.generated.counts
+        row[state.generated.ids] -= (
+            np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * state.generated.counts
+        )
     if state.early:
         row[[token for token in state.ends if 0 <= token < vocabulary]] = _NEVER
     if constraint is not None:

@@ -1,4 +1,5 @@
-"""A model's tokens as llguidance wants them, and the limits under which it works. Imports no torch: helper processes use it, too."""
+"""A model's vocabulary in llguidance's form, and the limits of that library. Imports no torch, as helper processes use
+it too."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 import msgpack
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-#: What bounds a mask on the engine's thread: 50,000 units of fuel are about 4 ms, 50,000 items 2.5 ms. A lexer's states (1 to 2 kB each)
-#: add up over an answer, and with them the time and the memory that its masks take: about 0.1 s and 40 MB in all.
+#: Limits of a mask on the engine's thread: 50,000 units of fuel take about 4 ms, 50,000 items 2.5 ms. Lexer states (1
+#: to 2 kB each) add up over an answer, to about 0.1 s and 40 MB.
 LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
-#: Text that a grammar forces is told as tokens for its first token's sake: a longer one is not read to its end for every token.
+#: Only this much of forced text is tokenised, as the library needs its first token only.
 _FORCED_CHARACTERS = 512
 _MAX_REASON_CHARS = 300
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -20,42 +21,43 @@ _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 @dataclass(frozen=True, slots=True)
 class Spellings:
-    """The bytes of every token; those that are no text; those that end one (one at least)."""
+    """tokens: bytes of every token. special: ids without text. ends: ids that end a text, at least one."""
 
     tokens: list[bytes]
     special: list[int]
     ends: list[int]
 
     def packed(self) -> bytes:
-        """Bytes that `unpacked` reads."""
+        """Encoded for `unpacked`."""
         packed: bytes = msgpack.packb([self.tokens, self.special, self.ends])
         return packed
 
 
 def unpacked(packed: bytes) -> Spellings:
-    """What `Spellings.packed` wrote."""
+    """The inverse of `Spellings.packed`."""
     return Spellings(*msgpack.unpackb(packed))
 
 
 def tables(spellings: Spellings, plain_tokens: Callable[[str], list[int]] | None = None) -> LLTokenizer:
-    """The vocabulary's tables. plain_tokens: the tokenizer's own choice for a text; None: the longest tokens that fit."""
+    """The library's tables of the vocabulary. plain_tokens: tokenises a text; None: take the longest matching
+    tokens."""
     described = _Vocabulary(spellings, plain_tokens)
     return LLTokenizer(TokenizerWrapper(described), n_vocab=len(spellings.tokens), eos_token=spellings.ends)
 
 
 def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """The grammar at its beginning; it may be in error. Releases Python's lock."""
+    """The compiled grammar in its initial state, possibly with an error. Releases Python's lock."""
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Why it is in error: the library's words without its state and its place in our grammar. Empty: it is not."""
+    """The library's error message, without its state and position; empty: no error."""
     words = matcher.get_error().split("<state>")[0].split("\n")[0]
     return _PLACE.sub("", words).strip()[:_MAX_REASON_CHARS]
 
 
 class _Vocabulary:
-    """What the library asks a tokenizer for."""
+    """The tokenizer interface that the library requires."""
 
     bos_token_id = None
 
@@ -65,8 +67,8 @@ class _Vocabulary:
         self._ids: dict[bytes, int] = {}
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens whose bytes are those with which `text` begins: the tokenizer's own choice, unless it adds a space in front, normalises,
-        or takes a special token's spelling for the token; then the longest that fit, one by one."""
+        """Tokens with exactly the bytes of the beginning of `text`: the tokenizer's result, unless it adds a space,
+        normalises or produces special tokens; then the longest matching tokens, one by one."""
         text = text[:_FORCED_CHARACTERS]
         data = text.encode()
         if self._plain_tokens is not None:
@@ -81,11 +83,13 @@ class _Vocabulary:
     def _longest(self, data: bytes) -> list[int]:
         if not self._ids:
             special = set(self.special_token_ids)
-            self._ids = {spelled: token for token, spelled in enumerate(self.tokens) if spelled and token not in special}
+            self._ids = {
+                spelled: token for token, spelled in enumerate(self.tokens) if spelled and token not in special
+            }
         longest, tokens, at = max(map(len, self._ids)), list[int](), 0
         while at < len(data):
             found = next((n for n in range(min(longest, len(data) - at), 0, -1) if data[at : at + n] in self._ids), 0)
-            if not found:  # a vocabulary without this byte: the library gives up on what it cannot spell
+            if not found:  # the vocabulary lacks this byte: the library stops here
                 break
             tokens.append(self._ids[data[at : at + found]])
             at += found

@@ -1,1 +1,1 @@
-"""What gateway and scheduler see of a worker."""
+"""The worker's interfaces to gateways and schedulers: token stream, reports, metrics."""

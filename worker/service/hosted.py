@@ -1,4 +1,4 @@
-"""A model that a worker serves, as its callers see it: how its prompts are read, and what may be asked of it."""
+"""A served model's side towards callers: tokenising prompts, and checking requests against its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contracts.errors import InvalidRequest, RequestError
 from contracts.request import GenerateRequest
 from contracts.template_kwargs import decode_template_kwargs
 from runtime import telemetry
-from runtime.config import WorkerSection
+from runtime.sections import WorkerSection
 from worker.core.bounds import check_request
 from worker.engine.engine import NativeEngine
 from worker.sampling.grammars import GrammarCompiler, Grammars
@@ -23,7 +23,7 @@ log = telemetry.logger("worker.service.hosted")
 
 @dataclass(slots=True)
 class Hosted:
-    """See the module. max_tokens: longest prompt plus output. tokenising: threads that all models of a worker share."""
+    """See the module. max_tokens: of prompt plus output. tokenising: threads that all models of a worker share."""
 
     engine: NativeEngine
     codec: TextCodec
@@ -43,13 +43,13 @@ class Hosted:
 
     @property
     def name(self) -> str:
-        """In the API."""
+        """The model's name in the API."""
         return self.engine.model_name
 
     def tokens(self, request: GenerateRequest) -> list[int]:
         """The prompt's token ids. Any thread. Raises InvalidRequest."""
         check_request(request)
-        # What cannot fit is said before anything is made of it; a gateway may not have known this model.
+        # Refuse prompts that are too long before any work; a gateway may not have known this model's limits.
         self.bound.check_prompt(request.prompt if request.prompt_tokens is None else request.prompt_tokens)
         self.bound.check_messages(request.messages)
         if request.prompt_tokens is not None:
@@ -71,32 +71,40 @@ class Hosted:
             return self.codec.render(request.messages or [], tools, self._check_rendered, variables)
         except RequestError:
             raise
-        except Exception as error:  # whatever a template does
+        except Exception as error:  # a template may raise anything
             log.exception("messages not rendered", request=request.request_id)
-            raise InvalidRequest("the messages could not be rendered with this model's chat template", param="messages") from error
+            raise InvalidRequest(
+                "the messages could not be rendered with this model's chat template", param="messages"
+            ) from error
 
     def _check_rendered(self, amount: int) -> None:
         self.bound.check_bytes(amount, self.codec.longest_token_bytes, "messages")
 
     def limit(self, request: GenerateRequest, prompt: int) -> int:
-        """How many tokens may be generated. Raises InvalidRequest when the prompt leaves no room for the wish, or a parameter
-        names a token that does not exist."""
+        """The limit of generated tokens. Raises InvalidRequest when the context lacks space for prompt and max_tokens,
+        or a parameter names an unknown token."""
         sampling = request.sampling
-        named = {"logit_bias": sampling.logit_bias, "stop_token_ids": sampling.stop_token_ids, "resume_tokens": request.resume_tokens}
+        named = {
+            "logit_bias": sampling.logit_bias,
+            "stop_token_ids": sampling.stop_token_ids,
+            "resume_tokens": request.resume_tokens,
+        }
         for param, tokens in named.items():
             if any(not 0 <= token < self.vocab_size for token in tokens):
                 raise InvalidRequest(f"{param} names token ids outside of 0 to {self.vocab_size - 1}", param=param)
-        wish = sampling.max_tokens
+        spec = sampling.max_tokens
         room = self.max_tokens - prompt
-        if room < 1 or (wish is not None and wish > room):
+        if room < 1 or (spec is not None and spec > room):
             raise InvalidRequest(
                 f"this model's context holds {self.max_tokens} tokens; the prompt has {prompt}"
-                + (f" and max_tokens is {wish}" if wish is not None else "")
+                + (f" and max_tokens is {spec}" if spec is not None else "")
                 + ". Shorten the prompt or lower max_tokens",
                 param="messages" if request.messages is not None else "prompt",
                 code="context_length_exceeded",
             )
-        limit = room if wish is None else wish
+        limit = room if spec is None else spec
         if len(request.resume_tokens) > limit:
-            raise InvalidRequest(f"resume_tokens holds more than the {limit} tokens that may be generated", param="resume_tokens")
+            raise InvalidRequest(
+                f"resume_tokens holds more than the {limit} tokens that may be generated", param="resume_tokens"
+            )
         return limit

@@ -1,6 +1,6 @@
-"""The worker's metrics: read off its engines and its device when they are asked for, so that nothing is counted twice.
+"""The worker's metrics, read from its engines and its device on each request.
 
-Names and labels are those of the stores' metrics where both count the same thing; bytes, not pages.
+Names and labels match those of the stores' metrics where both count the same thing. Memory is in bytes, not pages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from worker.engine.contract import Engine, Tallies
 
 
 class WorkerMetrics(Collector):
-    """Samples of a worker's engines: sums over its models, and by model what each is doing and holds. usage: see `DeviceMemory.usage`.
-    Collected on other threads."""
+    """Samples of a worker's engines: sums over its models, and state and memory by model. usage: see
+    `DeviceMemory.usage`. Collected on other threads."""
 
-    def __init__(self, engines: Sequence[Engine], usage: Callable[[], Mapping[tuple[str, str, str], int]] = dict) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], usage: Callable[[], Mapping[tuple[str, str, str], int]] = dict
+    ) -> None:
         self._engines, self._usage = tuple(engines), usage
 
     def collect(self) -> Iterator[Metric]:
@@ -31,10 +33,16 @@ class WorkerMetrics(Collector):
 
     def _by_model(self, tallies: Sequence[Tallies]) -> Iterator[Metric]:
         state = GaugeMetricFamily(
-            "upbeat_worker_model_state", "What a model is doing here: 1 cold, 2 loading, 3 active, 4 draining", labels=["model"]
+            "upbeat_worker_model_state",
+            "What a model is doing here: 1 cold, 2 loading, 3 active, 4 draining",
+            labels=["model"],
         )
-        used = GaugeMetricFamily("upbeat_worker_model_kv_bytes", "Bytes of HBM that a model's KV holds", labels=["model"])
-        limit = GaugeMetricFamily("upbeat_worker_model_kv_limit_bytes", "Bytes of HBM that a model's KV may hold", labels=["model"])
+        used = GaugeMetricFamily(
+            "upbeat_worker_model_kv_bytes", "Bytes of HBM that a model's KV holds", labels=["model"]
+        )
+        limit = GaugeMetricFamily(
+            "upbeat_worker_model_kv_limit_bytes", "Bytes of HBM that a model's KV may hold", labels=["model"]
+        )
         for engine, told in zip(self._engines, tallies, strict=True):
             state.add_metric([engine.model_name], ModelState.ACTIVE)
             used.add_metric([engine.model_name], told.kv_bytes)
@@ -44,7 +52,8 @@ class WorkerMetrics(Collector):
     def _device(self) -> Metric:
         family = GaugeMetricFamily(
             "upbeat_worker_device_bytes",
-            "Bytes of the device's memory by who has them (use, name; empty: nobody) and how: free, warm, held, mapped, or beside these",
+            "Bytes of the device's memory by who has them (use, name; empty: nobody) and how: free, warm, held, "
+            "mapped, or beside these",
             labels=["use", "name", "state"],
         )
         for labels, bytes_ in self._usage().items():
@@ -55,7 +64,9 @@ class WorkerMetrics(Collector):
 def _memory(tallies: Sequence[Tallies]) -> Iterator[Metric]:
     used = GaugeMetricFamily("upbeat_worker_used_bytes", "Bytes that a tier of this worker holds", labels=["tier"])
     used.add_metric(["hbm"], sum(t.kv_bytes for t in tallies))
-    hit = CounterMetricFamily("upbeat_worker_hit_bytes", "Bytes that requests found where they are used", labels=["tier"])
+    hit = CounterMetricFamily(
+        "upbeat_worker_hit_bytes", "Bytes that requests found where they are used", labels=["tier"]
+    )
     hit.add_metric(["hbm"], sum(t.hit_bytes for t in tallies))
     evicted = CounterMetricFamily(
         "upbeat_worker_evicted_bytes",
@@ -71,24 +82,34 @@ def _memory(tallies: Sequence[Tallies]) -> Iterator[Metric]:
     )
     for outcome, bytes_ in _sums(t.hint_bytes for t in tallies).items():
         hints.add_metric([outcome], bytes_)
-    loaded = CounterMetricFamily("upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for a demand or a hint", labels=["for"])
+    loaded = CounterMetricFamily(
+        "upbeat_worker_loaded_bytes", "Bytes copied from DRAM to HBM, for a demand or a hint", labels=["for"]
+    )
     for what, bytes_ in _sums(t.loaded_bytes for t in tallies).items():
         loaded.add_metric([what], bytes_)
-    saved = CounterMetricFamily("upbeat_worker_saved_bytes", "Bytes copied from HBM to DRAM", sum(t.saved_bytes for t in tallies))
+    saved = CounterMetricFamily(
+        "upbeat_worker_saved_bytes", "Bytes copied from HBM to DRAM", sum(t.saved_bytes for t in tallies)
+    )
     yield from (used, hit, evicted, hints, loaded, saved)
 
 
 def _requests(tallies: Sequence[Tallies]) -> Iterator[Metric]:
     planned = CounterMetricFamily(
-        "upbeat_worker_planned_tokens", "Cached tokens that were loaded, or computed again because that is sooner", labels=["choice"]
+        "upbeat_worker_planned_tokens",
+        "Cached tokens that were loaded, or computed again because that is sooner",
+        labels=["choice"],
     )
     for choice, tokens in _sums(t.planned_tokens for t in tallies).items():
         planned.add_metric([choice], tokens)
-    failed = CounterMetricFamily("upbeat_worker_failed_requests", "Requests that failed after they were accepted", labels=["code"])
+    failed = CounterMetricFamily(
+        "upbeat_worker_failed_requests", "Requests that failed after they were accepted", labels=["code"]
+    )
     for code, count in _sums(t.failed for t in tallies).items():
         failed.add_metric([code], count)
     preempted = CounterMetricFamily(
-        "upbeat_worker_preemptions", "Sequences that gave their place and pages to others", sum(t.preemptions for t in tallies)
+        "upbeat_worker_preemptions",
+        "Sequences that gave their place and pages to others",
+        sum(t.preemptions for t in tallies),
     )
     again = CounterMetricFamily(
         "upbeat_worker_recomputed_tokens",

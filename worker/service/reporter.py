@@ -1,7 +1,7 @@
-"""The worker's long-lived streams of reports, one to each scheduler; opened again, for ever, when they break.
+"""The worker's streams of reports, one to each scheduler, reopened forever when they break.
 
-A report goes out at once when the set of requests changes, but never sooner after the last one than the scheduler wants; else a few
-times a second while something runs, and every second as a sign of life.
+A report is sent when the set of requests changes, but no sooner after the last one than the scheduler allows; otherwise
+a few times a second while requests run, and every second as a heartbeat.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.core.counts import Counts
 from worker.engine.contract import Engine
 
 log = telemetry.logger("worker.service.reporter")
-#: Between two reports: at least, until the scheduler says otherwise; at most while something runs; at most while nothing does.
+#: Seconds between reports: minimum, until the scheduler sets another; maximum while requests run; maximum when idle.
 LEAST_S, BUSY_S, IDLE_S = 0.1, 0.25, 1.0
 RETRY_S = 0.1
 METRICS_EVERY_S = 1.0
@@ -32,7 +32,7 @@ METRICS_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What is said of a model. weight_bytes: on the device. ttft_s, tpot_s: what callers are promised; 0: nothing."""
+    """A model as reported. weight_bytes: on the device. ttft_s, tpot_s: its service targets; 0: none."""
 
     engine: Engine
     bound: ContextBound
@@ -44,7 +44,7 @@ class Reported:
 
 
 class Reporter:
-    """Tells the schedulers what this worker serves, what it has to do, and which requests have ended."""
+    """Reports to the schedulers which models this worker serves, its load, and which requests have ended."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Reporter:
         device: int = 0,
         devices: int = 1,
     ) -> None:
-        """`rates`: bytes a second from `peer`, `ssd` and `blob`, as far as they were measured. device_bytes: of the device, for weights and
-        KV; free_bytes: of that, what nobody holds. device: its number on the node, of `devices`."""
+        """rates: bytes per second from `peer`, `ssd` and `blob`, where measured. device_bytes: the device's memory for
+        weights and KV; free_bytes: its unused part. device: number on the node, of `devices`."""
         self._models = tuple(models)
         self.node, self.address, self.draining = node, address, draining
         self._device, self._devices = device, devices
@@ -70,7 +70,7 @@ class Reporter:
         self.links = [Link(self, scheduler) for scheduler in schedulers]
 
     async def run(self) -> None:
-        """Report until cancelled."""
+        """Reports until cancelled."""
         loop = asyncio.get_running_loop()
 
         def changed() -> None:
@@ -82,12 +82,12 @@ class Reporter:
         await asyncio.gather(*(link.run() for link in self.links))
 
     def wake(self) -> None:
-        """Something has changed that the schedulers want to know at once."""
+        """Sends reports as soon as allowed."""
         for link in self.links:
             link.changed.set()
 
     def hello(self, connection: int) -> scheduler_pb2.WorkerHello:
-        """Who this is."""
+        """The first message of a stream: identity and models of this worker."""
         return scheduler_pb2.WorkerHello(
             node=self.node,
             address=self.address,
@@ -136,7 +136,7 @@ class Reporter:
         )
 
     def load(self, number: int, link: Link) -> scheduler_pb2.WorkerLoad:
-        """How things are now, and what has ended since this link's last report."""
+        """The current load, and the requests that have ended since this link's last report."""
         engines = [model.engine for model in self._models]
         for engine in engines:
             while engine.finished:
@@ -170,7 +170,8 @@ class Reporter:
 
 
 class Link:
-    """The stream to one scheduler. finished: requests that have ended and that it was not told of. least_s: between two reports."""
+    """The stream to one scheduler. finished: ended requests not reported to it yet. least_s: minimum between
+    reports."""
 
     def __init__(self, reporter: Reporter, scheduler: str) -> None:
         self._reporter, self._scheduler = reporter, scheduler

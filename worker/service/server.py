@@ -1,4 +1,4 @@
-"""The worker's gRPC shell: one stream a gateway, frames in and out; templates and tokenisation on the way in."""
+"""The worker's gRPC server: one stream of frames per gateway; renders and tokenises incoming prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = telemetry.logger("worker.service.server")
 
 
 class _Stream:
-    """One gateway's stream: frames from the engine's thread to the event loop. `requests`: those it waits for."""
+    """One gateway's stream: frames from the engine's thread to the event loop. requests: ids of its open requests."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ class _Stream:
             self._loop.call_soon_threadsafe(self.frames.put_nowait, frame)
 
     def with_waiting(self, first: StepFrame) -> list[StepFrame]:
-        """`first`, which was taken from `frames`, and what has come after it: what waits together travels together."""
+        """`first`, already taken from `frames`, and the frames that wait after it, to send them together."""
         steps = [first]
         while len(steps) < MOST_STEPS and not self.frames.empty():
             steps.append(self.frames.get_nowait())
@@ -47,7 +47,7 @@ class _Stream:
 
 
 class WorkerServer(worker_pb2_grpc.WorkerServicer):
-    """Checks and tokenises requests and hands them to their model's engine. tokenising: as the models have it."""
+    """Checks and tokenises requests and passes them to their model's engine. tokenising: the models' shared threads."""
 
     def __init__(self, models: Sequence[Hosted], tokenising: Tokenising) -> None:
         self.models = {model.name: model for model in models}
@@ -58,7 +58,7 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             model.engine.on_trial = lambda request_id: self._tell_all(StepFrame(trial=request_id))
 
     def _model(self, name: str) -> Hosted:
-        """Raises Unavailable: another node may serve it."""
+        """The model `name`. Raises Unavailable, as another node may serve it."""
         if (model := self.models.get(name)) is None:
             raise Unavailable(f"this node does not serve {name!r}; it serves {', '.join(self.models)}")
         return model
@@ -67,8 +67,10 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
         for model in self.models.values():
             model.engine.inbox.put(Cancel(request_id))
 
-    async def Stream(self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any) -> AsyncIterator[worker_pb2.Frame]:
-        """See the proto: until the gateway goes away, which cancels what it asked for."""
+    async def Stream(
+        self, request_iterator: AsyncIterator[worker_pb2.Frame], context: Any
+    ) -> AsyncIterator[worker_pb2.Frame]:
+        """See the proto. When the stream ends, the gateway's open requests are cancelled."""
         stream = _Stream()
         self._streams.add(stream)
         if self.draining:
@@ -140,9 +142,11 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             if self.draining:
                 raise Unavailable("this node is shutting down; try again")
             model = self._model(request.model)
-            model.grammars.compiler.wish(request)  # refused at sight, or not: before anybody reads what is too large
+            model.grammars.compiler.spec(request)  # cheap refusals come before tokenising
             amount = size(request)
-            prompt = await self._tokenising.run(request.tenant, amount, functools.partial(_tokens, model, request, stream))
+            prompt = await self._tokenising.run(
+                request.tenant, amount, functools.partial(_tokens, model, request, stream)
+            )
             if not prompt:
                 return
             limit = model.limit(request, len(prompt))
@@ -153,30 +157,30 @@ class WorkerServer(worker_pb2_grpc.WorkerServicer):
             submit = Submit(request, prompt, limit, stream, guide, ready, thinking)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # a library in Rust that panics raises what is no Exception
+        except BaseException as error:  # panics of Rust libraries are no Exception
             if not isinstance(error, RequestError):
                 log.exception("request not made ready", request=request.request_id)
             stream.put(StepFrame(failed=[Failed(request.request_id, to_wire(told("its preparation", error)))]))
         else:
-            if request.request_id in stream.requests:  # not cancelled while it was made ready
+            if request.request_id in stream.requests:  # not cancelled meanwhile
                 model.engine.inbox.put(submit)
 
     async def drain(self) -> None:
-        """Refuse new requests, and return when the engine has nothing left to do or save."""
+        """Refuses new requests, and returns when the engines have nothing left to compute or save."""
         self.draining = True
         self._tell_all(StepFrame(leaving=True))
         while not all(model.engine.idle for model in self.models.values()):  # noqa: ASYNC110 - another thread's state
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
-        """End the tokenising threads, and what compiles grammars."""
+        """Ends the threads and processes that tokenise prompts and compile grammars."""
         self._tokenising.stop()
         for model in self.models.values():
             await model.grammars.close()
 
 
 def _tokens(model: Hosted, request: GenerateRequest, stream: _Stream) -> list[int]:
-    """The prompt's; none: it was cancelled while it waited for its turn."""
+    """The prompt's token ids; empty when the request was cancelled while it waited."""
     if request.request_id not in stream.requests:
         return []
     failpoints.reach("tokenise", [request])
@@ -184,6 +188,6 @@ def _tokens(model: Hosted, request: GenerateRequest, stream: _Stream) -> list[in
 
 
 def longest(model_tokens: int, pool_pages: int, layers: int, chunk_tokens: int) -> int:
-    """Longest prompt plus output: the model's own limit, or what fits into HBM with a little to spare."""
+    """Longest prompt plus output: the model's limit, or what fits into HBM with some reserve."""
     chunks = max(math.floor(pool_pages / layers * 0.95) - 2, 1)
     return min(model_tokens, chunks * chunk_tokens)

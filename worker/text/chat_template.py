@@ -1,7 +1,8 @@
-"""How a conversation becomes one text: the model's own chat template, rendered in a sandbox as transformers renders it.
+"""Renders a conversation to text with the model's chat template, in a sandbox, as transformers does.
 
-A model without a template gets a plain one: a line `role: content` for each message, and `assistant:` for the answer. A template
-that knows no tools gets them in a system message, and calls and their results as plain text (`worker.core.tool_calls`).
+A model without a template gets a plain one: a line `role: content` per message, and `assistant:` for the answer. For a
+template without tools, a system message describes them, and calls and results become plain text
+(`worker.core.tool_calls`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ PLAIN_TEMPLATE = (
     "{{ 'assistant:' if add_generation_prompt else '' }}"
 )
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-#: Where a separator is looked for that no message contains: Unicode's private use area.
+#: Candidates for a separator that no message contains: Unicode's private use area.
 _PRIVATE_USE = range(0xE000, 0xF900)
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks the assistant's words for training: rendered as its content."""
+    """`{% generation %}` marks the assistant's text for training; rendered as its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -43,11 +44,18 @@ class _Generation(jinja2.ext.Extension):
 class ChatTemplate:
     """A compiled template with the model's special tokens as variables."""
 
-    def __init__(self, source: str, variables: dict[str, str], where: str = "chat_template", tool_source: str | None = None) -> None:
-        """tool_source: the template to use when there are tools, if another. Raises ConfigError naming `where` when one is no template."""
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    def __init__(
+        self, source: str, variables: dict[str, str], where: str = "chat_template", tool_source: str | None = None
+    ) -> None:
+        """tool_source: the template for requests with tools, if different. Raises ConfigError naming `where` for an
+        invalid template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
         environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=lambda form: datetime.now().strftime(form))
+        environment.globals.update(
+            raise_exception=_raise_exception, strftime_now=lambda form: datetime.now().strftime(form)
+        )
         try:
             self._template = environment.from_string(source)
             with_tools = source if tool_source is None else tool_source
@@ -55,7 +63,7 @@ class ChatTemplate:
             knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(with_tools))
         except jinja2.TemplateError as e:
             raise ConfigError(f"{where} is not a template that can be rendered: {e}") from e
-        #: How the model is told of tools, and how it spells a call.
+        #: How tools are presented to the model, and how it spells a call.
         self.dialect: Dialect = dialect_of(with_tools, knows_tools)
         self._variables = variables
 
@@ -69,10 +77,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[str]:
-        """The conversation's text, in parts that must be encoded one by one: it is cut inside each string of `reserved`
-        that a message, tool or variable contains, so that no part contains it. variables: more of them; what is set here goes first.
-        add_generation_prompt: it ends with the beginning of an answer. continue_final_message: it ends where the last message does, so that
-        this goes on. Raises InvalidRequest naming `messages`."""
+        """The conversation's text, in parts to be encoded one by one. Text of messages, tools and variables is split
+        inside each `reserved` string, so that no part contains one. variables: further template variables; reserved
+        names win. add_generation_prompt: the text ends with the beginning of an answer. continue_final_message: the
+        text ends with the last message, to be continued. Raises InvalidRequest naming `messages`."""
         variables = variables or {}
         plain = [_as_text(message, i) for i, message in enumerate(messages)]
         if self.dialect.told == "system":
@@ -87,27 +95,33 @@ class ChatTemplate:
         else:
             mark = ""
         if continue_final_message:
-            # The space tells whether the template strips what is said.
+            # The space shows whether the template strips content.
             end = next(unused)
             plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}{end} "}
         template = self._tool_template if tools else self._template
         try:
             ours = {"messages": plain, "tools": tools or None, "documents": None, **self._variables}
             text = template.render({**variables, **ours, "add_generation_prompt": add_generation_prompt})
-        except Exception as e:  # a template is a program: it may raise anything, and what it got were the messages
+        except Exception as e:  # a template is a program and may raise anything because of the messages
             what = "messages and chat_template_kwargs" if variables else "messages"
             raise InvalidRequest(f"{what} do not fit this model's chat template: {e}", param="messages") from e
         if continue_final_message:
             before, found, after = text.rpartition(end)
             if not found:
-                raise InvalidRequest("this model's chat template leaves the final message out, so it cannot be continued", param="messages")
+                raise InvalidRequest(
+                    "this model's chat template leaves the final message out, so it cannot be continued",
+                    param="messages",
+                )
             text = before if after.startswith(" ") else before.rstrip()
         return [part for part in text.split(mark) if part] if mark else [text]
 
     def keeps_texts(self) -> bool:
-        """Whether what people and the assistant say is all in the prompt, but for space around it and what was thought: found out with a
-        conversation, with and without a system message, as some templates know none."""
-        for roles in (("system", "user", "assistant", "user", "assistant", "user"), ("user", "assistant", "user", "assistant", "user")):
+        """Whether the prompt contains all text of users and the assistant, except surrounding space and reasoning.
+        Tested on a sample conversation, with and without a system message, as some templates allow none."""
+        for roles in (
+            ("system", "user", "assistant", "user", "assistant", "user"),
+            ("user", "assistant", "user", "assistant", "user"),
+        ):
             said = [f"text {i} {role}:  two\n\n\nlines <i>&amp; {{}} 一" for i, role in enumerate(roles)]
             messages = [{"role": role, "content": f"\n{text}\n"} for role, text in zip(roles, said, strict=True)]
             try:
@@ -119,7 +133,8 @@ class ChatTemplate:
 
 
 def load_template(directory: Path) -> ChatTemplate:
-    """The template of the model in `directory`: chat_template.jinja, else tokenizer_config.json's, else the plain one."""
+    """The template of the model in `directory`: chat_template.jinja, else from tokenizer_config.json, else the plain
+    one."""
     path = directory / "tokenizer_config.json"
     settings = read_json(path) if path.exists() else {}
     variables = {}
@@ -141,8 +156,8 @@ def load_template(directory: Path) -> ChatTemplate:
 
 
 def _as_text(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """The message with its content as one string: text parts are joined by line breaks, nothing becomes the empty string.
-    Arguments of calls become objects, as templates want them, where they are JSON objects."""
+    """The message with its content as one string: text parts joined by line breaks, "" for no content. Arguments of
+    calls become objects if they are JSON objects, as templates expect."""
     content = message.get("content")
     if isinstance(content, list):
         for at, part in enumerate(content):
@@ -162,18 +177,22 @@ def _with_objects(call: dict[str, Any]) -> dict[str, Any]:
         arguments = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         arguments = None
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}}
+    return {
+        **call,
+        "function": {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]},
+    }
 
 
 def _told_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The conversation for a template that knows no tools: they are described in the system message, calls and results are text."""
+    """The conversation for a template without tools: a system message describes them, calls and results become text."""
     told: list[dict[str, Any]] = []
     for message in messages:
         if message.get("tool_calls"):
             message = {"role": "assistant", "content": spelled_calls(message)}
         elif message["role"] == "tool":
             message = {"role": "user", "content": spelled_result(message)}
-            if told and told[-1].get("role") == "user":  # several results are one turn: templates want roles to alternate
+            # several results become one message, as templates expect roles to alternate
+            if told and told[-1].get("role") == "user":
                 told[-1] = {**told[-1], "content": told[-1]["content"] + "\n" + message["content"]}
                 continue
         told.append(message)
@@ -193,7 +212,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _broken_up(value: Any, reserved: list[str], mark: str) -> Any:
-    """`value` with `mark` after the first character of every reserved string in it."""
+    """`value` with `mark` inserted after the first character of every reserved string."""
     if isinstance(value, str):
         for text in reserved:
             value = value.replace(text, text[:1] + mark + text[1:])
@@ -204,7 +223,11 @@ def _broken_up(value: Any, reserved: list[str], mark: str) -> Any:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

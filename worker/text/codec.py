@@ -1,8 +1,7 @@
-"""Between text and tokens: chat templates, encoding, and decoding a token at a time.
+"""Converts between text and tokens: chat templates, encoding, and decoding token by token.
 
-Tokens become bytes, and bytes become text, so that decoding is exact and costs the same for every token. The byte forms
-are those of the family's tokenizers: byte-level BPE, and SentencePiece with byte fallback; another decoder is refused
-when the model is loaded.
+Tokens are decoded to bytes and these to text, so decoding is exact and its cost per token constant. Supported:
+byte-level BPE, and SentencePiece with byte fallback; other decoders are refused when the model is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from worker.core.tool_calls import Dialect
 from worker.text.chat_template import ChatTemplate, load_template
 
 _THOUGHT_BEGINS = b"<think>"
-#: Of a prompt's end, so many tokens hold the tag and the space after it.
+#: Number of final tokens of a prompt that contain the tag and the space after it.
 _TAG_TOKENS = 16
 _SPACE_MARK = "▁"
 _BYTE_FALLBACK_LENGTH = len("<0x00>")
@@ -31,19 +30,21 @@ _BYTE_FALLBACK_LENGTH = len("<0x00>")
 class TextCodec:
     """One model's tokenizer and chat template. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], template: ChatTemplate, where: str = "tokenizer.json") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, description: dict[str, Any], template: ChatTemplate, where: str = "tokenizer.json"
+    ) -> None:
         """`description` is tokenizer.json's content; `where` names it in errors."""
         self._tokenizer = tokenizer
         self._template = template
         self._byte_level = _is_byte_level(description.get("decoder"), where)
         added = description.get("added_tokens") or []
         self._added = {int(t["id"]): str(t["content"]) for t in added}
-        #: Ids of tokens that are no text.
+        #: Ids of special tokens, which have no text.
         self.special_ids = frozenset(int(t["id"]) for t in added if t.get("special"))
         self._special_texts = sorted((self._added[i] for i in self.special_ids), key=len, reverse=True)
         self._bytes: dict[int, bytes] = {}
         longest = max((len(self.spelling(token)) for token in range(self.vocab_size)), default=0)
-        #: Most bytes of a plain prompt, and of what messages say, that one token can stand for; 0: not known.
+        #: Most bytes of a plain prompt, and of text in messages, that one token stands for; 0: unknown.
         self.longest_token_bytes = most_bytes_of_a_token(description, longest)
         self.message_token_bytes = self.longest_token_bytes if template.keeps_texts() else 0
 
@@ -61,17 +62,17 @@ class TextCodec:
         return cls(tokenizer, description, load_template(directory), str(path))
 
     def plain_tokens(self, text: str) -> list[int]:
-        """`text` as tokens, without those that the tokenizer puts around a prompt."""
+        """The tokens of `text`, without special tokens around it."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the tokenizer knows, special ones included; the model's vocabulary may be larger."""
+        """The tokenizer's number of ids, with special ones; the model's vocabulary may be larger."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
     def dialect(self) -> Dialect:
-        """How this model is told of tools, and how it spells a call."""
+        """How tools are presented to this model, and how it spells a call."""
         return self._template.dialect
 
     def render(
@@ -85,14 +86,16 @@ class TextCodec:
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """The prompt of a conversation, ready for the answer to begin, unless `add_generation_prompt` and `continue_final_message` say
-        otherwise (`ChatTemplate.render`). `tools`: the functions that it may call, as OpenAI describes them. check: told how many bytes the
-        rendered text has, before it is tokenised. variables: the caller's own, for the template (`contracts.template_kwargs`).
-        add_special_tokens: also those that the tokenizer puts around a plain prompt; templates write their own.
-        Raises InvalidRequest naming `messages`, and what `check` raises.
+        """The tokens of a conversation's prompt.
 
-        What messages and variables say is text: where one contains a special token's spelling, it is encoded as ordinary characters and
-        ends no turn. (transformers would make it a special token; everything else is encoded as there.)
+        tools: callable functions in OpenAI's format. check: called with the bytes of the rendered text before it is
+        tokenised. variables: the caller's, for the template (`contracts.template_kwargs`). add_generation_prompt,
+        continue_final_message: see `ChatTemplate.render`. add_special_tokens: add the tokenizer's special tokens of a
+        plain prompt; templates usually write their own. Raises InvalidRequest naming `messages`, and whatever `check`
+        raises.
+
+        A special token's spelling inside messages or variables is encoded as ordinary text. (transformers would make it
+        a special token; everything else is encoded as there.)
         """
         rendered = self._template.render(
             messages,
@@ -120,46 +123,46 @@ class TextCodec:
         return list(found.ids[: inner[0]]), list(found.ids[inner[-1] + 1 :])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a plain prompt, with the special tokens that the tokenizer puts around one. Special tokens that are
-        spelled out in `text` count as such: the caller of a plain prompt writes the whole of it. Raises InvalidRequest."""
+        """The tokens of a plain prompt, with the tokenizer's special tokens around it. Special tokens spelled out in
+        `text` are encoded as such, as the caller writes the whole prompt. Raises InvalidRequest."""
         return self._tokens(text, "prompt", add_special_tokens=add_special_tokens)
 
     def ends_thinking(self, prompt: Sequence[int]) -> bool:
-        """A prompt ends with the beginning of a thought: some templates begin each answer so."""
+        """Whether a prompt ends with a reasoning tag; some templates begin every answer with it."""
         return b"".join(map(self.spelling, prompt[-_TAG_TOKENS:])).rstrip().endswith(_THOUGHT_BEGINS)
 
     def vocabulary_text(self, token: int) -> str:
-        """How the vocabulary spells `token`, as transformers' `convert_ids_to_tokens`; empty for an id without one."""
+        """The vocabulary's spelling of `token`, as transformers' `convert_ids_to_tokens`; empty for unknown ids."""
         return str(self._tokenizer.id_to_token(token) or "")
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of a whole prompt, special tokens spelled: the inverse of `encode` with no special tokens added, as far as the tokenizer
-        has one."""
-        # `decode` holds the interpreter's lock until it is done.
+        """The text of a whole prompt, with special tokens spelled out: the inverse of `encode` without added special
+        tokens, as far as the tokenizer has one."""
+        # `decode` would hold the interpreter's lock.
         return str(self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)[0])
 
     def _tokens(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         try:
-            # `encode` holds the interpreter's lock until it is done: 0.6 s for a megabyte, in which no step of the engine begins.
+            # `encode` would hold the interpreter's lock (0.6 s for a megabyte) and block the engine's steps.
             return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         except (UnicodeEncodeError, TypeError) as e:  # a lone surrogate
             raise InvalidRequest(f"{param} must be valid Unicode", param=param) from e
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` as it stands within a longer text (a leading space stays); special tokens have none. What is
-        no UTF-8, an incomplete last character included, becomes U+FFFD."""
+        """The text of `ids` within a longer text (a leading space stays), without special tokens. Invalid UTF-8,
+        including an incomplete last character, becomes U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def detokenizer(self, skip_special: bool = True) -> Detokenizer:
-        """A decoder for one request's tokens. Unless `skip_special`, special tokens have the text of their spelling."""
+        """A decoder for one request's tokens. Without `skip_special`, special tokens are spelled out."""
         return Detokenizer(self, skip_special)
 
     def spelling(self, token: int) -> bytes:
-        """`token_bytes`, but what a special token is called."""
+        """Like `token_bytes`, with special tokens spelled out."""
         return self._added[token].encode() if token in self.special_ids else self.token_bytes(token)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that `token` adds to the text: none for special and unknown ids."""
+        """The bytes that `token` adds to the text; empty for special and unknown ids."""
         known = self._bytes.get(token)
         if known is None:
             known = self._bytes[token] = self._spell(token)
@@ -183,14 +186,15 @@ class TextCodec:
 
 
 class Detokenizer:
-    """Decodes one request's tokens as they come; never gives a part of a character. The cost of a token is that of its bytes."""
+    """Decodes one request's tokens incrementally, in complete characters. The cost of a token depends on its bytes
+    only."""
 
     def __init__(self, codec: TextCodec, skip_special: bool = True) -> None:
         self._bytes = codec.token_bytes if skip_special else codec.spelling
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def prime(self, ids: Sequence[int]) -> str:
-        """Takes `ids` as decoded before, elsewhere: what follows continues their text. Returns that text, for stop strings."""
+        """Continues after `ids`, which another worker decoded. Returns their text, for stop strings."""
         return "".join(map(self.push, ids))
 
     def push(self, token: int) -> str:
@@ -198,13 +202,13 @@ class Detokenizer:
         return self._decoder.decode(self._bytes(token))
 
     def flush(self) -> str:
-        """Ends the text. A character that was left incomplete is dropped: half of one is no text."""
+        """Ends the text; an incomplete character is dropped."""
         self._decoder.reset()
         return ""
 
 
 def _is_byte_level(decoder: Any, where: str) -> bool:
-    """Whether tokens spell bytes as byte-level BPE does; False for SentencePiece. Raises ConfigError for anything else."""
+    """True for byte-level BPE, False for SentencePiece. Raises ConfigError for other decoders."""
     kind = decoder.get("type") if isinstance(decoder, dict) else None
     parts = [d.get("type") for d in decoder.get("decoders", [])] if kind == "Sequence" else [kind]
     if "ByteLevel" in parts:
@@ -212,12 +216,13 @@ def _is_byte_level(decoder: Any, where: str) -> bool:
     if kind is not None and set(parts) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         return False
     raise ConfigError(
-        f"{where}: decoder = {parts} is not supported; supported: ByteLevel, and Replace, ByteFallback, Fuse, Strip, Metaspace"
+        f"{where}: decoder = {parts} is not supported; supported: ByteLevel, and Replace, ByteFallback, Fuse, "
+        "Strip, Metaspace"
     )
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters in which byte-level BPE spells bytes: printable ones as themselves, the rest from U+0100 on."""
+    """The characters by which byte-level BPE spells bytes: printable ones unchanged, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}

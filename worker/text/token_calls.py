@@ -1,7 +1,7 @@
-"""What a gateway asks of the tokenizer for its callers: the ids of a prompt, and the text of ids (`POST /tokenize`, `POST /detokenize`).
+"""Answers a gateway's calls for `POST /tokenize` and `POST /detokenize`: the ids of a prompt, and the text of ids.
 
-Read where prompts are read (`worker.text.tokenising`): off the event loop and the engine's thread, fairly by tenant. Nothing here reaches
-the engine. What is wrong with a question is its caller's error and comes with the reply.
+Runs on the threads that tokenise prompts (`worker.text.tokenising`), in turns by tenant, without the engine. Errors of
+a call are in its reply.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker.text.tokenising import Tokenising
 
 log = telemetry.logger("worker.tokens")
 Reply = TypeVar("Reply", pb.TokenizeReply, pb.DetokenizeReply)
-#: So many ids are made into Python's integers or texts at a time, with the interpreter's lock held.
+#: Ids converted to Python objects at a time, while the interpreter's lock is held.
 _SLICE = 4096
 
 
@@ -37,20 +37,24 @@ class TokenCalls:
         self._codec, self._bound, self._vocab_size, self._tokenising = codec, bound, vocab_size, tokenising
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeReply:
-        """The ids of a prompt, or of messages by the model's template; or why not."""
+        """The ids of a prompt, or of messages by the model's template; or an error."""
         amount = len(request.prompt) + len(request.messages) + len(request.tools)
-        return await self._answered(request.tenant, amount, functools.partial(self._tokenize, request), pb.TokenizeReply)
+        return await self._answered(
+            request.tenant, amount, functools.partial(self._tokenize, request), pb.TokenizeReply
+        )
 
     async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeReply:
-        """The text of ids, special tokens spelled; or why not."""
-        return await self._answered(request.tenant, len(request.tokens), functools.partial(self._detokenize, request), pb.DetokenizeReply)
+        """The text of ids, with special tokens spelled out; or an error."""
+        return await self._answered(
+            request.tenant, len(request.tokens), functools.partial(self._detokenize, request), pb.DetokenizeReply
+        )
 
     async def _answered(self, tenant: str, amount: int, work: Callable[[], Reply], reply: type[Reply]) -> Reply:
         try:
             return await self._tokenising.run(tenant, amount, work)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # a library in Rust that panics raises what is no Exception
+        except BaseException as error:  # panics of Rust libraries are no Exception
             if not isinstance(error, RequestError):
                 log.exception("tokenizer's question not answered")
             return reply(refused=json.dumps(to_wire(told("its preparation", error))))
@@ -80,7 +84,9 @@ class TokenCalls:
         messages = _unpacked(request.messages, list, "messages")
         self._bound.check_messages(messages)
         if request.add_generation_prompt and request.continue_final_message:
-            raise InvalidRequest("add_generation_prompt and continue_final_message cannot both be true", param="continue_final_message")
+            raise InvalidRequest(
+                "add_generation_prompt and continue_final_message cannot both be true", param="continue_final_message"
+            )
         try:
             return self._codec.render(
                 messages,
@@ -93,9 +99,11 @@ class TokenCalls:
             )
         except RequestError:
             raise
-        except Exception as error:  # whatever a template does
+        except Exception as error:  # a template may raise anything
             log.exception("messages not rendered")
-            raise InvalidRequest("the messages could not be rendered with this model's chat template", param="messages") from error
+            raise InvalidRequest(
+                "the messages could not be rendered with this model's chat template", param="messages"
+            ) from error
 
     def _detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeReply:
         tokens = _unpacked(request.tokens, list, "tokens")

@@ -1,6 +1,7 @@
-"""Where prompts are rendered and tokenised: threads, shared fairly by tenant. What is small never waits for what is large.
+"""Threads that render and tokenise prompts, in turns by tenant. Small prompts never wait for large ones.
 
-Rendering holds the interpreter's lock and takes milliseconds; tokenising does not, and takes half a second for a megabyte.
+Rendering holds the interpreter's lock and takes milliseconds; tokenising releases it and takes half a second per
+megabyte.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from contracts.request import GenerateRequest
 from runtime.turns import Turns
 
 T = TypeVar("T")
-#: Of text or token ids; a larger prompt is large.
+#: Largest small prompt, in bytes of text or token ids.
 SMALL = 64 << 10
-#: Threads for small and for large prompts each, and how many prompts of one tenant may wait there.
+#: Threads for small and for large prompts, each, and limit of a tenant's waiting prompts.
 _THREADS, WAITING = 2, 4096
 
 
 class _Lane:
-    """Two threads. One event loop."""
+    """A pool of threads with a queue per tenant. One event loop."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
@@ -48,7 +49,7 @@ class _Lane:
         work, result = asked
         try:
             made = await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except BaseException as error:  # a library in Rust that panics raises what is no Exception
+        except BaseException as error:  # panics of Rust libraries are no Exception
             if not result.done():
                 result.set_exception(error)
         else:
@@ -70,19 +71,19 @@ class Tokenising:
         self._large = _Lane("tokenise-large")
 
     async def run(self, tenant: str, amount: int, work: Callable[[], T]) -> T:
-        """What `work` makes of a prompt of about `amount` bytes of text or token ids, or raises. Raises Unavailable when too much of its
-        tenant waits."""
+        """Runs `work` on a prompt of about `amount` bytes of text or token ids. Raises Unavailable when too many of the
+        tenant's prompts wait."""
         lane = self._small if amount <= SMALL else self._large
         return await lane.run(tenant, work)
 
     def stop(self) -> None:
-        """End the threads."""
+        """Ends the threads."""
         self._small.stop()
         self._large.stop()
 
 
 def size(request: GenerateRequest) -> int:
-    """About how much there is to read: bytes of text, or token ids."""
+    """Approximate size of a request's prompt: bytes of text, or number of token ids."""
     if request.prompt_tokens is not None:
         return len(request.prompt_tokens)
     if request.prompt is not None:

@@ -1,1 +1,1 @@
-"""Other people's systems, as far as SYMPHONY compares with them: their published decisions as pure classes, in the simulator only."""
+"""Other systems that SYMPHONY compares with: their published decisions as pure classes, for the simulator only."""

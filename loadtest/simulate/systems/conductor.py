@@ -1,7 +1,7 @@
-"""A simulated system at work: it sees the nodes, its placements and migrations are carried out, and what it says of a turn's KV is done.
+"""Runs a simulated system: shows it the nodes, and carries out its placements, migrations and decisions on KV.
 
-Live migration as Llumnix makes it: the KV is copied while the request goes on decoding where it is, and the request changes over when the
-copy is there; what it decoded meanwhile is a few tokens more, whose copy is not reckoned.
+Live migration as in Llumnix: the KV is copied while the request goes on decoding; it moves when the copy is complete.
+The few tokens decoded meanwhile are not copied here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from loadtest.simulate.systems.contract import Active, Migration, Paused, System
 from loadtest.simulate.systems.node import OtherNode
 from loadtest.simulate.systems.running import Running
 
-#: A request with fewer tokens to go is not worth moving.
+#: Requests with fewer tokens left do not migrate.
 _LEAST_LEFT_TOKENS = 32
 
 
 class Conductor:
-    """See the module. migrated: requests that changed over; given_up: that ended before their copy was there."""
+    """See the module. migrated: number of requests moved; given_up: of those that ended before their copy was
+    complete."""
 
     def __init__(self, events: Events, system: System, nodes: dict[str, OtherNode]) -> None:
         self._events, self._system, self._nodes = events, system, nodes
@@ -27,12 +28,12 @@ class Conductor:
             self._look()
 
     def place(self, request: Request) -> tuple[str, tuple[str, ...]]:
-        """The node for a turn, and the nodes that its KV is brought from."""
+        """(node for a turn, other nodes to fetch its KV from)."""
         node = self._system.place(request.session, request.group, self._events.now, self._views())
         return node, tuple(name for name in self._system.sources(request.session) if name != node)
 
     def keep(self, node: OtherNode, sequence: Running) -> frozenset[str]:
-        """Which tiers of its node keep the KV of a turn that has ended."""
+        """The tiers of its node that keep an ended turn's KV."""
         request, kind = sequence.request, node.kind
         tokens = request.prompt_tokens + request.answer_tokens
         bytes_ = tokens * node.token_bytes
@@ -56,7 +57,9 @@ class Conductor:
         self._events.at(self._events.now + self._system.migrates_every_s, self._look)
         for node in self._nodes.values():
             node.engine.catch_up()
-        active = {name: [_active(s) for s in node.outstanding.values() if self._able(s)] for name, node in self._nodes.items()}
+        active = {
+            name: [_active(s) for s in node.outstanding.values() if self._able(s)] for name, node in self._nodes.items()
+        }
         for migration in self._system.migrations(self._views(), active):
             self._begin(migration)
 

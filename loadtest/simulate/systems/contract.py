@@ -1,6 +1,6 @@
-"""What a simulated system decides, and what it sees. Pure: no clock, no chance; equal calls in equal order give equal answers.
+"""The interface of a simulated system: what it sees and decides. Deterministic; no clock, no randomness.
 
-A system sees its nodes as they are now, without the delay that reports have in ours: to its advantage.
+A system sees its nodes without report delay, which favours it over ours.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contracts.ids import SessionKey
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A node. requests: that are there, of which `running` are in its batch. hbm_bytes: for KV, of which `used_bytes` belong to running
-    requests and `queued_bytes` are what the first of those that wait needs."""
+    """A node. requests: all on it; running: in its batch. hbm_bytes: for KV; used_bytes: of running requests.
+    queued_bytes: needed by the first waiting request."""
 
     name: str
     requests: int
@@ -27,7 +27,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """A request that decodes on a node."""
+    """A decoding request. bytes: of its KV."""
 
     request_id: str
     bytes: float
@@ -36,8 +36,8 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A turn has ended on a node, and its session's next one has not come. tokens, bytes: of its KV. fwd_s: to compute them again.
-    swap_s: to move them to host memory or back. batch_tokens: of the other requests in the node's batch, and token_bytes of one."""
+    """A session between two turns. tokens: of its KV. fwd_s: to compute them again. swap_s: to move them to host memory
+    or back. batch_tokens: of the other requests in the node's batch. token_bytes: KV of a token."""
 
     session: SessionKey
     tokens: int
@@ -49,7 +49,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Take this running request to another node."""
+    """Move this running request to another node."""
 
     request_id: str
     source: str
@@ -57,23 +57,23 @@ class Migration:
 
 
 class System(Protocol):
-    """See the module. Methods mutate what the system remembers."""
+    """See the module. Methods mutate the system's state."""
 
-    #: Seconds between looks at the fleet for migrations; 0: it never migrates.
+    #: Interval of `migrations`, in seconds; 0: it never migrates.
     migrates_every_s: float
 
     def place(self, session: SessionKey, group: str, now: float, views: Sequence[View]) -> str:
-        """The node for a turn. group: the application run it belongs to, or nothing."""
+        """The node for a turn. group: its application run, or empty."""
         ...
 
     def sources(self, session: SessionKey) -> tuple[str, ...]:
-        """Other nodes from which this session's KV is brought when a turn is there."""
+        """Nodes from which the session's KV is fetched when a turn has arrived."""
         ...
 
     def ended(self, paused: Paused, node: str, now: float) -> frozenset[str]:
-        """A turn has ended there: the tiers of that node that keep its KV."""
+        """A turn has ended on `node`. Returns the tiers that keep its KV."""
         ...
 
     def migrations(self, views: Sequence[View], active: Mapping[str, Sequence[Active]]) -> list[Migration]:
-        """What to move now. active: of each node, the requests that decode there and are not being moved."""
+        """The migrations to start now. active: by node, decoding requests that are not migrating."""
         ...

@@ -1,7 +1,7 @@
-"""The device of another system's node: the batches are ours, so that what differs is what the systems decide.
+"""The device of another system's node. Batches are formed as in our worker, so that only the systems' decisions differ.
 
-Who computes how much in a step is decided by the worker's own core (`worker.core.batching`), what is outstanding by `worker.core.pace`.
-What arrives in a stretch of steps that only decode cuts it at the end of the step under way.
+`worker.core.batching` composes steps, `worker.core.pace` estimates outstanding work. An arrival cuts a stretch of
+decode-only steps at the end of its current step.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from worker.core.pace import Pace
 
 
 class Engine:
-    """See the module. `ready` ones join the next step; `ended` is told when an answer is complete, `spoke` at its first token."""
+    """See the module. spoke: called at each first token. ended: called at each complete answer."""
 
-    def __init__(self, events: Events, kind: NodeKind, spoke: Callable[[Running], None], ended: Callable[[Running], None]) -> None:
+    def __init__(
+        self, events: Events, kind: NodeKind, spoke: Callable[[Running], None], ended: Callable[[Running], None]
+    ) -> None:
         self._events, self._kind, self._spoke, self._ended = events, kind, spoke, ended
         self.steps, self.pace = Steps(), Pace()
         self.prefilling: list[Running] = []
-        #: Those that decode, by the step that is their last.
+        #: Decoding sequences: a heap by their last step.
         self.decoding: list[tuple[int, int, Running]] = []
         self._context_tokens = 0.0
         self._stretch: Stretch | None = None
         self._mixed: list[tuple[Running, int]] | None = None
         self._version = self._chosen = 0
         self.busy_s = 0.0
-        #: Seconds that the device owes to something else (a codec): the next step is so much longer.
+        #: Seconds of the device used by something else (a codec), added to the next step.
         self._owed_s = 0.0
         self._between = False
         self._leaving: list[tuple[Running, Callable[[bool], None]]] = []
@@ -39,34 +41,34 @@ class Engine:
         seed(self.pace, kind.costs)
 
     def join(self, sequence: Running) -> None:
-        """Its cache is in reach: it computes from the next step on."""
+        """Add a sequence whose cache has arrived; it computes from the next step on."""
         self.prefilling.append(sequence)
         self._wake()
 
     def disturb(self, seconds: float) -> None:
-        """Something else has the device for so long: its next step takes longer by that."""
+        """Something else occupies the device for `seconds`: the next step takes that much longer."""
         self._owed_s += seconds
 
     def leave(self, sequence: Running, gone: Callable[[bool], None]) -> None:
-        """Take one that decodes out at the end of the step under way; `gone` is told whether it had not ended by then."""
+        """Remove a decoding sequence at the end of the current step. gone: called with False if it ended by then."""
         self._leaving.append((sequence, gone))
         if self._stretch is not None:
             self._cut()
 
     def take(self, sequence: Running) -> None:
-        """Go on with one that decoded elsewhere, from the next step on."""
+        """Continue a sequence of another node, from the next step on."""
         self._joining.append((sequence, sequence.generated))
         self._wake()
 
     def _wake(self) -> None:
-        """Somebody is new: the stretch under way ends with its step; an idle device begins at once."""
+        """A sequence was added: cut the current stretch, or start an idle device."""
         if self._stretch is not None:
             self._cut()
         elif self._mixed is None and not self._between:
             self._next()
 
     def catch_up(self) -> None:
-        """Count the steps of a stretch that are over by now."""
+        """Count the finished steps of the current stretch."""
         stretch = self._stretch
         if stretch is None:
             return
@@ -107,7 +109,7 @@ class Engine:
         self._next()
 
     def _next(self) -> None:
-        """Between two steps. Whoever is told of it may bring new work, which waits for the end of this."""
+        """Between two steps. Callbacks may add work, which starts with the next step."""
         self._between = True
         self._change()
         self._finish()
@@ -130,7 +132,7 @@ class Engine:
                 self._spoke(sequence)
 
     def _change(self) -> None:
-        """Between two steps: who was to leave leaves, unless it has ended; who comes from elsewhere joins."""
+        """Between two steps: remove leaving sequences that have not ended, add those from other nodes."""
         leaving, self._leaving = self._leaving, []
         for sequence, gone in leaving:
             stays = [d for d in self.decoding if d[2] is not sequence or d[0] <= self.steps.made]
@@ -169,7 +171,7 @@ class Engine:
     def _begin_mixed(self) -> None:
         kind, batch, pace = self._kind, len(self.decoding), self.pace
         mixed = mixed_tokens(kind.mixed_step_s, pace.decode_s(batch), pace.prefill_token_s)
-        # One stands for all that decode: each has its token in every step.
+        # One decoding sequence represents all: each has a token in every step.
         step_tokens = max(kind.step_tokens - max(batch - 1, 0), 16)
         budget = Budget(step_tokens, step_tokens if mixed is None else mixed, pace.prefill_token_s)
         one = [min((s for _, _, s in self.decoding), key=lambda s: s.request.priority)] if batch else []
@@ -184,6 +186,6 @@ class Engine:
         self._schedule(self._events.now + seconds)
 
     def validate(self) -> None:
-        """Raise AssertionError when its sums are not those of its sequences."""
+        """Raise AssertionError if its sums do not match its sequences."""
         context = sum(s.context_tokens for _, _, s in self.decoding)
         assert abs(context - self._context_tokens) < 1e-3 * max(context, 1), (context, self._context_tokens)

@@ -1,11 +1,13 @@
-"""InferCept (Abhyankar et al., ICML '24) as SYMPHONY uses it: a session's KV goes to the host memory of its node, and the session with it.
+"""InferCept (Abhyankar et al., ICML '24) as SYMPHONY uses it: a session's KV stays in its node's host memory, and the
+session stays on that node.
 
-SYMPHONY, section 4: InferCept "offloads KV caches to the host's main memory"; "the first request in each session is routed to the node with
-the fewest active requests, while subsequent requests in that session are sent to the same node"; and 4.2: it "only supports storing KV
-cache into host memory and discards if the KV cache sizes grow higher than host memory".
+SYMPHONY, section 4: InferCept "offloads KV caches to the host's main memory"; "the first request in each session is
+routed to the node with the fewest active requests, while subsequent requests in that session are sent to the same
+node"; and 4.2: it "only supports storing KV cache into host memory and discards if the KV cache sizes grow higher than
+host memory".
 
-From InferCept's own paper: a paused request's KV is preserved in HBM, discarded or swapped, whichever wastes the least memory over time
-(`min_waste`). A pause lasts as long as those that ended so far did on average.
+From InferCept's paper: a paused request's KV is preserved in HBM, discarded or swapped, whichever wastes the least
+memory over time (`min_waste`). The expected pause is the average of those that have ended.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from loadtest.simulate.systems.contract import Active, Migration, Paused, View
 from loadtest.simulate.systems.llumnix import Llumnix
 
 PRESERVE, SWAP, DISCARD = frozenset(("hbm", "dram")), frozenset(("dram",)), frozenset[str]()
-#: A pause is expected to last so long until some have ended, and by so much the mean moves with each.
+#: Expected pause at first, and the weight of each new pause in the moving average.
 _FIRST_PAUSE_S, _WEIGHT = 30.0, 0.05
 
 
 def min_waste(paused: Paused, pause_s: float) -> frozenset[str]:
-    """Where its KV stays: the least of the three wastes, in byte-seconds of HBM.
+    """The tiers that keep its KV: the choice with the least waste, in byte-seconds of HBM.
 
-    Preserving wastes its memory for the pause. Discarding wastes, while it is computed again, its own memory and that of the batch that
-    waits. Swapping wastes the batch's memory while it moves out and in.
+    Preserving wastes the KV's memory during the pause. Discarding wastes its memory and the waiting batch's while it is
+    computed again. Swapping wastes the batch's memory during both transfers.
     """
     own, batch = paused.tokens * paused.token_bytes, paused.batch_tokens * paused.token_bytes
     wastes = {
@@ -37,7 +39,7 @@ def min_waste(paused: Paused, pause_s: float) -> frozenset[str]:
 
 
 class InferCept:
-    """See the module. Sessions stick to their nodes."""
+    """See the module."""
 
     migrates_every_s = 0.0
 
@@ -47,7 +49,7 @@ class InferCept:
         self.pause_s = _FIRST_PAUSE_S
 
     def place(self, session: SessionKey, group: str, now: float, views: Sequence[View]) -> str:
-        """Its node; of a first turn, the one with the fewest requests."""
+        """The session's node; for a first turn, the node with the fewest requests."""
         since_s = self._paused_s.pop(session, None)
         if since_s is not None:
             self.pause_s += _WEIGHT * (now - since_s - self.pause_s)
@@ -60,7 +62,7 @@ class InferCept:
         return ()
 
     def ended(self, paused: Paused, node: str, now: float) -> frozenset[str]:
-        """By the least waste; the session's node is where its KV is."""
+        """The tiers by least waste; `node` becomes the session's node."""
         self._home[paused.session] = node
         self._paused_s[paused.session] = now
         return min_waste(paused, self.pause_s)
@@ -71,7 +73,7 @@ class InferCept:
 
 
 class MigratingInferCept(InferCept):
-    """SYMPHONY's figure 6: a turn goes to the node with the fewest requests, and its KV is brought there when it has come."""
+    """SYMPHONY's figure 6: a turn goes to the node with the fewest requests, and its KV is fetched then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,18 +85,18 @@ class MigratingInferCept(InferCept):
         return min(views, key=lambda v: v.requests).name
 
     def sources(self, session: SessionKey) -> tuple[str, ...]:
-        """Where its last turn ended."""
+        """The node of its last turn."""
         return (self._cached_at[session],) if session in self._cached_at else ()
 
     def ended(self, paused: Paused, node: str, now: float) -> frozenset[str]:
-        """As above."""
+        """As in InferCept."""
         self._cached_at[paused.session] = node
         return super().ended(paused, node, now)
 
 
 class LlumnixInferCept(InferCept):
-    """Both, as SYMPHONY puts them together: "we integrate Llumnix with Infercept, enabling Llumnix to avoid recomputation". Turns go to
-    their session's node, and Llumnix moves them from there while they decode; the session's KV, and so its node, move with them."""
+    """SYMPHONY's combination: "we integrate Llumnix with Infercept, enabling Llumnix to avoid recomputation". A turn
+    goes to its session's node; Llumnix may migrate it while it decodes, and the session's KV and node move with it."""
 
     migrates_every_s = Llumnix.migrates_every_s
 
@@ -103,5 +105,5 @@ class LlumnixInferCept(InferCept):
         self._llumnix = Llumnix()
 
     def migrations(self, views: Sequence[View], active: Mapping[str, Sequence[Active]]) -> list[Migration]:
-        """Llumnix's."""
+        """Llumnix's migrations."""
         return self._llumnix.migrations(views, active)

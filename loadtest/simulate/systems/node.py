@@ -1,8 +1,9 @@
-"""A node of another system: its tiers, sums of what sessions have in them; the ways between them; and who is admitted to the device.
+"""A node of another system: its tiers, with whole sessions; the channels between them; and admission to the device.
 
-A turn's cache comes in two parts: into DRAM from a peer or the blob tier as soon as the turn is there, and from DRAM into HBM once there is
-room for it. A request reserves HBM for its prompt and its answer, and begins when all of its cache is there: the systems that run here have
-neither hints nor loads by layers. Who is next, and who computes, is as in our own worker (`worker.core`).
+A turn's cache arrives in two parts: into DRAM from a peer or the blob tier when the turn arrives, and from DRAM into
+HBM when there is room. A request reserves HBM for prompt and answer, and begins when all of its cache is there, as
+these systems have neither hints nor layer-wise loads. Admission order and batching are those of our worker
+(`worker.core`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from loadtest.simulate.mechanisms import BLOB, DRAM, HBM, PEER, Mechanisms
 from loadtest.simulate.request import Request
 from loadtest.simulate.systems.engine import Engine
 from loadtest.simulate.systems.running import Running
-from loadtest.simulate.systems.tiers import Tier
+from loadtest.simulate.systems.tiers import SessionTier
 from scheduler.core.directory import Held
-from scheduler.core.fleet import Load
+from scheduler.core.fleet import LoadReport
 
 
 class OtherNode:
-    """See the module. peers: by name, of the whole fleet. ended: told of each answer that is complete, before its client is. has: the
-    tiers it has, and its codec. keep: which tiers keep a turn's KV when it has ended; all that it has, unless a system decides that."""
+    """See the module. peers: the whole fleet, by name. ended: called with each complete answer. has: its tiers and
+    codec. keep: the tiers that keep an ended turn's KV; default: all."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class OtherNode:
         self.name, self.kind, self._events, self._peers, self._told, self.has = name, kind, events, peers, ended, has
         self._keep = keep or (lambda node, sequence: has.tiers)
         self.engine = Engine(events, kind, self._spoke, self._over)
-        self.hbm, self.dram = Tier(kind.hbm_bytes), Tier(kind.dram_bytes, self._changed)
+        self.hbm, self.dram = SessionTier(kind.hbm_bytes), SessionTier(kind.dram_bytes, self._changed)
         self.link, self.disk = Channel(events, kind.link_bytes_per_s), Channel(events, kind.ssd_bytes_per_s)
         self.bus, self.blob = Channel(events, kind.dram_bytes_per_s), Channel(events, kind.blob_bytes_per_s)
         self.token_bytes = kind.shape.token_bytes
@@ -51,20 +52,20 @@ class OtherNode:
         self._running = self._arrivals = 0
         self._dirty: set[SessionKey] = set()
         self._ended_ids: list[str] = []
-        #: Of HBM, reserved for requests that are on their way here (`migrations`).
+        #: HBM reserved for requests that are migrating here.
         self.incoming_bytes = 0.0
         self._load = MeanLoad(events)
 
-    # ---- what it holds -----------------------------------------------------------------------------------------
-    def tokens_in(self, tier: Tier, session: SessionKey) -> int:
-        """Tokens of the session's prefix in one of its tiers."""
+    # ---- residency ---------------------------------------------------------------------------------------------
+    def tokens_in(self, tier: SessionTier, session: SessionKey) -> int:
+        """Tokens of the session's prefix in `tier`."""
         return round(tier.bytes_of(session) / self.token_bytes)
 
     def _changed(self, session: SessionKey) -> None:
         self._dirty.add(session)
 
     def held(self) -> list[tuple[SessionKey, Held]]:
-        """What a store would report: sessions of which it holds more or less than when last asked."""
+        """A store's report: sessions whose residency changed since the last call."""
         changed, self._dirty = self._dirty, set()
         found = []
         for session in sorted(changed, key=lambda s: s.session_id):
@@ -74,7 +75,7 @@ class OtherNode:
 
     # ---- turns -------------------------------------------------------------------------------------------------
     def submit(self, request: Request, sources: tuple[str, ...]) -> None:
-        """A turn was placed here. Raises ValueError when it can never fit."""
+        """Take a turn that was placed here. Raises ValueError if it can never fit."""
         tokens = request.prompt_tokens + request.answer_tokens
         need = tokens * self.token_bytes
         if need > self.kind.hbm_bytes:
@@ -92,7 +93,7 @@ class OtherNode:
         self._admit()
 
     def _gather(self, sequence: Running, wanted: int, sources: tuple[str, ...]) -> None:
-        """Send for what is not in DRAM or HBM."""
+        """Fetch what is not in DRAM or HBM."""
         session = sequence.request.session
         near = max(self.tokens_in(self.hbm, session), self.tokens_in(self.dram, session))
         if BLOB not in self.has.tiers:
@@ -118,8 +119,11 @@ class OtherNode:
     def _peers_of(self, sources: tuple[str, ...]) -> list[OtherNode]:
         return [self._peers[name] for name in sources] if PEER in self.has.tiers else []
 
-    def _parts(self, session: SessionKey, near: int, wanted: int, sources: tuple[str, ...]) -> list[tuple[Channel, float]]:
-        """Bytes by way for tokens `near` to `wanted`: from the first peer that has more, then from the blob tier."""
+    def _parts(
+        self, session: SessionKey, near: int, wanted: int, sources: tuple[str, ...]
+    ) -> list[tuple[Channel, float]]:
+        """Bytes by channel for tokens `near` to `wanted`: from the first peer that has more, then from the
+        blob tier."""
         parts: list[tuple[Channel, float]] = []
         there = next((n for peer in self._peers_of(sources) if (n := peer.tokens_in(peer.dram, session)) > near), near)
         have = min(wanted, there)
@@ -130,7 +134,7 @@ class OtherNode:
         return parts
 
     def _came(self, sequence: Running, tokens: int, parts: list[tuple[Channel, float]]) -> None:
-        """A turn's cache is in DRAM."""
+        """A turn's cache has arrived in DRAM."""
         if self.has.decode_bytes_per_s:
             self.engine.disturb(sum(bytes_ for _, bytes_ in parts) * self.has.codec / self.has.decode_bytes_per_s)
         session, bytes_ = sequence.request.session, float(tokens * self.token_bytes)
@@ -145,7 +149,8 @@ class OtherNode:
             self._start(sequence)
 
     def _admit(self) -> None:
-        """Whoever has room on the device, by priority and when it is due. Nobody passes one that does not fit: large ones would starve."""
+        """Admit waiting requests by priority and due time. None overtakes one that does not fit, as large ones would
+        starve."""
         while self._waiting and self._running < self.kind.max_batch:
             sequence = self._waiting[0][1]
             session = sequence.request.session
@@ -172,7 +177,7 @@ class OtherNode:
         sequence.request.first_s = self._events.now
 
     def _over(self, sequence: Running) -> None:
-        """An answer is complete: its KV is where it is kept, and was written there meanwhile."""
+        """An answer is complete. Its KV was written to its tiers while it was computed."""
         request = sequence.request
         request.end_s = self._events.now
         del self.outstanding[request.request_id]
@@ -197,22 +202,22 @@ class OtherNode:
                 tier.take(request.session)
         self._changed(request.session)
 
-    # ---- requests that move while they decode (`migrations`) ---------------------------------------------------
+    # ---- live migration ----------------------------------------------------------------------------------------
     def expect(self, bytes_: float) -> bool:
-        """Reserve HBM for one that may come. False: there is none."""
+        """Reserve HBM for a migrating request. False: no room."""
         if self._running >= self.kind.max_batch or not self.hbm.reserve(bytes_):
             return False
         self.incoming_bytes += bytes_
         return True
 
     def unexpect(self, bytes_: float) -> None:
-        """It has ended where it was."""
+        """Release the reservation: the request ended on its old node."""
         self.incoming_bytes -= bytes_
         self.hbm.release(bytes_)
         self._admit()
 
     def hand_over(self, sequence: Running) -> None:
-        """It has left for another node."""
+        """Remove a request that has moved to another node."""
         del self.outstanding[sequence.request.request_id]
         self._load.changed(len(self.outstanding))
         self.hbm.release(sequence.need_bytes)
@@ -220,7 +225,7 @@ class OtherNode:
         self._admit()
 
     def receive(self, sequence: Running) -> None:
-        """It has come, into the HBM that was reserved for it."""
+        """Take over a migrated request, in its reserved HBM."""
         self._arrivals += 1
         sequence.arrival, sequence.request.node = self._arrivals, self.name
         self.incoming_bytes -= sequence.need_bytes
@@ -231,7 +236,7 @@ class OtherNode:
 
     @property
     def queued_bytes(self) -> float:
-        """What the first of those that wait needs."""
+        """HBM that the first waiting request needs."""
         return self._waiting[0][1].need_bytes if self._waiting else 0.0
 
     @property
@@ -240,12 +245,12 @@ class OtherNode:
         return self._running
 
     # ---- reports -----------------------------------------------------------------------------------------------
-    def load(self) -> tuple[Load, list[str], list[str]]:
-        """What a worker would report: its load, the requests that are here, and those that ended since it was last asked."""
+    def load(self) -> tuple[LoadReport, list[str], list[str]]:
+        """A worker's report: its load, ids of its requests, and ids of those that ended since the last call."""
         self.engine.catch_up()
         kind, pace, piece = self.kind, self.engine.pace, self.kind.shape.piece_bytes
         by_priority = pace.outstanding_s(self.outstanding.values(), kind.shape.chunk_tokens)
-        load = Load(
+        load = LoadReport(
             running=self._running,
             waiting=len(self._waiting),
             outstanding_s=sum(by_priority.values()),
@@ -259,11 +264,11 @@ class OtherNode:
         return load, list(self.outstanding), ended
 
     def mean_load(self, window_s: float) -> float:
-        """Requests here, a mean over the time since it was last asked."""
+        """Mean number of requests since the last call."""
         return self._load.take(window_s)
 
     def validate(self) -> None:
-        """Raise AssertionError when a tier holds more than it can, or the device's sums are wrong."""
+        """Raise AssertionError if a tier exceeds its capacity, or sums are wrong."""
         for tier in (self.hbm, self.dram):
             tier.validate()
         self.engine.validate()

@@ -1,4 +1,4 @@
-"""A request on a node of another system, with the names that the worker's cores know."""
+"""A request on a node of another system, with the attributes that the worker's cores use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from worker.core.pace import Pace
 
 
 class Steps:
-    """How many steps of decoding a node has made, from a number on that no answer is as long as: one that came from another node has
-    decoded here, as it were, since before the first."""
+    """A node's count of decode steps. Starts above any answer's length, so that for a migrated request the step at
+    which it would have begun decoding here is positive."""
 
     __slots__ = ("made",)
 
@@ -21,7 +21,7 @@ class Steps:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """See the module. Decodes once `decoding_from` is not negative."""
+    """See the module. decoding_from: step of its first token; negative: not decoding yet."""
 
     request: Request
     arrival: int
@@ -29,13 +29,13 @@ class Running:
     steps: Steps
     max_tokens: int
     need_bytes: float
-    #: Of the prompt: computed here so far or found; chunks that are found or coming, which is known when it comes.
+    #: Prompt tokens computed or cached so far; chunks cached or being fetched.
     prefilled: int = 0
     found: int | None = None
     kept: int = 0
     decoding_from: int = -1
     last_chosen: int = 0
-    #: Ways that still bring what it waits for; and whether it has room in HBM.
+    #: Number of fetches that it waits for; whether it has room in HBM.
     awaits: int = 0
     admitted: bool = False
     load_tokens: int = 0
@@ -47,12 +47,12 @@ class Running:
 
     @property
     def tokens(self) -> range:
-        """As many as it has."""
+        """Stands for its tokens; only the length matters."""
         return range(self.request.prompt_tokens + self.generated)
 
     @property
     def computed(self) -> int:
-        """Tokens whose KV is there."""
+        """Number of tokens with KV."""
         return self.prefilled if self.decoding_from < 0 else self.request.prompt_tokens + self.generated - 1
 
     @property
@@ -62,10 +62,12 @@ class Running:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that its next step of decoding reads."""
+        """Tokens that its next decode step reads."""
         return self.request.prompt_tokens + self.generated
 
     def order(self, kept_tokens: int, pace: Pace, hbm_tokens: int, running: int) -> tuple[int, float, int]:
-        """Smaller is admitted first, as the engine does it, but decided once, when it comes. kept_tokens: of its prompt, cached."""
-        alone_s = pace.device_s(self, self.request.prompt_tokens - kept_tokens, hbm_tokens, pace.decode_s(max(running, 1)))
+        """Admission order, smaller first: as in our engine, but fixed at arrival. kept_tokens: cached prompt tokens."""
+        alone_s = pace.device_s(
+            self, self.request.prompt_tokens - kept_tokens, hbm_tokens, pace.decode_s(max(running, 1))
+        )
         return (self.request.priority, due_s(self, alone_s), self.arrival)

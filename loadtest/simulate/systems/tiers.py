@@ -1,4 +1,4 @@
-"""A tier of another system's node: which sessions' KV it holds whole; the least recently used goes first when it is full."""
+"""A tier of another system's node: holds the KV of whole sessions, and evicts the least recently used."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contracts.ids import SessionKey
 
 
-class Tier:
-    """See the module. `left` is told what was evicted. In bytes; `in_use_bytes` belong to running requests and are never evicted."""
+class SessionTier:
+    """See the module. left: called with each evicted session. in_use_bytes: of running requests, never evicted."""
 
     def __init__(self, capacity_bytes: float, left: Callable[[SessionKey], None] = lambda session: None) -> None:
         self.capacity_bytes, self._left = capacity_bytes, left
@@ -17,11 +17,11 @@ class Tier:
         self._entries: OrderedDict[SessionKey, float] = OrderedDict()
 
     def bytes_of(self, session: SessionKey) -> float:
-        """What it holds of this session."""
+        """Bytes held of a session."""
         return self._entries.get(session, 0.0)
 
     def put(self, session: SessionKey, bytes_: float) -> bool:
-        """Hold so much of a session. False: there is no room for it; the session is not held."""
+        """Hold `bytes_` of a session, evicting others. False: no room; nothing of the session is held."""
         self.take(session)
         if self.in_use_bytes + bytes_ > self.capacity_bytes:
             return False
@@ -31,18 +31,18 @@ class Tier:
         return True
 
     def take(self, session: SessionKey) -> float:
-        """Give up what is held of a session; returns how much that was."""
+        """Remove a session; returns its bytes."""
         held = self._entries.pop(session, 0.0)
         self.cached_bytes = self.cached_bytes - held if self._entries else 0.0
         return held
 
     def touch(self, session: SessionKey) -> None:
-        """It was used."""
+        """Mark a session as used."""
         if session in self._entries:
             self._entries.move_to_end(session)
 
     def reserve(self, bytes_: float) -> bool:
-        """Room for a running request; whatever is cached gives way. False: others in use fill it."""
+        """Reserve room for a running request, evicting cache. False: running requests leave no room."""
         if self.in_use_bytes + bytes_ > self.capacity_bytes:
             return False
         self._make_room(bytes_)
@@ -50,7 +50,7 @@ class Tier:
         return True
 
     def release(self, bytes_: float) -> None:
-        """The running request is over."""
+        """Release a reservation."""
         self.in_use_bytes -= bytes_
         if abs(self.in_use_bytes) < 1.0:
             self.in_use_bytes = 0.0
@@ -62,6 +62,8 @@ class Tier:
             self._left(session)
 
     def validate(self) -> None:
-        """Raise AssertionError when it holds more than it can, or its sums disagree."""
-        assert self.in_use_bytes + self.cached_bytes <= self.capacity_bytes * (1 + 1e-9) + 1.0, "a tier holds more than it can"
+        """Raise AssertionError if it exceeds its capacity, or its sums are wrong."""
+        assert self.in_use_bytes + self.cached_bytes <= self.capacity_bytes * (1 + 1e-9) + 1.0, (
+            "a tier holds more than it can"
+        )
         assert abs(sum(self._entries.values()) - self.cached_bytes) < 1.0 + 1e-9 * self.cached_bytes

@@ -1,7 +1,7 @@
-"""Hints for Upbeat: say that a session is about to ask, and its KV cache is there when it does.
+"""Hints for Upbeat: announce a session's next request, so that its KV cache is loaded before the request arrives.
 
-Hooks for frameworks are modules of their own, imported by name: `upbeat.openai_agents`, `upbeat.langgraph`, `upbeat.crewai`,
-`upbeat.agent_framework`. This package itself needs nothing but Python.
+Framework hooks are separate modules: `upbeat.openai_agents`, `upbeat.langgraph`, `upbeat.crewai`,
+`upbeat.agent_framework`. This package has no dependencies.
 """
 
 from upbeat.client import AdvisoryClient, AsyncAdvisoryClient, ConfigurationError, HintClient, Turn

@@ -1,7 +1,7 @@
-"""Microsoft Agent Framework: middleware that hints, and that names each request's agent.
+"""Microsoft Agent Framework: middleware that hints, and that adds each agent's headers to its requests.
 
-As soon as an agent begins, those that may follow it are advised; as soon as a tool starts, its agent is. Which agents may follow which, the
-built workflow says. The run is what `upbeat.in_run` (or `run`, below) says, else the session of the agent.
+When an agent begins, its successors in the built workflow are advised; when a tool starts, its agent is. The run is
+that of `upbeat.in_run` or `UpbeatMiddleware.run`, else the agent's session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CallNext = Callable[[], Awaitable[None]]
 
 
 def followers_of(workflow: Any) -> dict[str, tuple[str, ...]]:
-    """Which executors of a built workflow may follow which; those of agents are called as their agents."""
+    """Successors of each executor of a built workflow, by id; an agent's executor has its agent's name as id."""
     found: dict[str, list[str]] = {}
     for group in workflow.edge_groups:
         for edge in group.edges:
@@ -34,9 +34,10 @@ def followers_of(workflow: Any) -> dict[str, tuple[str, ...]]:
 
 
 class UpbeatMiddleware:
-    """`Agent(client=..., name="writer", middleware=UpbeatMiddleware(client, "team").all)`: one object for all agents of a workflow.
+    """`Agent(client=..., name="writer", middleware=UpbeatMiddleware(client, "team").all)`: one object for all agents of
+    a workflow.
 
-    follows: which agents may follow which, where no workflow says so (`knows`).
+    follows: successors by agent, for use without a built workflow (`knows`).
     """
 
     def __init__(
@@ -55,17 +56,19 @@ class UpbeatMiddleware:
         self.all: list[Any] = [_AroundAgent(self), _AroundTool(self)]
 
     def knows(self, workflow: Any) -> Any:
-        """Learn from a built workflow who may follow whom. Gives the workflow back."""
+        """Read the successors from a built workflow. Returns the workflow."""
         self._followers.update(followers_of(workflow))
-        self._agents |= {name for name, executor in workflow.executors.items() if getattr(executor, "agent", None) is not None}
+        self._agents |= {
+            name for name, executor in workflow.executors.items() if getattr(executor, "agent", None) is not None
+        }
         return workflow
 
     def run(self, run: str) -> AbstractContextManager[str]:
-        """Everything inside is this run; at its end, hints that did not come true are withdrawn."""
+        """Code in the block belongs to this run; at its end, open hints are withdrawn."""
         return self.workflow.run(run)
 
     def may_follow(self, agent: str) -> tuple[str, ...]:
-        """The agents that may be next after this one, looking through executors that are none."""
+        """The agents that may follow this one, skipping executors that are not agents."""
         found: dict[str, None] = {}
         seen, waiting = set[str](), list(self._followers.get(agent, ()))
         while waiting:
@@ -80,7 +83,7 @@ class UpbeatMiddleware:
         return tuple(found if not self._agents else [name for name in found if name in self._agents])
 
     def hop_of(self, context: Any) -> Hop | None:
-        """The hop of an agent's call; None when nothing says which run it belongs to."""
+        """The hop of an agent's call; None (and counted) if no run is known."""
         run = current_run() or getattr(context.session, "session_id", None)
         if run is None:
             self.workflow.client.invalid("run", "without a session nothing names the run: use upbeat.in_run(...)")
@@ -89,7 +92,7 @@ class UpbeatMiddleware:
 
 
 class _AroundAgent(AgentMiddleware):
-    """Names the requests of an agent, and advises who may follow it."""
+    """Adds headers to an agent's requests, and advises its successors."""
 
     def __init__(self, of: UpbeatMiddleware) -> None:
         self._of, self._speakers = of, Speakers()
@@ -99,12 +102,12 @@ class _AroundAgent(AgentMiddleware):
         if hop is None:
             await call_next()
             return
-        # Without a named run the sessions of other agents are not known.
+        # Without a named run the other agents' sessions are unknown.
         self._of.workflow.asks(hop, self._of.may_follow(_name(context.agent)) if current_run() is not None else ())
         call = object()
         over = functools.partial(self._speakers.over, call)
         self._speakers.begin(call, hop)
-        if context.stream:  # the request leaves later, when somebody reads the stream
+        if context.stream:  # the request is sent later, when the stream is read
             context.stream_cleanup_hooks.append(over)
             await call_next()
             return
@@ -115,19 +118,19 @@ class _AroundAgent(AgentMiddleware):
 
 
 class _AroundTool(FunctionMiddleware):
-    """A tool's result will be told to its agent's model."""
+    """Advises an agent's session when its tool starts: the model gets the result."""
 
     def __init__(self, of: UpbeatMiddleware) -> None:
         self._of = of
 
     async def process(self, context: Any, call_next: CallNext) -> None:
         hop = current_hop()
-        # A handoff is spelled as a tool, but its result goes to somebody else, who was advised when this agent began.
+        # A handoff looks like a tool, but its result goes to another agent, advised when this one began.
         if hop is not None and not str(context.function.name).startswith("handoff_to_"):
             self._of.workflow.asks_after(hop, name_of(str(context.function.name)))
         await call_next()
 
 
 def _name(agent: Any) -> str:
-    """An agent as workflows call it."""
+    """An agent's name in workflows."""
     return str(getattr(agent, "name", None) or agent.id)

@@ -1,7 +1,7 @@
-"""The clients. Every method that gives a hint returns at once and raises nothing; only wrong construction does.
+"""The clients. Methods that give hints return at once and never raise; only constructors raise.
 
-Both clients send from the same kind of thread (`sender.py`), not from the event loop: an agent's loop is often busy for longer
-than a hint is worth, and one client may then serve many loops.
+Both clients send from a background thread (`sender.py`), not from the event loop: a busy loop would delay a hint past
+its use, and one client can serve several loops.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from upbeat.transport import HttpTransport, Transport
 
 
 class ConfigurationError(ValueError):
-    """A client cannot be made like this. The message names the argument and what would do."""
+    """A client cannot be constructed. The message names the argument and the remedy."""
 
 
 class HintClient:
-    """What both clients do: give hints. Not made directly."""
+    """Base of both clients: gives hints. Not constructed directly."""
 
     def __init__(
         self,
@@ -35,10 +35,11 @@ class HintClient:
         timeout_s: float = 5.0,
         exit_timeout_s: float = 1.0,
     ) -> None:
-        """base_url: the gateway, with or without `/v1`; UPBEAT_BASE_URL when None. api_key: UPBEAT_API_KEY when None, then none.
+        """base_url: the gateway, with or without `/v1`; default UPBEAT_BASE_URL. api_key: default UPBEAT_API_KEY, else
+        none.
 
-        queue_limit: hints that wait at most, the oldest gives way. timeout_s: of one call to the server, in the background.
-        exit_timeout_s: what the end of the interpreter may wait for hints that have not left. Raises ConfigurationError.
+        queue_limit: most hints that wait; above it the oldest is dropped. timeout_s: of one request to the server, in
+        the background. exit_timeout_s: longest wait for unsent hints at interpreter exit. Raises ConfigurationError.
         """
         url = _checked_url(base_url if base_url is not None else os.environ.get("UPBEAT_BASE_URL"))
         key = _checked_key(api_key if api_key is not None else os.environ.get("UPBEAT_API_KEY"))
@@ -63,7 +64,7 @@ class HintClient:
         priority: int = 0,
         ttl_s: float = DEFAULT_TTL_S,
     ) -> None:
-        """This session is about to speak: its cache may come. expected_arrival: seconds from now, None when nobody knows."""
+        """This session is about to send a request. Arguments: `Advisory`. Invalid ones are counted, not raised."""
         try:
             self._sender.put(Advisory(session_id, model_id, expected_arrival, ordered, priority, ttl_s))
         except BadHint as e:
@@ -72,7 +73,7 @@ class HintClient:
             self._sender.invalid("advise", e)
 
     def invalidate(self, session_id: str | None = None, *, advisory_id: str | None = None) -> None:
-        """It is not about to speak after all."""
+        """Withdraw the hints of a session, or one advisory. Exactly one of the two."""
         try:
             self._sender.put(Invalidation(session_id, advisory_id))
         except BadHint as e:
@@ -81,9 +82,17 @@ class HintClient:
             self._sender.invalid("invalidate", e)
 
     def hop(
-        self, workflow: str, agent: str, run: str, *, model_id: str | None = None, expected_arrival: float | None = None, priority: int = 0
+        self,
+        workflow: str,
+        agent: str,
+        run: str,
+        *,
+        model_id: str | None = None,
+        expected_arrival: float | None = None,
+        priority: int = 0,
     ) -> Hop:
-        """This agent of this run is the next to speak: advise its session. Gives the hop, whose `headers` its request must carry."""
+        """Advise the session of this agent in this run, which asks next. Returns the hop; its request must carry
+        `headers`."""
         try:
             hop = Hop(workflow, agent, run)
         except Exception as e:
@@ -93,20 +102,20 @@ class HintClient:
         return hop
 
     def invalid(self, argument: str, why: object) -> None:
-        """For hooks: somebody gave what is no hint. Counted, and logged once for each argument."""
+        """For hooks: count an argument that is no hint; log the first one of each `argument`."""
         self._sender.invalid(argument, why)
 
     @property
     def counters(self) -> Counters:
-        """What became of the hints so far."""
+        """Numbers of hints by outcome, so far."""
         return self._sender.counters
 
 
 class Turn:
-    """The block around one turn of a session: hints on entry; when an exception leaves it before the request was made, takes the hint back.
+    """The block around one turn of a session: advises on entry, and withdraws on an exception before the request.
 
-    Works with `with` and `async with`. The request is known to be made when `headers()` was read for it, when it left through
-    `event_hooks`, or when `requested()` was called.
+    Works with `with` and `async with`. The request counts as sent once `headers()` was read, it left through
+    `event_hooks`, or `requested()` was called.
     """
 
     def __init__(self, client: HintClient, session_id: str, hint: dict[str, Any]) -> None:
@@ -115,12 +124,12 @@ class Turn:
         self._token: Any = None
 
     def headers(self) -> dict[str, str]:
-        """What the request must carry. Reading it says that the request is being made."""
+        """Headers that the request must carry. Marks the request as sent."""
         self._requested = True
         return self._headers()
 
     def requested(self) -> None:
-        """The request was made."""
+        """Mark the request as sent."""
         self._requested = True
 
     def __enter__(self) -> Turn:
@@ -129,64 +138,72 @@ class Turn:
             self._token = enter(Speaker(self.session_id, headers, self.requested))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._token is not None:
             leave(self._token)
         if kind is not None and not self._requested:
             self._client.invalidate(self.session_id)
 
     def _headers(self) -> dict[str, str]:
-        """None for an id that the server would refuse the whole request for."""
+        """Empty if the id is illegal: with it the server would refuse the whole request."""
         return {"X-Session-Id": self.session_id} if is_name(self.session_id) else {}
 
     async def __aenter__(self) -> Turn:
         return self.__enter__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.__exit__(kind, error, trace)
 
 
 class AdvisoryClient(HintClient):
-    """Hints from ordinary code. `with AdvisoryClient(url) as client:` closes it at the end."""
+    """Hints from synchronous code. `with AdvisoryClient(url) as client:` closes it at the end."""
 
     def session(self, session_id: str, **hint: Any) -> Turn:
-        """The block of one turn (`Turn`). hint: as for `advise`."""
+        """The block of one turn (`Turn`). hint: arguments of `advise`."""
         return Turn(self, session_id, _known(self, hint))
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until everything has left. False when that took longer."""
+        """Wait until all hints are sent. False after `timeout_s`."""
         return self._sender.flush(timeout_s)
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Send what waits and end; later hints are dropped and counted. True when everything left in time."""
+        """Send waiting hints and end; later ones are dropped and counted. True if all were sent in time."""
         return self._sender.close(timeout_s)
 
     def __enter__(self) -> AdvisoryClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 class AsyncAdvisoryClient(HintClient):
-    """Hints from asynchronous code: giving them is no different, only the waiting calls are awaited."""
+    """Hints from asynchronous code: only `flush` and `close` are awaited."""
 
     def session(self, session_id: str, **hint: Any) -> Turn:
-        """The block of one turn (`Turn`), with `async with` or `with`. hint: as for `advise`."""
+        """The block of one turn (`Turn`), with `async with` or `with`. hint: arguments of `advise`."""
         return Turn(self, session_id, _known(self, hint))
 
     async def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until everything has left, without holding the loop up. False when that took longer."""
+        """Wait until all hints are sent, without blocking the loop. False after `timeout_s`."""
         return await asyncio.to_thread(self._sender.flush, timeout_s)
 
     async def close(self, timeout_s: float = 1.0) -> bool:
-        """Send what waits and end; later hints are dropped and counted. True when everything left in time."""
+        """Send waiting hints and end; later ones are dropped and counted. True if all were sent in time."""
         return await asyncio.to_thread(self._sender.close, timeout_s)
 
     async def __aenter__(self) -> AsyncAdvisoryClient:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
 
@@ -194,7 +211,7 @@ _HINT_ARGUMENTS = frozenset({"model_id", "expected_arrival", "ordered", "priorit
 
 
 def _known(client: HintClient, hint: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that `advise` has; others are counted and left out, as a hook must not stop its host."""
+    """The arguments that `advise` has; others are counted and left out, so that a hook never stops its host."""
     for name in sorted(set(hint) - _HINT_ARGUMENTS):
         client.invalid(name, f"{name} is no argument of a hint; known: {', '.join(sorted(_HINT_ARGUMENTS))}")
     return {name: value for name, value in hint.items() if name in _HINT_ARGUMENTS}
@@ -202,7 +219,9 @@ def _known(client: HintClient, hint: dict[str, Any]) -> dict[str, Any]:
 
 def _checked_url(url: object) -> str:
     if url is None or url == "":
-        raise ConfigurationError("base_url is missing: give the gateway's address, as http://127.0.0.1:8080, or set UPBEAT_BASE_URL")
+        raise ConfigurationError(
+            "base_url is missing: give the gateway's address, as http://127.0.0.1:8080, or set UPBEAT_BASE_URL"
+        )
     if not isinstance(url, str):
         raise ConfigurationError(f"base_url must be a string, as http://127.0.0.1:8080; got a {type(url).__name__}")
     try:
@@ -211,7 +230,9 @@ def _checked_url(url: object) -> str:
     except ValueError as e:
         raise ConfigurationError(f"base_url {url!r} is no address: {e}") from None
     if not usable or parts.query or parts.fragment:
-        raise ConfigurationError(f"base_url {url!r} must be http or https with a host and no query, as http://127.0.0.1:8080")
+        raise ConfigurationError(
+            f"base_url {url!r} must be http or https with a host and no query, as http://127.0.0.1:8080"
+        )
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError("base_url must not hold a user or password: give the key as api_key")
     if any(not 32 < ord(c) < 127 for c in url):

@@ -1,8 +1,8 @@
-"""CrewAI: an event listener that hints, and an interceptor that names each request's agent.
+"""CrewAI: an event listener that hints, and an interceptor that adds each agent's headers to its requests.
 
-As soon as an agent begins a task, those that may be next are advised: the next task's agent, those to which it may delegate, and in a
-hierarchical crew its manager or all who are managed. As soon as a tool starts, its agent is advised. The run is what `upbeat.in_run`
-says, else the crew's id.
+When an agent begins a task, the possible next agents are advised: the next task's agent, those it may delegate to, and
+in a hierarchical crew its manager or, for the manager, all agents. When a tool starts, its agent is advised. The run is
+that of `upbeat.in_run`, else the crew's id.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ MAX_AGENTS = 10_000
 
 
 class UpbeatListener(BaseEventListener):
-    """`UpbeatListener(client, "team")`, once, before a crew starts: it hears of every crew of the process, until `remove`.
+    """`UpbeatListener(client, "team")`, once, before a crew starts. Listens to every crew of the process until
+    `remove`.
 
-    Agents are called by their role.
+    Agents are named by role.
     """
 
     def __init__(self, client: HintClient, workflow: str, *, priority: int = 0, model_id: str | None = None) -> None:
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
-        #: By an agent's id: its hop in the crew in which it was last seen.
+        #: Agent id to its latest hop.
         self._hops: dict[str, Hop] = {}
-        #: Whose request is being made or answered, by the agent's id.
+        #: By agent id.
         self._speakers = Speakers()
         self._handlers: list[tuple[Any, Any]] = []
         super().__init__()
@@ -64,7 +65,7 @@ class UpbeatListener(BaseEventListener):
         self._bus = crewai_event_bus
 
     def remove(self) -> None:
-        """Hear of nothing any more."""
+        """Stop listening."""
         for event, handler in self._handlers:
             self._bus.off(event, handler)
         self._handlers.clear()
@@ -88,7 +89,7 @@ class UpbeatListener(BaseEventListener):
             self.workflow.ends(run)
 
     def _model_is_asked(self, context: Any) -> None:
-        """In the thread and just before the request: from here on it is this agent's."""
+        """Called in the request's thread, just before it: the request gets this agent's headers."""
         if context.agent is None:
             return
         self._model_has_answered(context)
@@ -124,25 +125,32 @@ class UpbeatInterceptor(BaseInterceptor[Any, Any]):
 
 
 def may_follow(agent: Any, task: Any, crew: Any) -> list[str]:
-    """The roles of those who may ask a model after this agent, when it does this task in this crew."""
+    """Roles of the agents that may call a model next, after `agent` does `task` in `crew`."""
     if crew is None:
         return []
-    me, found = _role(agent), list[str]()
-    everybody = [_role(other) for other in crew.agents]
+    role, found = _role(agent), list[str]()
+    all_roles = [_role(other) for other in crew.agents]
     manager = getattr(crew, "manager_agent", None)
     if manager is not None:
-        found += everybody if _role(manager) == me else [_role(manager)]
+        found += all_roles if _role(manager) == role else [_role(manager)]
     elif getattr(agent, "allow_delegation", False):
-        found += everybody
+        found += all_roles
     tasks = list(crew.tasks)
-    at = next((i for i, known in enumerate(tasks) if known is task or getattr(known, "id", None) == getattr(task, "id", None)), None)
+    at = next(
+        (
+            i
+            for i, known in enumerate(tasks)
+            if known is task or getattr(known, "id", None) == getattr(task, "id", None)
+        ),
+        None,
+    )
     if at is not None and at + 1 < len(tasks) and tasks[at + 1].agent is not None:
         found.insert(0, _role(tasks[at + 1].agent))
-    return [name for name in dict.fromkeys(found) if name != me]
+    return [name for name in dict.fromkeys(found) if name != role]
 
 
 def _run_of(crew: Any) -> str | None:
-    """The run: as the code around says, else the crew, which is one conversation among its agents."""
+    """The run: that of `in_run`, else the crew's id; None without both."""
     return current_run() or (str(crew.id) if crew is not None else None)
 
 

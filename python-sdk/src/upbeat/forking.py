@@ -1,4 +1,4 @@
-"""What holds locks, threads or connections begins anew in a forked child: others' threads are not there to release them."""
+"""Resets objects with locks, threads or connections in forked children, where the parent's threads do not exist."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class Renewable(Protocol):
-    """Something whose locks, threads and connections are one process's."""
+    """An object whose locks, threads and connections belong to one process."""
 
     def begin_anew(self) -> None:
-        """Make new ones. Called where there is no other thread."""
+        """Create new ones. Called while the process has no other thread."""
         ...
 
 
@@ -19,7 +19,7 @@ _all: weakref.WeakSet[Renewable] = weakref.WeakSet()
 
 
 def renew_in_children(thing: Renewable) -> None:
-    """Have `thing.begin_anew()` called in every child that is forked while it lives."""
+    """Call `thing.begin_anew()` in every child forked while `thing` exists. Keeps a weak reference."""
     _all.add(thing)
 
 

@@ -1,4 +1,4 @@
-"""The two hints, their rules (the server's own, so that one bad hint never spoils a batch), and how they are spelled on the wire."""
+"""The two hints: validation, by the server's rules so that no bad hint fails a batch, and JSON bodies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from upbeat.names import is_name
 DEFAULT_TTL_S = 60.0
 MAX_SECONDS = 86_400.0
 MAX_PRIORITY = 1000
-#: The server takes so many advisories at once.
+#: Advisories that the server accepts in one body.
 MAX_BATCH = 256
 
 
 class BadHint(ValueError):
-    """A hint that the server would refuse. `argument` names what is wrong."""
+    """A hint that the server would refuse. `argument`: the wrong argument."""
 
     def __init__(self, argument: str, message: str) -> None:
         super().__init__(f"{argument} {message}")
@@ -25,10 +25,10 @@ class BadHint(ValueError):
 
 @dataclass(frozen=True)
 class Advisory:
-    """This session is about to speak. Raises BadHint for what the server would refuse.
+    """This session is about to send a request. Raises BadHint if the server would refuse it.
 
-    expected_arrival: seconds from now, or None when nobody knows. ttl_s: seconds after that for which the hint ranks.
-    priority: lower is more urgent. ordered: this caller's hints come true in the order in which they are given.
+    expected_arrival: seconds from now, or None if unknown. ttl_s: seconds after `expected_arrival` for which the hint
+    counts. priority: lower is more urgent. ordered: this caller's hints come true in the order given.
     """
 
     session_id: str
@@ -41,7 +41,9 @@ class Advisory:
     def __post_init__(self) -> None:
         _check_name("session_id", self.session_id)
         model_id = self.model_id
-        if model_id is not None and not (isinstance(model_id, str) and 1 <= len(model_id) <= 256 and model_id.isprintable()):
+        if model_id is not None and not (
+            isinstance(model_id, str) and 1 <= len(model_id) <= 256 and model_id.isprintable()
+        ):
             raise BadHint("model_id", "must be a string of 1 to 256 printable characters or None")
         if self.expected_arrival is not None:
             _check_seconds("expected_arrival", self.expected_arrival)
@@ -49,15 +51,17 @@ class Advisory:
         if not isinstance(self.ordered, bool):
             raise BadHint("ordered", "must be True or False")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > MAX_PRIORITY:
-            raise BadHint("priority", f"must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY} (lower is more urgent)")
+            raise BadHint(
+                "priority", f"must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY} (lower is more urgent)"
+            )
 
     @property
     def lifetime_s(self) -> float:
-        """Seconds from now after which it is worth nothing."""
+        """Seconds after which the hint has expired."""
         return (self.expected_arrival or 0.0) + self.ttl_s
 
     def body(self, waited_s: float) -> dict[str, Any]:
-        """As JSON, for a hint that has waited here so long: what it announces is that much nearer."""
+        """The JSON body. waited_s: seconds in the queue, subtracted from `expected_arrival`, then from `ttl_s`."""
         body: dict[str, Any] = {"session_id": self.session_id}
         ttl_s = self.ttl_s
         if self.expected_arrival is not None:
@@ -76,7 +80,7 @@ class Advisory:
 
 @dataclass(frozen=True)
 class Invalidation:
-    """A session, or one advisory, is not about to speak after all. Raises BadHint unless exactly one of the two is named."""
+    """Withdraws a session's advisories, or one advisory. Raises BadHint unless exactly one of the two is given."""
 
     session_id: str | None = None
     advisory_id: str | None = None
@@ -84,27 +88,36 @@ class Invalidation:
     def __post_init__(self) -> None:
         if (self.session_id is None) == (self.advisory_id is None):
             raise BadHint("session_id", "or advisory_id must be given, and not both")
-        field, value = ("session_id", self.session_id) if self.session_id is not None else ("advisory_id", self.advisory_id)
+        field, value = (
+            ("session_id", self.session_id) if self.session_id is not None else ("advisory_id", self.advisory_id)
+        )
         _check_name(field, value)
 
     def body(self) -> dict[str, Any]:
-        """As JSON."""
+        """The JSON body."""
         return {"session_id": self.session_id} if self.session_id is not None else {"advisory_id": self.advisory_id}
 
 
 def _check_name(argument: str, value: object) -> None:
     if not is_name(value):
-        raise BadHint(argument, f"must match [A-Za-z0-9._:-]{{1,128}} and not consist of dots alone; got {_shown(value)}")
+        raise BadHint(
+            argument, f"must match [A-Za-z0-9._:-]{{1,128}} and not consist of dots alone; got {_shown(value)}"
+        )
 
 
 def _check_seconds(argument: str, value: object) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= MAX_SECONDS
+    good = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and 0 <= value <= MAX_SECONDS
+    )
     if not good:
         raise BadHint(argument, f"must be a number of seconds from 0 to {MAX_SECONDS:.0f}; got {_shown(value)}")
 
 
 def _shown(value: object) -> str:
-    """A wrong value as a message shows it: never long, and nothing of an object but its type."""
+    """A wrong value for a message: at most 60 characters, and only the type of an object."""
     if isinstance(value, str):
         return repr(value[:60])
     return repr(value)[:60] if isinstance(value, (int, float)) else f"a {type(value).__name__}"

@@ -1,9 +1,9 @@
-"""LangGraph: the graph says what may follow a node, a callback says which node runs now.
+"""LangGraph: a callback that hints the nodes that may follow the running one.
 
-As soon as a node begins, the nodes after it are advised (through conditional edges: all that are possible); as soon as a tool or a
-retriever begins, the node that will be told its result is. Nodes that ask no model (a tool node, a router) are looked through, and
-once that is known of them they are not advised. A subgraph is one agent: its node. The run is what `upbeat.in_run` says, else the
-`thread_id`, else the run's own id.
+When a node begins, its successors are advised (all targets of conditional edges); when a tool or a retriever begins,
+the node that gets its result is. Behind a node that has not been seen to call a model, the next nodes are advised too;
+a node that ran without calling one (a tool node, a router) is no longer advised. A subgraph is one agent: its node. The
+run is that of `upbeat.in_run`, else the `thread_id`, else the graph run's id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_OPEN = 10_000
 
 
 def followers_of(graph: Any) -> dict[str, tuple[str, ...]]:
-    """What may follow each node of a compiled graph, subgraphs' nodes aside: its edges, conditional ones too."""
+    """Successors of each node of a compiled graph, by plain and conditional edges; without nodes of subgraphs."""
     drawn = graph.get_graph()
     found: dict[str, list[str]] = {name: [] for name in drawn.nodes}
     for edge in drawn.edges:
@@ -36,14 +36,15 @@ def followers_of(graph: Any) -> dict[str, tuple[str, ...]]:
 
 
 class UpbeatCallbackHandler(BaseCallbackHandler):
-    """`graph.invoke(input, config={"callbacks": [UpbeatCallbackHandler(client, graph, "team")]})`. It serves any number of runs at once.
+    """`graph.invoke(input, config={"callbacks": [UpbeatCallbackHandler(client, graph, "team")]})`. Serves any number of
+    runs at once.
 
-    graph: the compiled graph. Every node is an agent of the workflow, named as the node, until it has run once without asking a
-    model. silent: nodes that are known never to ask one. asking: nodes that ask one unseen: neither through LangChain nor through a
-    client with `upbeat.event_hooks`.
+    graph: the compiled graph. Every node is an agent of that name, until it has run once without calling a model.
+    silent: nodes that never call one. asking: nodes that call one neither through LangChain nor through a client with
+    `upbeat.event_hooks`.
     """
 
-    #: In the caller's own context, so that its requests can be named; the work is a few microseconds.
+    #: Run in the caller's context, so that its requests get headers; takes microseconds.
     run_inline = True
     raise_error = False
 
@@ -62,16 +63,16 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
         self._followers = followers_of(graph)
         self._silent = set(silent)
-        #: Nodes that were seen to ask a model.
+        #: Nodes that have called a model.
         self._asked = set(asking)
-        #: Chains that run: the run of each, and the node that it is, where it is one.
+        #: Chains in progress: callback run id to run name, and to node name for chains that are nodes.
         self._runs: dict[UUID, str] = {}
         self._nodes: dict[UUID, str] = {}
-        #: Whose request is being made or answered, by the node or call.
+        #: By callback run id of a node or a model call.
         self._speakers = Speakers()
 
     def may_follow(self, node: str) -> tuple[str, ...]:
-        """The nodes that may be the next to ask a model after this one."""
+        """The nodes that may call a model next after this one."""
         return self._next_to_ask(self._followers.get(node, ()))
 
     def on_chain_start(
@@ -97,7 +98,9 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
         self._ended(run_id, parent_run_id, failed=False)
 
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any) -> None:
+    def on_chain_error(
+        self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
         self._ended(run_id, parent_run_id, failed=True)
 
     def on_chat_model_start(
@@ -118,7 +121,7 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
                 self._speakers.begin(run_id, hop)
             self.workflow.asks(hop)
 
-    #: A completion model's call says the same.
+    #: Completion models have the same arguments.
     on_llm_start = on_chat_model_start
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -143,7 +146,7 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
             for name in self._next_to_ask((node,)):
                 self.workflow.asks_after(self.workflow.hop(name, run), step)
 
-    #: A query that enters retrieval will soon reach generation.
+    #: Generation follows a retrieval.
     on_retriever_start = on_tool_start
 
     def _seen_asking(self, node: str) -> None:
@@ -151,7 +154,7 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         self._silent.discard(node)
 
     def _next_to_ask(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Of these nodes, and those behind them where they may ask no model: the first that may."""
+        """Breadth-first from `nodes`: nodes that may call a model, continuing past those not seen to do so."""
         found: dict[str, None] = {}
         seen, waiting = set(_ENDS), list(nodes)
         while waiting:
@@ -166,7 +169,7 @@ class UpbeatCallbackHandler(BaseCallbackHandler):
         return tuple(found)
 
     def _node_of(self, metadata: dict[str, Any] | None) -> str | None:
-        """The node of the outermost graph in which a callback happens, if it is one of ours."""
+        """The node of the outermost graph that a callback belongs to, if it is in our graph."""
         said = metadata or {}
         outermost = str(said.get("langgraph_checkpoint_ns") or "").partition("|")[0].partition(":")[0]
         node = outermost or said.get("langgraph_node")

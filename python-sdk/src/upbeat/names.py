@@ -1,6 +1,6 @@
-"""Names as the server takes them: sessions, workflows, agents, runs; and a hop, which is one agent's place in one run.
+"""Names that the server accepts for sessions, workflows, agents and runs; and `Hop`, one agent in one run.
 
-A hint and the request that it announces meet only when both spell the session alike. So it is spelled here, once: `RUN:AGENT`.
+A hint and its request must name the same session, so an agent's session id is built only here: `RUN:AGENT`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9._:-]+")
 
 
 def is_name(value: object) -> bool:
-    """Whether the server would take `value` as a session id, or as the name of a workflow, an agent or a run."""
+    """Whether the server accepts `value` as a session id, or as the name of a workflow, an agent or a run."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None and _ONLY_DOTS.fullmatch(value) is None
 
 
 def name_of(text: str) -> str:
-    """A legal name for any text: itself where it is one, `Fact-Checker` for `Fact Checker`, else with a hash, so that no two texts meet."""
+    """A legal name for any text: unchanged if legal, else with spaces as hyphens (`Fact-Checker`), else with a hash of
+    the text."""
     if is_name(text):
         return text
     spaced = "-".join(text.split(" "))
@@ -33,7 +34,7 @@ def name_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Hop:
-    """One agent in one run of a workflow. Any texts will do: they become legal names."""
+    """One agent in one run of a workflow. Texts are converted to legal names (`name_of`)."""
 
     workflow: str
     agent: str
@@ -45,12 +46,12 @@ class Hop:
 
     @property
     def session_id(self) -> str:
-        """The session of this agent's thread in this run."""
+        """The session id of this agent in this run."""
         return name_of(f"{self.run}:{self.agent}")
 
     @property
     def headers(self) -> dict[str, str]:
-        """What its requests carry, so that the server knows session, workflow, agent and run."""
+        """Request headers that name the session, workflow, agent and run."""
         return {
             "X-Session-Id": self.session_id,
             "X-Upbeat-Workflow": self.workflow,

@@ -1,7 +1,8 @@
-"""OpenAI Agents SDK: `RunHooks` that hint, a filter that names each request, and a tracing processor for code that can pass neither.
+"""OpenAI Agents SDK: `RunHooks` that hint, a filter that adds headers to requests, and a tracing processor for code
+that can pass neither.
 
-As soon as an agent's model is asked, every agent to which it may hand off is advised; as soon as a tool starts, its agent is. The
-run is what `upbeat.in_run` says, else the trace's group (a conversation), else the trace.
+When an agent's model is called, every agent it may hand off to is advised; when a tool starts, its agent is. The run is
+that of `upbeat.in_run`, else the trace's group (a conversation), else the trace.
 """
 
 from __future__ import annotations
@@ -19,35 +20,44 @@ try:
 except ImportError as e:
     raise ImportError("upbeat.openai_agents needs the OpenAI Agents SDK: pip install openai-agents") from e
 
-#: With tracing off the SDK gives every trace this id.
+#: The id of every trace while tracing is off.
 _NO_TRACE = "no-op"
 
 
 class UpbeatRunHooks(RunHooks[Any]):
-    """`Runner.run(agent, input, hooks=UpbeatRunHooks(client, "team"))`. It serves any number of runs at once.
+    """`Runner.run(agent, input, hooks=UpbeatRunHooks(client, "team"))`. Serves any number of runs at once.
 
-    workflow: the name under which the server learns the call graph. run: fixed, for hooks that are made for one run.
+    workflow: the name under which the server learns the call graph. run: for hooks that are made for one run.
     """
 
     def __init__(
-        self, client: HintClient, workflow: str, *, run: str | None = None, priority: int = 0, model_id: str | None = None
+        self,
+        client: HintClient,
+        workflow: str,
+        *,
+        run: str | None = None,
+        priority: int = 0,
+        model_id: str | None = None,
     ) -> None:
         super().__init__()
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
         self._run = run
-        #: Whose request is being made or answered.
+        #: By hop.
         self._speakers = Speakers()
 
     def hop(self, agent_name: str) -> Hop | None:
-        """This agent in the run that this code belongs to; None when nothing says which that is."""
+        """This agent in the current run; None (and counted) if no run is known."""
         run = self._run or current_run() or _trace_run(get_current_trace())
         if run is None:
-            self.workflow.client.invalid("run", "with tracing off nothing names the run: give `run`, or use upbeat.in_run(...)")
+            self.workflow.client.invalid(
+                "run", "with tracing off nothing names the run: give `run`, or use upbeat.in_run(...)"
+            )
             return None
         return self.workflow.hop(agent_name, run)
 
     def name_request(self, data: Any) -> Any:
-        """`RunConfig(call_model_input_filter=hooks.name_request)`: its request carries the headers, by `upbeat.async_event_hooks`."""
+        """`RunConfig(call_model_input_filter=hooks.name_request)`: `upbeat.async_event_hooks` adds the agent's headers
+        to the request. Returns the model data unchanged."""
         hop = self.hop(data.agent.name)
         if hop is not None:
             self._speakers.begin(hop, hop)
@@ -58,7 +68,7 @@ class UpbeatRunHooks(RunHooks[Any]):
             self.workflow.asks(hop, _may_follow(agent))
 
     async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
-        # What follows in the same task, such as an agent that is run as a tool, is somebody else's.
+        # Later requests of this task may belong to another agent, such as one that runs as a tool.
         if (hop := self.hop(agent.name)) is not None:
             self._speakers.over(hop)
 
@@ -76,18 +86,19 @@ class UpbeatRunHooks(RunHooks[Any]):
 
 
 class UpbeatTracingProcessor(TracingProcessor):
-    """`add_trace_processor(UpbeatTracingProcessor(client, "team"))`: hints from spans alone, for runs whose code cannot be touched.
+    """`add_trace_processor(UpbeatTracingProcessor(client, "team"))`: hints from spans alone, for code that
+    cannot be changed.
 
-    Knows handoffs and tools as spans name them. Use this or the hooks, not both.
+    Reads handoffs and tools from spans. Use this or the hooks, not both.
     """
 
     def __init__(self, client: HintClient, workflow: str, *, priority: int = 0, model_id: str | None = None) -> None:
         self.workflow = Workflow(client, workflow, priority=priority, model_id=model_id)
-        #: Open spans of agents: span id to what it says, and open traces: trace id to run.
+        #: Agent span id to its data, span id to parent id, and trace id to run; open ones only.
         self._agents: dict[str, Any] = {}
         self._parents: dict[str, str | None] = {}
         self._runs: dict[str, str] = {}
-        #: Whose request is being made or answered, by its span.
+        #: By span id of a model call.
         self._speakers = Speakers()
 
     def on_trace_start(self, trace: Any) -> None:
@@ -133,10 +144,10 @@ class UpbeatTracingProcessor(TracingProcessor):
         self.force_flush()
 
     def force_flush(self) -> None:
-        """Nothing is held here: the client has a queue of its own."""
+        """Nothing to flush: the client has its own queue."""
 
     def _agent_over(self, span: Any) -> Any:
-        """The innermost agent whose span this one is in."""
+        """Data of the innermost agent span that contains this span, or None."""
         at: str | None = span.span_id
         while at is not None and at not in self._agents:
             at = self._parents.get(at)
@@ -144,13 +155,13 @@ class UpbeatTracingProcessor(TracingProcessor):
 
 
 def _trace_run(trace: Any) -> str | None:
-    """The run that a trace is: its group, else itself; None for none."""
+    """The run of a trace: its group id, else its id; None without a trace."""
     trace_id = getattr(trace, "trace_id", None)
     return str(getattr(trace, "group_id", None) or trace_id) if trace_id and trace_id != _NO_TRACE else None
 
 
 def _may_follow(agent: Any) -> list[str]:
-    """The agents to which this one may hand off."""
+    """Names of the agents to which this one may hand off."""
     names = []
     for target in getattr(agent, "handoffs", ()):
         if isinstance(target, Handoff):

@@ -1,8 +1,8 @@
-"""The one background thread that sends. Its callers only ever put hints into a queue and go on.
+"""The background thread that sends queued hints. Callers only put hints into the queue.
 
-The thread starts with the first hint and ends when nothing came for a while, so that a client which nobody closes costs nothing. A forked
-child has an empty queue, a thread of its own when it needs one, and never uses its parent's connection. When the
-interpreter ends, what waits has `exit_timeout_s` to leave.
+The thread starts with the first hint and ends after IDLE_S without one, so an unclosed client costs nothing. A forked
+child has an empty queue, its own thread and its own connection. At interpreter exit, waiting hints have
+`exit_timeout_s` to be sent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ IDLE_S = 20.0
 
 @dataclass(frozen=True)
 class Counters:
-    """What became of the hints so far.
+    """Numbers of hints by outcome.
 
-    sent: the server has them. dropped: never sent (the queue was full, they came too late, or the client was closed).
-    failed: the server refused them. invalid: arguments that are no hint. merged: a newer hint of the same session took their place.
-    waiting: not yet sent.
+    sent: accepted by the server. dropped: never sent (queue full, expired, or client closed). failed: refused by the
+    server. invalid: arguments that are no hint. merged: replaced by a newer hint of the same session. waiting: not yet
+    sent.
     """
 
     sent: int = 0
@@ -44,7 +44,7 @@ class Counters:
 
 
 class Sender:
-    """A queue and its thread. Every method may be called from any thread; none but `flush` and `close` waits, and none raises."""
+    """A queue and its thread. All methods are thread-safe and never raise; only `flush` and `close` wait."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Sender:
         _senders.add(self)
 
     def begin_anew(self) -> None:
-        """Forget everything that is this process's. Called where there is no other thread: at first, and in a forked child."""
-        # Reentrant: a signal handler or a finalizer that hints may interrupt this very thread while it hints.
+        """Reset all per-process state. Called while there is no other thread: at construction and in a forked child."""
+        # Reentrant: a signal handler or a finalizer may give a hint while this thread holds the lock.
         self._changed = threading.Condition(threading.RLock())
         self._outbox = Outbox(self._queue_limit)
         self._backoff = Backoff()
@@ -74,7 +74,7 @@ class Sender:
         self._troubled = False
 
     def put(self, hint: Advisory | Invalidation) -> None:
-        """Queue a hint and see that somebody sends it."""
+        """Queue a hint and start the thread if it is not running. Dropped after `close`."""
         with self._changed:
             if self._closed:
                 self._outbox.drop()
@@ -88,33 +88,35 @@ class Sender:
             self._changed.notify_all()
 
     def invalid(self, argument: str, why: object) -> None:
-        """Somebody gave what is no hint. Counted, and logged the first time for each argument."""
+        """Count an argument that is no hint; log the first one of each `argument`."""
         with self._changed:
             self._invalid += 1
         self.say_once(f"invalid {argument}", "a hint was not sent: %s (further ones are only counted)", why)
 
     def say_once(self, what: str, message: str, *args: object) -> None:
-        """Log a warning, once in a process."""
+        """Log a warning, once for each key `what`."""
         if what not in self._said:
             self._said.add(what)
             log.warning(message, *args)
 
     @property
     def counters(self) -> Counters:
-        """What became of the hints so far."""
+        """Numbers of hints by outcome, so far."""
         with self._changed:
             box = self._outbox
             return Counters(box.sent, box.dropped, box.failed, self._invalid, box.merged, len(box))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until nothing waits or is under way. False when it took longer."""
+        """Wait until no hint is waiting or in flight. False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not len(self._outbox), timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what waits, unless the server is away, and end the thread. True when everything left in time. More than once is fine."""
+        """Send waiting hints, unless the server is away, and end the thread. True if all were sent. Idempotent."""
         with self._changed:
-            self._changed.wait_for(lambda: not len(self._outbox) or self._backoff.wait_s(self._clock()) > 0.0, timeout_s)
+            self._changed.wait_for(
+                lambda: not len(self._outbox) or self._backoff.wait_s(self._clock()) > 0.0, timeout_s
+            )
             done = not len(self._outbox)
             self._closed = True
             self._outbox.clear()
@@ -132,14 +134,14 @@ class Sender:
             try:
                 transport = transport or self._connect()
                 answer = _post(transport, batch, self._clock())
-            except Exception as e:  # whatever it is, the host must not learn of it
+            except Exception as e:  # no error may reach the host program
                 answer = Answer(Verdict.REFUSED, f"{type(e).__name__}: {e}"[:200])
             self._settle(answer)
         if transport is not None:
             transport.close()
 
     def _next(self) -> Batch | None:
-        """What to send now, waiting for it; None when there is nothing more to do."""
+        """Wait for the next batch. None when closed or idle: the thread ends."""
         idle_until_s = self._clock() + self._idle_s
         with self._changed:
             while True:
@@ -155,7 +157,8 @@ class Sender:
                 self._changed.wait(pause_s if len(self._outbox) else max(0.0, idle_until_s - now))
 
     def _settle(self, answer: Answer) -> None:
-        # Logged before anybody who waits is told, and without the lock: a log handler may do anything. Only this thread has `_troubled`.
+        # Logged before waiters are notified, and without the lock: a log handler may do anything. Only this thread uses
+        # `_troubled`.
         troubled = answer.verdict is not Verdict.ARRIVED
         if troubled and not self._troubled:
             log.warning("hints do not get through: %s", answer.detail)

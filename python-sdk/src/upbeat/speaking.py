@@ -1,7 +1,7 @@
-"""Who is speaking: the session (and hop) on whose behalf this task or thread runs, and its headers on every model request.
+"""The speaker of a task or thread: the session (and hop) whose requests it sends, and their headers.
 
-Kept in context variables, so that tasks and threads which frameworks start do not mix. `event_hooks()` gives them to an HTTP
-client: all model libraries for OpenAI's API take one of httpx's kind, which is why one seam serves every framework.
+Kept in context variables, so that concurrent tasks and threads do not mix. `event_hooks()` adds the headers in an HTTP
+client of httpx's kind, which every model library for OpenAI's API accepts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from upbeat.names import Hop, name_of
 
 @dataclass
 class Speaker:
-    """A session that is about to ask. on_request: told when a request of it leaves through `event_hooks`. hop: its place in a workflow.
+    """A session that is about to send a request. on_request: called when one leaves through `event_hooks`. hop: its
+    agent and run, or None.
 
-    over: it will ask no more. Frameworks say that a call ended in another task than the one in which it began, where no context
-    variable can be put back; so whoever still has this speaker must see it here.
+    over: it sends no more requests. A framework may end a call in another task than the one that began it, where the
+    context variable cannot be reset; so every reader checks `over`.
     """
 
     session_id: str
@@ -36,19 +37,19 @@ _run: ContextVar[str | None] = ContextVar("upbeat_run", default=None)
 
 
 def current_speaker() -> Speaker | None:
-    """Who speaks here, or None."""
+    """The speaker of this task or thread, or None."""
     speaker = _speaker.get()
     return speaker if speaker is not None and not speaker.over else None
 
 
 def current_session() -> str | None:
-    """The session on whose behalf this code runs, or None."""
+    """The session of the current speaker, or None."""
     speaker = current_speaker()
     return speaker.session_id if speaker is not None else None
 
 
 def current_hop() -> Hop | None:
-    """The hop on whose behalf this code runs, or None."""
+    """The hop of the current speaker, or None."""
     speaker = current_speaker()
     return speaker.hop if speaker is not None else None
 
@@ -60,7 +61,7 @@ def current_run() -> str | None:
 
 @contextmanager
 def in_run(run: str) -> Iterator[str]:
-    """Everything inside belongs to this run (a job, a conversation), whatever framework executes it. Gives the legal name."""
+    """Code in the block belongs to this run (a job, a conversation), in any framework. Yields the run's legal name."""
     legal = name_of(str(run))
     token = _run.set(legal)
     try:
@@ -71,7 +72,7 @@ def in_run(run: str) -> Iterator[str]:
 
 @contextmanager
 def speaking(speaker: Speaker) -> Iterator[Speaker]:
-    """Requests inside are this speaker's."""
+    """Requests in the block are sent as this speaker."""
     token = enter(speaker)
     try:
         yield speaker
@@ -80,53 +81,53 @@ def speaking(speaker: Speaker) -> Iterator[Speaker]:
 
 
 def enter(speaker: Speaker) -> Token[Speaker | None]:
-    """As `speaking`, for blocks that are classes: `leave` takes the token."""
+    """Like `speaking`, for context managers that are classes. Pass the token to `leave`."""
     return _speaker.set(speaker)
 
 
 def leave(token: Token[Speaker | None]) -> None:
-    """Undo `enter`. A token of another context (an `async` block that was left by another task) is only forgotten."""
+    """Undo `enter`. Ignores a token of another context (an `async` block that another task leaves)."""
     with suppress(ValueError):
         _speaker.reset(token)
 
 
 @contextmanager
 def speaking_as(hop: Hop) -> Iterator[Hop]:
-    """Requests inside are this hop's."""
+    """Requests in the block are sent as this hop."""
     with speaking(speaker_of(hop)):
         yield hop
 
 
 class Speakers:
-    """Who began to speak in callbacks, until another callback says that it is over. Bounded: the one that began first is over then.
+    """Speakers begun in one callback and ended in another. Above MAX_SPEAKERS the oldest is ended.
 
-    Every step is one operation on a dict, so that no lock is needed.
+    Every step is one operation on a dict, so no lock is needed.
     """
 
     def __init__(self) -> None:
         self._speakers: dict[Hashable, Speaker] = {}
 
     def begin(self, key: Hashable, hop: Hop, on_request: Callable[[], None] | None = None) -> None:
-        """Requests from here on are this hop's, until `over(key)`."""
+        """Requests of this context are sent as this hop until `over(key)`."""
         speaker = self._speakers.setdefault(key, Speaker(hop.session_id, hop.headers, on_request, hop))
         _speaker.set(speaker)
         while len(self._speakers) > MAX_SPEAKERS:
             self.over(next(iter(self._speakers)))
 
     def over(self, key: Hashable) -> None:
-        """It asks no more."""
+        """End the speaker of `key`, if there is one."""
         speaker = self._speakers.pop(key, None)
         if speaker is not None:
             speaker.over = True
 
 
 def speaker_of(hop: Hop) -> Speaker:
-    """The speaker that a hop is."""
+    """A speaker for this hop."""
     return Speaker(hop.session_id, hop.headers, hop=hop)
 
 
 def name_request(request: Any) -> None:
-    """Put the speaker's headers on an httpx request; what the caller set himself stays."""
+    """Add the speaker's headers to an httpx request; headers that the caller set stay."""
     speaker = current_speaker()
     if speaker is None:
         return
@@ -138,15 +139,15 @@ def name_request(request: Any) -> None:
 
 
 async def name_request_async(request: Any) -> None:
-    """As `name_request`, for an asynchronous client."""
+    """Like `name_request`, for an asynchronous client."""
     name_request(request)
 
 
 def event_hooks() -> dict[str, list[Callable[..., Any]]]:
-    """For `httpx.Client(event_hooks=...)` and its like: requests carry the speaker's headers."""
+    """For `httpx.Client(event_hooks=...)` and similar clients: requests carry the speaker's headers."""
     return {"request": [name_request]}
 
 
 def async_event_hooks() -> dict[str, list[Callable[..., Any]]]:
-    """For `httpx.AsyncClient(event_hooks=...)` and its like."""
+    """Like `event_hooks`, for `httpx.AsyncClient(event_hooks=...)` and similar clients."""
     return {"request": [name_request_async]}

@@ -1,8 +1,8 @@
-"""Hooks for code without a framework: a query that enters retrieval will soon reach generation (SYMPHONY, section 3.1).
+"""Hooks for code without a framework: generation follows a retrieval or a tool (SYMPHONY, section 3.1).
 
-So will a tool's result. `retriever` and `tool` are decorators, for plain and `async` functions, and blocks (`with`, `async with`).
-They hint on entry, with the time that this step took lately. They differ in what an error means: out of a retriever it ends the
-turn, and the hint is withdrawn; out of a tool it is told to the model, which asks all the same.
+`retriever` and `tool` are decorators, for plain and `async` functions, and blocks (`with`, `async with`). They hint on
+entry, with the step's usual duration. An exception in a retriever ends the turn, so it withdraws the hint; one in a
+tool does not, because the model gets the error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SessionOf = str | Callable[..., str | None] | None
 
 
 class Step:
-    """One kind of step before a request. Any number of calls of it may run at once."""
+    """One kind of step before a request. Any number of its calls may run at once."""
 
     def __init__(
         self,
@@ -34,12 +34,18 @@ class Step:
         hint: dict[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._session, self._withdraw, self._hint_arguments, self._clock = client, session, withdraw_on_error, hint, clock
+        self._client, self._session, self._withdraw, self._hint_arguments, self._clock = (
+            client,
+            session,
+            withdraw_on_error,
+            hint,
+            clock,
+        )
         self._pace = Pace()
         self._entered: ContextVar[tuple[_Call, ...]] = ContextVar("upbeat_step", default=())
 
     def __call__(self, function: F) -> F:
-        """Hint whenever `function` is called (a generator: when its first item is asked for)."""
+        """Wrap `function` to hint on each call (a generator: when its first item is requested)."""
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
@@ -80,7 +86,9 @@ class Step:
         self._entered.set((*self._entered.get(), call))
         call.__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         *outer, call = self._entered.get()
         self._entered.set(tuple(outer))
         call.__exit__(kind, error, trace)
@@ -88,11 +96,13 @@ class Step:
     async def __aenter__(self) -> None:
         self.__enter__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.__exit__(kind, error, trace)
 
     def session_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Who will ask after this call; None when nobody can say."""
+        """The session whose request follows this call; None if unknown, or if `session` raises (then counted)."""
         try:
             return self._session(*args, **kwargs) if callable(self._session) else self._session or current_session()
         except Exception as e:
@@ -110,9 +120,13 @@ class _Call:
         step = self._step
         self._since_s = step._clock()
         if self._session_id is not None:
-            step._client.advise(self._session_id, **{"expected_arrival": step._pace.expected_s(()), **step._hint_arguments})
+            step._client.advise(
+                self._session_id, **{"expected_arrival": step._pace.expected_s(()), **step._hint_arguments}
+            )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         step = self._step
         if kind is None:
             step._pace.note((), step._clock() - self._since_s)
@@ -121,14 +135,14 @@ class _Call:
 
 
 def retriever(client: HintClient, session: SessionOf = None, *, model_id: str | None = None, priority: int = 0) -> Step:
-    """A step whose result a request is made of. An error that leaves it withdraws the hint.
+    """A step whose result the request uses. An exception in it withdraws the hint.
 
-    session: the id, a function of the step's arguments that gives it, or None for the session of the block around (`client.session`,
-    `speaking_as`, a node of LangGraph).
+    session: the id, a function of the step's arguments that returns it, or None for the enclosing session
+    (`client.session`, `speaking_as`, a LangGraph node).
     """
     return Step(client, session, True, {"model_id": model_id, "priority": priority})
 
 
 def tool(client: HintClient, session: SessionOf = None, *, model_id: str | None = None, priority: int = 0) -> Step:
-    """A step whose result, or error, the model will be told. Arguments as for `retriever`."""
+    """A step whose result, or error, goes to the model. Arguments as for `retriever`."""
     return Step(client, session, False, {"model_id": model_id, "priority": priority})

@@ -1,6 +1,6 @@
-"""One kept connection to the server. Decides what an answer means for the hints; knows nothing of queues.
+"""One kept connection to the server. Decides what a response means for the hints that were posted, not what is queued.
 
-The standard library's client is enough: one request at a time, from one thread, with small JSON bodies.
+Uses `http.client`: one request at a time, from one thread, with small JSON bodies.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError,
 
 
 class Verdict(enum.Enum):
-    """What becomes of the hints that were posted."""
+    """Outcome of a post."""
 
     ARRIVED = "arrived"
-    #: Try them again after a pause.
+    #: Retry after a pause.
     LATER = "later"
-    #: Something in them is wrong, and stays so; others may be right.
+    #: At least one hint is invalid; others may be valid.
     REFUSED = "refused"
-    #: The server wants none of ours (a key it does not know, or no such route): pause as well.
+    #: The server accepts no hint from us (unknown key, or no such route): drop them, and pause.
     UNWELCOME = "unwelcome"
 
 
-#: Statuses that are no plain refusal. 5xx not named here are LATER, other 4xx REFUSED, 3xx UNWELCOME.
+#: Exceptions to: 5xx LATER, 4xx REFUSED, 3xx UNWELCOME.
 _BY_STATUS = {
     429: Verdict.LATER,
     408: Verdict.LATER,
@@ -44,7 +44,7 @@ _BY_STATUS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What happened. retry_after_s: as the server said, or None."""
+    """The outcome of a post. retry_after_s: from the response, or None."""
 
     verdict: Verdict
     detail: str = ""
@@ -52,14 +52,14 @@ class Answer:
 
 
 class Transport(Protocol):
-    """Posts JSON. Raises nothing."""
+    """Posts JSON. Never raises."""
 
     def post(self, path: str, body: dict[str, Any]) -> Answer:
-        """Send `body` to the route and judge the answer."""
+        """Post `body` to the route and classify the response."""
         ...
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         ...
 
 
@@ -75,11 +75,16 @@ def verdict_of(status: int) -> Verdict:
 
 
 class HttpTransport:
-    """HTTP/1.1 to `base_url`. Not thread-safe: its sender has one thread."""
+    """HTTP/1.1 to `base_url`. Not thread-safe: the sender has one thread."""
 
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float) -> None:
         parts = urlsplit(base_url)
-        self._https, self._host, self._port, self._prefix = parts.scheme == "https", parts.hostname or "", parts.port, parts.path
+        self._https, self._host, self._port, self._prefix = (
+            parts.scheme == "https",
+            parts.hostname or "",
+            parts.port,
+            parts.path,
+        )
         self._timeout_s = timeout_s
         self._headers = {"Content-Type": "application/json", "User-Agent": f"upbeat-sdk/{VERSION}"}
         if api_key:
@@ -88,7 +93,7 @@ class HttpTransport:
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, path: str, body: dict[str, Any]) -> Answer:
-        """Send `body`; a connection that the server closed meanwhile is opened again once."""
+        """Post `body`. Reconnects once if the server has closed the kept connection."""
         data = json.dumps(body, separators=(",", ":")).encode()
         kept = self._connection is not None
         try:
@@ -104,7 +109,7 @@ class HttpTransport:
             return Answer(Verdict.LATER, f"{type(e).__name__}: {e}"[:200])
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -121,7 +126,11 @@ class HttpTransport:
         verdict = verdict_of(response.status)
         if verdict is Verdict.ARRIVED:
             return Answer(verdict)
-        return Answer(verdict, f"HTTP {response.status} {_message(said)}".strip()[:200], _seconds(response.headers.get("Retry-After")))
+        return Answer(
+            verdict,
+            f"HTTP {response.status} {_message(said)}".strip()[:200],
+            _seconds(response.headers.get("Retry-After")),
+        )
 
     def _connect(self) -> http.client.HTTPConnection:
         if not self._https:
@@ -131,7 +140,7 @@ class HttpTransport:
 
 
 def _message(said: bytes) -> str:
-    """The message of an error envelope, or nothing."""
+    """The message of an error envelope, or an empty string."""
     try:
         error = json.loads(said)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -140,7 +149,7 @@ def _message(said: bytes) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Retry-After in seconds; its other form, a date, is not worth a clock here."""
+    """Retry-After in seconds; None for its date form."""
     try:
         seconds = float(retry_after) if retry_after is not None else -1.0
     except ValueError:

@@ -1,1 +1,1 @@
-"""The runner over the compiled CPU kernels."""
+"""The runner that uses the compiled CPU kernels."""

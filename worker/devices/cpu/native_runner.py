@@ -1,7 +1,7 @@
 """One engine step by the compiled CPU kernels: pages are read in place, and a layer is three calls.
 
-A row's result depends on its own tokens and positions only: not on what else the step computes, nor on how its prefix was
-cut into steps. So greedy answers are the same bits whatever the batch, in every type (vLLM calls this batch invariance).
+A row's result depends on its tokens and positions only, not on the batch or on the split of its prefix into steps
+(batch invariance). So greedy answers have equal bits in any batch and type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from worker.models.weights import LayerWeights
 
 
 class NativeRunner:
-    """As `Runner`; the model's matrices are packed by the same kernels. Keeps its activations' memory between steps."""
+    """Like `Runner`; the model's matrices must be packed by the same kernels. Keeps its activations' memory between
+    steps."""
 
     def __init__(self, model: Model, kv: PagedKv, kernels: CpuKernels) -> None:
         self.model = model
@@ -29,7 +30,9 @@ class NativeRunner:
         self._layers: dict[int, tuple[LayerWeights, PackedLayer]] = {}
 
     @torch.inference_mode()
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         """See `worker.devices.runner.Runner.step`."""
         model, kv, c = self.model, self.kv, self.model.config
         check(slices, kv, model)
@@ -41,12 +44,12 @@ class NativeRunner:
         starts = np.array([s.start for s in slices])
         rows = np.cumsum(counts) - counts
         positions = np.arange(counts.sum()) + np.repeat(starts - rows, counts)
-        # The sequences' page tables side by side, `[layers, pages of all]`.
+        # The sequences' page tables, concatenated: `[layers, pages of all]`.
         widths = np.array([s.pages.shape[1] for s in slices])
         firsts = np.cumsum(widths) - widths
         offsets = kv.offsets(np.concatenate([s.pages for s in slices], axis=1))
         queries = _queries(rows, counts, starts, rows, firsts, offsets)
-        # The last layer computes what the logits need and nothing else: the last tokens.
+        # The last layer computes only the last tokens, which the logits need.
         ends = rows + counts - 1
         lasts = _queries(ends, np.ones_like(counts), starts + counts - 1, np.zeros_like(rows), firsts, offsets)[wanted]
         lasts["out_row"] = np.arange(len(wanted))
@@ -75,7 +78,7 @@ class NativeRunner:
         return out
 
     def _layer(self, number: int) -> PackedLayer:
-        """Acquires a layer: the addresses of a layer's weights; taken anew when its slot was filled again."""
+        """Acquires a layer and returns the addresses of its weights, looked up again when its slot was refilled."""
         weights = self.model.layers.acquire(number)
         known = self._layers.get(number)
         if known is None or known[0] is not weights:
@@ -97,13 +100,21 @@ class NativeRunner:
             if self._memory.get(name, torch.empty(0)).shape[0] < tokens:
                 with torch.inference_mode(False):
                     self._memory[name] = torch.empty(1 << (tokens - 1).bit_length(), width)
-        cos, sin = (t[:, 0].float().contiguous() for t in self.model.rope.at(torch.from_numpy(positions), int(positions.max()) + 1))
+        cos, sin = (
+            t[:, 0].float().contiguous()
+            for t in self.model.rope.at(torch.from_numpy(positions), int(positions.max()) + 1)
+        )
         addresses = {name: self._memory[name].data_ptr() for name in widths}
         return Buffers(**addresses, cos=cos.data_ptr(), sin=sin.data_ptr()), self._memory["x"], (cos, sin)
 
 
 def _queries(
-    rows: np.ndarray, counts: np.ndarray, starts: np.ndarray, out_rows: np.ndarray, firsts: np.ndarray, offsets: np.ndarray
+    rows: np.ndarray,
+    counts: np.ndarray,
+    starts: np.ndarray,
+    out_rows: np.ndarray,
+    firsts: np.ndarray,
+    offsets: np.ndarray,
 ) -> np.ndarray:
     made = np.zeros(len(rows), QUERY)
     made["row"], made["count"], made["start"], made["out_row"] = rows, counts, starts, out_rows

@@ -1,6 +1,7 @@
-"""Where a runner's kernels are queued: the compute stream of a CUDA device, and graphs of what was queued.
+"""The compute stream of a CUDA device, and graphs captured from it.
 
-The runner knows a `Queue` only; a test's queue on the CPU runs at once what is queued, and "replays" by running it again.
+The runner uses the interface `Queue`. Tests on the CPU implement it by running work at once, and replay by running it
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Recorded work. replay: queues it again, on the same addresses. bytes: device memory that the record takes."""
+    """A captured graph. replay: queues its work again, on the same addresses. bytes: its device memory."""
 
     replay: Callable[[], None]
     bytes: int = 0
@@ -27,27 +28,27 @@ class Queue(Protocol):
     device: torch.device
 
     def computing(self) -> AbstractContextManager[object]:
-        """What is launched inside is queued here."""
+        """A context in which launched work goes to this queue."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Captured:
-        """Records what `work` launches, without running it.
+        """Records the launches of `work` without running them.
 
-        `work` has run plainly before, so that nothing is compiled, loaded or allocated now.
+        `work` must have run before, so that nothing is compiled, loaded or allocated now.
         """
         ...
 
     def host(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Fresh host memory that the device copies from and to without waiting."""
+        """Allocates host memory for asynchronous copies to and from the device."""
         ...
 
     def finish(self) -> None:
-        """Return when everything queued has run."""
+        """Returns when all queued work has run."""
         ...
 
 
 class CudaQueue:
-    """A stream of its own on CUDA device `index`."""
+    """A new stream on CUDA device `index`."""
 
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
@@ -60,8 +61,8 @@ class CudaQueue:
         return stream
 
     def capture(self, work: Callable[[], None]) -> Captured:
-        """See `Queue.capture`. Copies on other streams, begun by other threads, go on meanwhile. bytes: by which the device has less free
-        memory after it; what others take in that moment counts too."""
+        """See `Queue.capture`. Other threads may start copies on other streams meanwhile. bytes: the decrease of the
+        device's free memory, including concurrent allocations of others."""
         graph, (before, _) = torch.cuda.CUDAGraph(), torch.cuda.mem_get_info(self.device)
         with self.computing():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -73,7 +74,7 @@ class CudaQueue:
         return Captured(graph.replay, max(before - after, 0))
 
     def host(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """See `Queue.host`: page-locked, from torch's cache of such memory."""
+        """See `Queue.host`. Page-locked, from torch's cache."""
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
 
     def finish(self) -> None:

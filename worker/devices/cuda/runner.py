@@ -1,12 +1,14 @@
-"""One engine step on a CUDA device: Triton kernels over pages in place, the library's matrix products, a graph a layer for decode.
+"""One engine step on a CUDA device: Triton kernels that read pages in place, the library's matrix products, and one
+graph per layer for decode.
 
-A step of single tokens that all want logits (decode) is padded to a power of two of rows and replays one graph a layer, captured
-the second time its shape is seen; anything else is launched kernel by kernel. Graphs hold the addresses of a layer's weights and
-are captured again when its slot shows others; a span that lent its granules and has them back shows the same addresses.
+A step of single tokens that all want logits (decode) is padded to a power of two of rows and replays one graph per
+layer, captured when its shape occurs the second time. Other steps launch kernel by kernel. A graph contains the
+addresses of its layer's weights, and is captured again when the layer's slot has others. A span that lent its granules
+and has them back keeps its addresses.
 
-By default a row's attention does not depend on its batch, but its matrix products may: the library picks another order of sums for
-another number of rows. With `batch_invariant` every row is computed by the same compiled kernels with the same tiles, decode and
-prefill alike, as `worker.devices.cpu.native_runner` does on the CPU.
+By default a row's attention does not depend on its batch, but its matrix products may, as the library changes the order
+of sums with the number of rows. With `batch_invariant`, decode and prefill use the same kernels with the same tiles for
+every row, like `worker.devices.cpu.native_runner` on the CPU.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ _MOST_GRAPHS = 32
 
 @dataclass(slots=True)
 class _Work:
-    """What one layer of a step computes, on the device. Arrays as `worker.kernels.cuda.attention` describes them.
+    """The inputs of a step's layers, on the device. Arrays as described in `worker.kernels.cuda.attention`.
 
-    tokens: rows of the step, padding included. lasts: rows of x that the last layer goes on with; None: all of them.
-    many: blocks of slices of several tokens; singles: of one token; splits: parts of the longest of these.
+    tokens: rows of the step, with padding. many: blocks of slices of several tokens; singles: of one token; splits:
+    parts of the longest single. lasts: rows of x that the last layer finishes; None: all.
     """
 
     tokens: int
@@ -61,7 +63,7 @@ class _Graph:
 
 
 class _Activations:
-    """Memory of a step's activations, for `tokens` rows, in the model's type."""
+    """Memory of a step's activations for `tokens` rows, in the model's type."""
 
     def __init__(self, model: Model, tokens: int, device: torch.device) -> None:
         c, self.tokens = model.config, tokens
@@ -69,21 +71,37 @@ class _Activations:
         def rows(width: int) -> torch.Tensor:
             return torch.empty(tokens, width, dtype=model.dtype, device=device)
 
-        self.x, self.kept, self.delta, self.normed = rows(c.hidden_size), rows(c.hidden_size), rows(c.hidden_size), rows(c.hidden_size)
+        self.x, self.kept, self.delta, self.normed = (
+            rows(c.hidden_size),
+            rows(c.hidden_size),
+            rows(c.hidden_size),
+            rows(c.hidden_size),
+        )
         self.packed = rows((c.heads + 2 * c.kv_heads) * c.head_dim)
         self.q, self.attended = rows(c.heads * c.head_dim), rows(c.heads * c.head_dim)
         self.gate_up, self.mid = rows(2 * c.intermediate_size), rows(c.intermediate_size)
-        self.bytes = _bytes(self.x, self.kept, self.delta, self.normed, self.packed, self.q, self.attended, self.gate_up, self.mid)
+        self.bytes = _bytes(
+            self.x, self.kept, self.delta, self.normed, self.packed, self.q, self.attended, self.gate_up, self.mid
+        )
 
 
 class CudaRunner:
-    """As `worker.devices.runner.Runner`, on `queue`'s device. Keeps activations, page tables and graphs between steps.
+    """Like `worker.devices.runner.Runner`, on `queue`'s device. Keeps activations, page tables and graphs between
+    steps.
 
-    fence: orders compute behind copies that are under way. most_tokens, most_sequences: of a step; more make the memory grow.
+    fence: orders compute after running copies. most_tokens, most_sequences: expected maximum of a step; larger steps
+    grow the memory.
     """
 
     def __init__(
-        self, model: Model, kv: PagedKv, queue: Queue, fence: Fence, most_tokens: int, most_sequences: int, batch_invariant: bool = False
+        self,
+        model: Model,
+        kv: PagedKv,
+        queue: Queue,
+        fence: Fence,
+        most_tokens: int,
+        most_sequences: int,
+        batch_invariant: bool = False,
     ) -> None:
         c = model.config
         self.model, self.kv, self.queue, self.fence, self.batch_invariant = model, kv, queue, fence, batch_invariant
@@ -92,15 +110,17 @@ class CudaRunner:
         cos, sin = model.rope.at(torch.arange(model.max_tokens), model.max_tokens)
         half = c.head_dim // 2
         self._cos, self._sin = (t[:, 0, half:].contiguous().to(queue.device) for t in (cos, sin))
-        #: Graphs of each shape of a decode step by (rows, parts), by layer; None: seen once. Least recently used first.
+        #: Graphs by layer, by a decode step's shape (rows, parts); None: seen once. Least recently used first.
         self.graphs: collections.OrderedDict[tuple[int, int], dict[int, _Graph] | None] = collections.OrderedDict()
         self._parts = self._stats = torch.empty(0, device=queue.device)
         self._make_room(most_tokens, most_sequences)
 
     @torch.inference_mode()
-    def step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
-        """See `Runner.step`. `before_layer(l)` precedes all of layer l; `after_layer(l)` follows its launch, and a copy
-        that the copier begins after that is ordered behind it."""
+    def step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
+        """See `Runner.step`. `before_layer(l)` precedes all of layer l. `after_layer(l)` follows its launch; copies
+        that the copier starts later are ordered after it."""
         check(slices, self.kv, self.model)
         if not slices:
             return torch.empty(0, self.model.config.vocab_size)
@@ -108,10 +128,12 @@ class CudaRunner:
             with self.queue.computing():
                 return self._step(slices, before_layer, after_layer)
         except BaseException:
-            self.queue.finish()  # what was queued still writes into pages, which the caller may now give to others
+            self.queue.finish()  # queued work still writes to pages, which the caller may reuse after the error
             raise
 
-    def _step(self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]) -> torch.Tensor:
+    def _step(
+        self, slices: list[Slice], before_layer: Callable[[int], None], after_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         model, layers = self.model, self.model.config.layers
         wanted = sum(s.want_logits for s in slices)
         decodes = wanted == len(slices) and all(len(s.tokens) == 1 for s in slices)
@@ -146,12 +168,14 @@ class CudaRunner:
         return _bytes(self._tables.on_device, self._inputs.on_device, self._cos, self._sin)
 
     def graph_bytes(self) -> int:
-        """Device memory of graphs, as far as the device told. Any thread."""
-        return sum(graph.captured.bytes for shape in list(self.graphs.values()) for graph in list((shape or {}).values()))
+        """Device memory of graphs, as measured at their capture. Any thread."""
+        return sum(
+            graph.captured.bytes for shape in list(self.graphs.values()) for graph in list((shape or {}).values())
+        )
 
     # ---- what a step computes ----------------------------------------------------------------------------------
     def _decode_work(self, slices: list[Slice], rows: int) -> _Work:
-        """Every slice a row, padded to `rows`."""
+        """One row per slice, padded to `rows`."""
         n = len(slices)
         ids, places, table = np.zeros(rows, np.int32), np.zeros((rows, 2), np.int32), np.zeros((rows, 4), np.int32)
         places[:, 0], places[:, 1] = -1, np.arange(rows)
@@ -159,7 +183,11 @@ class CudaRunner:
         ids[:n] = [s.tokens[0] for s in slices]
         places[:n, 0] = table[:n, 2] = [s.start for s in slices]
         table[:n, 1] = 1
-        each, none, splits = np.stack((np.arange(rows), np.zeros(rows)), axis=1), np.zeros((0, 2)), _splits(max(s.start for s in slices))
+        each, none, splits = (
+            np.stack((np.arange(rows), np.zeros(rows)), axis=1),
+            np.zeros((0, 2)),
+            _splits(max(s.start for s in slices)),
+        )
         many, singles = (each, none) if self.batch_invariant else (none, each)
         inputs = self._inputs.upload([ids, places, table, many, singles])
         return _Work(rows, inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], 1 if self.batch_invariant else splits)
@@ -168,13 +196,17 @@ class CudaRunner:
         counts, starts = (np.array(v) for v in zip(*((len(s.tokens), s.start) for s in slices), strict=True))
         rows = np.cumsum(counts) - counts
         ids = np.array([t for s in slices for t in s.tokens])
-        positions = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+        positions = np.concatenate(
+            [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        )
         places = np.stack((positions, np.repeat(np.arange(len(slices)), counts)), axis=1)
         table = np.stack((rows, counts, starts, rows), axis=1)
         wanted = np.flatnonzero([s.want_logits for s in slices])
         lasts = (rows + counts - 1)[wanted]
         last_table = np.zeros_like(table)
-        last_table[wanted] = np.stack((lasts, np.ones_like(lasts), (starts + counts - 1)[wanted], np.arange(len(wanted))), axis=1)
+        last_table[wanted] = np.stack(
+            (lasts, np.ones_like(lasts), (starts + counts - 1)[wanted], np.arange(len(wanted))), axis=1
+        )
         one = np.flatnonzero(counts == 1)
         last_blocks, singles = (np.stack((which, np.zeros_like(which)), axis=1) for which in (wanted, one))
         each, least = self._prefill.rows // self._shape.group, 1 if self.batch_invariant else 2
@@ -197,7 +229,12 @@ class CudaRunner:
         heads = c.heads, c.kv_heads, self.kv.shape.chunk_tokens
         rotate_write(a.packed[:n], a.q[:n], self._cos, self._sin, norms, c.norm_eps, table, work.places, *heads)
         window, x = c.windows[layer], a.x
-        if layer == c.layers - 1 and work.lasts is not None and work.last_slices is not None and work.last_blocks is not None:
+        if (
+            layer == c.layers - 1
+            and work.lasts is not None
+            and work.last_slices is not None
+            and work.last_blocks is not None
+        ):
             # The last layer computes what the logits need and nothing else: the last tokens.
             self._attend(layer, work.last_slices, work.last_blocks, work.last_splits, window)
             x, n = a.kept, work.lasts.shape[0]
@@ -249,9 +286,9 @@ class CudaRunner:
 
     # ---- graphs and memory -------------------------------------------------------------------------------------
     def _graphs_of(self, work: _Work) -> dict[int, _Graph] | None:
-        """The graphs for steps of this shape, to be filled layer by layer; None the first time, when kernels are compiled."""
+        """The graphs for steps of this shape, filled layer by layer; None the first time, when kernels are compiled."""
         key = work.tokens, work.splits
-        self._scratch(work.tokens, work.splits)  # before the look-up: memory that grows drops all graphs
+        self._scratch(work.tokens, work.splits)  # before the look-up: growing it drops all graphs
         known = key in self.graphs
         found = self.graphs.pop(key, None)
         self.graphs[key] = {} if known and found is None else found
@@ -273,21 +310,25 @@ class CudaRunner:
             self.queue.finish()
             self.graphs.clear()
             need_up = 1 << (need - 1).bit_length()
-            self._parts, self._stats = (torch.empty(need_up * width, device=self.queue.device) for width in (c.head_dim, 2))
+            self._parts, self._stats = (
+                torch.empty(need_up * width, device=self.queue.device) for width in (c.head_dim, 2)
+            )
         shape = (blocks, c.heads, splits)
         return self._parts[: need * c.head_dim].view(*shape, c.head_dim), self._stats[: 2 * need].view(*shape, 2)
 
     def _fit(self, tokens: int, sequences: int) -> None:
-        """Make room for steps of so many tokens and sequences."""
+        """Grows memory, if needed, for steps of `tokens` and `sequences`."""
         if tokens > self._activations.tokens or sequences > self._tables.rows:
             self._make_room(max(tokens, self._activations.tokens), max(sequences, self._tables.rows))
 
     def _make_room(self, tokens: int, sequences: int) -> None:
-        """Graphs hold addresses, so fresh memory drops them."""
+        """Reallocates memory and drops all graphs, which contain addresses."""
         self.queue.finish()
         self.graphs.clear()
         self._activations = _Activations(self.model, tokens, self.queue.device)
-        self._tables = PageTables(self.kv, self.queue, sequences, -(-self.model.max_tokens // self.kv.shape.chunk_tokens))
+        self._tables = PageTables(
+            self.kv, self.queue, sequences, -(-self.model.max_tokens // self.kv.shape.chunk_tokens)
+        )
         self._inputs = StepInputs(self.queue, 8 * tokens + 24 * sequences + 64)
 
 
@@ -296,10 +337,21 @@ def _bytes(*tensors: torch.Tensor) -> int:
 
 
 def _splits(position: int) -> int:
-    """Parts of the keys of a token at `position`, rounded up to a power of two: few shapes for graphs."""
+    """Number of parts of the keys of a token at `position`, rounded up to a power of two to limit shapes of graphs."""
     return 1 << (position // SPLIT_TOKENS).bit_length()
 
 
 def _addresses(w: LayerWeights) -> tuple[int, ...]:
-    tensors = w.input_norm, w.post_norm, w.qkv, w.out, w.gate_up, w.down, w.qkv_bias, w.out_bias, w.gate_up_bias, w.down_bias
+    tensors = (
+        w.input_norm,
+        w.post_norm,
+        w.qkv,
+        w.out,
+        w.gate_up,
+        w.down,
+        w.qkv_bias,
+        w.out_bias,
+        w.gate_up_bias,
+        w.down_bias,
+    )
     return tuple(t.data_ptr() for t in (*tensors, w.q_norm, w.k_norm) if t is not None)

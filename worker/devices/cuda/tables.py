@@ -1,7 +1,8 @@
-"""What a step's kernels read besides weights and pages: the page tables on the device, and the step's numbers in one upload.
+"""Inputs of a step's kernels besides weights and pages: page tables on the device, and the step's integers in one
+upload.
 
-Sequence i of a step is row i of the tables. A row is written only where it differs from what it showed at the last step, so that a
-decode step uploads a column a sequence each `chunk_tokens` tokens, and nothing in between.
+Sequence i of a step uses row i of the tables. Only differences from the previous step are uploaded, so decode uploads
+one column per sequence every `chunk_tokens` tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from worker.memory.paged_kv import PagedKv
 
 
 class PageTables:
-    """Byte addresses of pages, `on_device[layer, row, chunk]` int64. Entries past a sequence's end are of no meaning."""
+    """Byte addresses of pages, `on_device[layer, row, chunk]` int64. Entries past a sequence's end are undefined."""
 
     def __init__(self, kv: PagedKv, queue: Queue, rows: int, chunks: int) -> None:
         self._kv, self._queue = kv, queue
@@ -29,7 +30,7 @@ class PageTables:
         self.uploaded = 0
 
     def show(self, slices: Sequence[Slice]) -> None:
-        """Make row i show the pages of slice i. The caller is computing on the queue; rows and chunks suffice."""
+        """Sets row i to the pages of slice i. Call it within `queue.computing()`, with enough rows and chunks."""
         for row, s in enumerate(slices):
             chunks = s.pages.shape[1]
             shown = self._shown[row, :, :chunks]
@@ -43,15 +44,15 @@ class PageTables:
 
 
 class StepInputs:
-    """int32 numbers of a step, side by side in one buffer that is uploaded at once."""
+    """A step's int32 arrays in one buffer, uploaded at once."""
 
     def __init__(self, queue: Queue, capacity: int) -> None:
         self._queue = queue
         self.on_device = torch.zeros(capacity, dtype=torch.int32, device=queue.device)
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Views on the device of `arrays`, each `[n, ...]` of integers. The next upload overwrites them; arrays of the same shapes
-        come to the same addresses."""
+        """Device views of `arrays`, each `[n, ...]` of integers. The next upload overwrites them. Arrays of the same
+        shapes get the same addresses."""
         total = sum(-(-a.size // 4) * 4 for a in arrays)
         if total > self.on_device.numel():
             raise ValueError(f"a step of {total} numbers does not fit {self.on_device.numel()}")

@@ -1,9 +1,9 @@
-"""Attention over pages `[kv_heads][K, V][chunk][head_dim]` that are read in place, for prefill and for decode.
+"""Attention over pages `[kv_heads][K, V][chunk][head_dim]`, read in place, for prefill and decode.
 
-One kernel serves both. A program holds some query tokens of one sequence, with all query heads that share one KV head, and walks
-the keys in tiles that begin at multiples of `tile` tokens, with a running maximum (FlashAttention-2). Decode splits the keys over
-programs at multiples of SPLIT_TOKENS, as Flash-Decoding does, and a second kernel merges the parts in ascending order: where keys
-are cut depends on positions alone, so a row's bits do not depend on the batch.
+One kernel serves both. A program computes some query tokens of one sequence, for all query heads that share a KV head.
+It reads the keys in tiles that begin at multiples of `tile` tokens, with a running maximum (FlashAttention-2). Decode
+splits the keys over programs at multiples of SPLIT_TOKENS (Flash-Decoding), and a second kernel merges the parts in
+ascending order. Splits depend on positions only, so a row's bits do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import triton.language as tl
 
 from worker.kernels.cuda.dot import dot, widens
 
-#: Tokens of the keys that one program of a decode reads. Parts of 256 keep 132 multiprocessors busy with one sequence of some 4,000
-#: tokens and 8 KV heads; writing and merging parts adds some 3 % to the bytes read (head_dim 128, 4 query heads a KV head).
+#: Keys that one decode program reads. 256 keeps 132 multiprocessors busy with one sequence of about 4,000 tokens and 8
+#: KV heads; writing and merging parts adds about 3 % to the bytes read (head_dim 128, 4 query heads per KV head).
 SPLIT_TOKENS = 256
 _LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The shapes that one launch computes with. rows: query rows (tokens x heads of a group) a program; keys: tokens of a tile."""
+    """Tile shapes of one launch. rows: query rows (tokens x heads of a group) per program; keys: tokens per tile."""
 
     rows: int
     keys: int
@@ -34,7 +34,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What does not change between launches for one model and page size."""
+    """Constants of all launches for one model and page size."""
 
     heads: int
     kv_heads: int
@@ -185,10 +185,11 @@ def attend(
     blocks: torch.Tensor,
     window: int | None,
 ) -> None:
-    """Attention of the query tokens that `blocks` names, each program over all keys of its tokens.
+    """Attention of the query tokens in `blocks`; each program reads all keys of its tokens.
 
-    q `[tokens, heads * head_dim]`, out `[rows, heads * head_dim]`; table int64 `[slices, width]`, byte addresses of pages; slices
-    int32 `[slices, 4]` (first row of q, count, first position, first row of out); blocks int32 `[blocks, 2]` (slice, first token).
+    q `[tokens, heads * head_dim]`, out `[rows, heads * head_dim]`; table int64 `[slices, width]`, byte addresses of
+    pages; slices int32 `[slices, 4]` (first row of q, count, first position, first row of out); blocks int32 `[blocks,
+    2]` (slice, first token).
     """
     _launch(shape, tiles, q, out, out, out, table, slices, blocks, window, 0, 1)
 
@@ -205,16 +206,30 @@ def attend_split(
     parts: torch.Tensor,
     stats: torch.Tensor,
 ) -> None:
-    """As `attend`, for slices of one token, with the keys split over programs.
+    """Like `attend`, for slices of one token, with the keys split over programs.
 
-    blocks holds `(slice, 0)`. parts float32 `[blocks, heads, splits, head_dim]` and stats float32 `[blocks, heads, splits, 2]` are
-    scratch; splits * SPLIT_TOKENS covers the longest slice. A slice of no tokens is padding: its row of out is left alone.
+    blocks holds `(slice, 0)`. parts float32 `[blocks, heads, splits, head_dim]` and stats float32 `[blocks, heads,
+    splits, 2]` are scratch; splits * SPLIT_TOKENS must cover the longest slice. A slice without tokens is padding; its
+    row of out is not written.
     """
     splits = parts.shape[2]
     _launch(shape, tiles, q, out, parts, stats, table, slices, blocks, window, SPLIT_TOKENS, splits)
     dim_up = triton.next_power_of_2(shape.head_dim)
     grid = (blocks.shape[0], shape.heads)
-    _merge[grid](out, parts, stats, slices, blocks, splits, shape.heads, shape.head_dim, dim_up, window or 0, SPLIT_TOKENS, num_warps=1)
+    _merge[grid](
+        out,
+        parts,
+        stats,
+        slices,
+        blocks,
+        splits,
+        shape.heads,
+        shape.head_dim,
+        dim_up,
+        window or 0,
+        SPLIT_TOKENS,
+        num_warps=1,
+    )
 
 
 def _launch(

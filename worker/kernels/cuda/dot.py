@@ -1,4 +1,4 @@
-"""The matrix product of tiles, the same for every kernel: float32 sums, and float32 operands in full (never as tf32)."""
+"""The matrix product of tiles for all kernels: float32 sums, and float32 operands in full precision (no tf32)."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def dot(a, b, WIDEN: tl.constexpr):
 
 
 def widens(dtype: torch.dtype) -> bool:
-    """Whether operands must be widened first: Triton's interpreter multiplies bfloat16 as the integers it keeps it in."""
+    """Whether operands must be widened first: Triton's interpreter multiplies bfloat16 as integers."""
     return bool(triton.knobs.runtime.interpret) and dtype == torch.bfloat16

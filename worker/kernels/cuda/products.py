@@ -1,7 +1,8 @@
-"""Matrix products whose rows do not depend on each other's presence (`worker.batch_invariant`).
+"""Batch-invariant matrix products (`worker.batch_invariant`).
 
-A library chooses its algorithm, and so the order of its sums, by the number of rows. This kernel has one tile shape for all: every
-output is one float32 sum over its inputs in ascending order. It is slower than the library, most of all with many rows.
+A library chooses its algorithm, and so the order of sums, by the number of rows. This kernel always uses one tile
+shape: every output is one float32 sum over its inputs in ascending order. It is slower than the library, most of all
+with many rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a layer does row by row: norms, rotation with the write into pages, and the gate. A row's result depends on that row alone.
+"""A layer's operations on single rows: norms, rotation with the write into pages, and the gate.
 
-Sums and products are float32, and results are rounded where the published implementations round (`worker.models.llama`).
+Sums and products are float32; results are rounded where the published implementations round (`worker.models.llama`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def _add_norm(x, delta, weight, out, eps, HIDDEN: tl.constexpr, HIDDEN_UP: tl.co
     inside = i < HIDDEN
     mine = tl.load(x + row * HIDDEN + i, mask=inside, other=0.0)
     if ADD:
-        mine = (mine.to(tl.float32) + tl.load(delta + row * HIDDEN + i, mask=inside, other=0.0).to(tl.float32)).to(mine.dtype)
+        mine = (mine.to(tl.float32) + tl.load(delta + row * HIDDEN + i, mask=inside, other=0.0).to(tl.float32)).to(
+            mine.dtype
+        )
         tl.store(x + row * HIDDEN + i, mine, mask=inside)
     wide = mine.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / HIDDEN + eps)).to(mine.dtype)
@@ -27,7 +29,7 @@ def _add_norm(x, delta, weight, out, eps, HIDDEN: tl.constexpr, HIDDEN_UP: tl.co
 
 @triton.jit
 def _normed(low, high, weight, d, eps, HALF: tl.constexpr, DTYPE: tl.constexpr):
-    """Root-mean-square norm of heads `[n, HALF]` x 2, as the model's type rounds it."""
+    """Root-mean-square norm of heads, given as two halves `[n, HALF]`, rounded to the model's type."""
     scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
     gain_low = tl.load(weight + d, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
     gain_high = tl.load(weight + HALF + d, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
@@ -90,7 +92,9 @@ def _rotate_write(
         if NORM:
             low, high = _normed(low, high, k_norm, d, eps, HALF, dtype)
         page = tl.load(table + which.to(tl.int64) * width + position // CHUNK)
-        page = tl.multiple_of((page + (head * 2 * CHUNK + position % CHUNK) * (DIM * BYTES)), 8).to(tl.pointer_type(dtype))
+        page = tl.multiple_of((page + (head * 2 * CHUNK + position % CHUNK) * (DIM * BYTES)), 8).to(
+            tl.pointer_type(dtype)
+        )
         p_at = one[:, None] * DIM + d[None, :]
         tl.store(page + p_at, (low * c - high * s).to(dtype), mask=kin)
         tl.store(page + p_at + HALF, (high * c + low * s).to(dtype), mask=kin)
@@ -111,11 +115,14 @@ def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def add_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-    """`x += delta` where one is given, then `out` is the root-mean-square norm of x times `weight`; all `[rows, hidden]`."""
+    """Adds `delta`, if given, to `x`; then `out` = root-mean-square norm of x times `weight`. All are `[rows,
+    hidden]`."""
     rows, hidden = x.shape
     warps = 8 if hidden >= 4096 else 4
     up = triton.next_power_of_2(hidden)
-    _add_norm[(rows,)](x, x if delta is None else delta, weight, out, eps, hidden, up, delta is not None, num_warps=warps)
+    _add_norm[(rows,)](
+        x, x if delta is None else delta, weight, out, eps, hidden, up, delta is not None, num_warps=warps
+    )
 
 
 def rotate_write(
@@ -131,11 +138,13 @@ def rotate_write(
     kv_heads: int,
     chunk_tokens: int,
 ) -> None:
-    """Rotates the queries of `packed` (q, k and v side by side) into `q`, and writes rotated keys, and values, into pages.
+    """Rotates the queries of `packed` (q, k and v concatenated) into `q`, and writes rotated keys, and values, to
+    pages.
 
-    packed `[tokens, (heads + 2 kv_heads) * head_dim]`, q `[tokens, heads * head_dim]`; cos and sin `[positions, head_dim / 2]`; norms:
-    of queries and keys, before rotation; table int64 `[slices, width]`, byte addresses of one layer's pages; places int32
-    `[tokens, 2]`, position and slice of each token, the position negative for padding, which is left alone.
+    packed `[tokens, (heads + 2 kv_heads) * head_dim]`, q `[tokens, heads * head_dim]`; cos and sin `[positions,
+    head_dim / 2]`; norms: weights of the norms of queries and keys, applied before rotation; table int64 `[slices,
+    width]`, byte addresses of one layer's pages; places int32 `[tokens, 2]`, position and slice of each token; a
+    negative position marks padding, which is skipped.
     """
     half = cos.shape[1]
     q_norm, k_norm = norms or (cos, cos)

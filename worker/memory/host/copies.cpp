@@ -1,7 +1,7 @@
-// Copies many pieces of one size in one call, so that a run of them costs the interpreter nothing and is made without its lock.
+// Copies many pieces of one size in one call, without the interpreter or its lock.
 //
-// Where the processor can, stores go past its caches: a copy reads and writes each byte once and evicts nothing of what computes
-// meanwhile. 73 MB in pieces of 64 KiB take 8.5 ms so, 14 ms with memcpy.
+// On x86, stores bypass the caches, so a copy reads and writes each byte once and does not evict data of concurrent compute. 73 MB in pieces of
+// 64 KiB take 8.5 ms, with memcpy 14 ms.
 #include <cstdint>
 #include <cstring>
 #if defined(__SSE2__)
@@ -47,6 +47,6 @@ extern "C" void upbeat_copy(int64_t count, const uint64_t* to, const uint64_t* f
         copy(reinterpret_cast<char*>(to[i]), reinterpret_cast<const char*>(from[i]), static_cast<std::size_t>(size));
     }
 #if defined(__SSE2__)
-    _mm_sfence();  // what went past the caches is seen by whoever sees what is written next
+    _mm_sfence();  // makes the streaming stores visible before later writes
 #endif
 }

@@ -1,6 +1,7 @@
-"""What of a request its grammar depends on, as it travels to the process that compiles it, and the grammar's text.
+"""The part of a request that its grammar depends on, as sent to the compiling process, and the grammar's text.
 
-Writing that text reads and writes JSON of strangers: it is done where it may take long or fail (`worker.sampling.grammar_child`).
+Writing that text processes untrusted JSON, so it runs in a process that may be slow or fail
+(`worker.sampling.grammar_child`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from contracts.errors import InvalidRequest
 from contracts.request import GenerateRequest, ToolUse
 from worker.core.tool_calls import Dialect, call_grammar, json_grammar, json_rule, parameters_of
 
-#: Of the answer's form (a schema or an expression) and `tools` together; the gateway takes less of each.
+#: Maximum size of the answer's form (schema or regular expression) and `tools` together. The gateway's limits for each
+#: are lower.
 MOST_CHARACTERS = 1 << 19
 _IN_A_LITERAL = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A schema that the answer satisfies, functions that it may call, or both; or an expression that it matches. field: names the form."""
+class GrammarSpec:
+    """A schema for the answer, functions that it may call, or both; or a regular expression. field: the request's field
+    that holds the form."""
 
     dialect: Dialect
     schema: str | None
@@ -33,11 +36,11 @@ class Wish:
 
     @property
     def param(self) -> str:
-        """The request's field that is named where no better is known."""
+        """The request field to name in errors by default."""
         return self.field if self.use is None else "tools"
 
     def packed(self) -> bytes:
-        """Bytes that `unpacked` reads; equal wishes have equal ones."""
+        """Bytes for `unpacked`; equal specs give equal bytes."""
         packed: bytes = msgpack.packb(
             [asdict(self.dialect), self.schema, None if self.use is None else asdict(self.use), self.regex, self.field]
         )
@@ -53,7 +56,7 @@ class Wish:
         return call_grammar(self.dialect, self.use, self.schema)
 
     def parts(self) -> list[tuple[str, str]]:
-        """`(field, grammar)` of each schema by itself, to tell which of several cannot be enforced."""
+        """`(field, grammar)` of each schema alone, to find which one cannot be enforced."""
         found = [] if self.schema is None else [(self.field, json_grammar(self.schema))]
         if self.use is not None and self.use.choice != "none":
             for i, tool in enumerate(json.loads(self.use.tools)):
@@ -61,10 +64,10 @@ class Wish:
         return found
 
 
-def unpacked(packed: bytes) -> Wish:
-    """What `Wish.packed` wrote."""
+def unpacked(packed: bytes) -> GrammarSpec:
+    """Inverse of `GrammarSpec.packed`."""
     dialect, schema, use, regex, field = msgpack.unpackb(packed)
-    return Wish(Dialect(**dialect), schema, None if use is None else ToolUse(**use), regex, field)
+    return GrammarSpec(Dialect(**dialect), schema, None if use is None else ToolUse(**use), regex, field)
 
 
 def regex_grammar(regex: str) -> str:
@@ -74,48 +77,49 @@ def regex_grammar(regex: str) -> str:
         escaped = found[0].removeprefix("\\")
         return "\\n" if escaped == "\n" else "\\" + escaped
 
-    # What would end the literal is escaped; what is escaped stays so.
+    # Escape what would end the literal; keep existing escapes.
     return f"start: /{_IN_A_LITERAL.sub(literal, regex)}/\n"
 
 
-def wish_of(request: GenerateRequest, dialect: Dialect) -> Wish | None:
-    """None: the answer is free. Raises InvalidRequest for what is too large, or cannot be told apart in one answer."""
+def spec_of(request: GenerateRequest, dialect: Dialect) -> GrammarSpec | None:
+    """The request's grammar; None if the answer is unconstrained. Raises InvalidRequest if it is too large, or combines
+    forms that one answer cannot hold."""
     use, schema, regex = request.tool_use, request.json_schema, request.regex
     if use is None and schema is None and regex is None:
         return None
-    wish = Wish(dialect, schema, use, regex, request.form_field or "response_format")
+    spec = GrammarSpec(dialect, schema, use, regex, request.form_field or "response_format")
     if regex is not None and (use is not None or schema is not None):
-        raise unsupported(wish.field, "an expression goes with neither tools nor a schema")
+        raise unsupported(spec.field, "an expression goes with neither tools nor a schema")
     characters = len(schema or "") + len(regex or "") + len(use.tools if use is not None else "")
     if characters > MOST_CHARACTERS:
-        raise unsupported(wish.param, f"it has {characters:,} characters, and at most {MOST_CHARACTERS:,} are enforced")
+        raise unsupported(spec.param, f"it has {characters:,} characters, and at most {MOST_CHARACTERS:,} are enforced")
     if use is not None and use.choice == "auto" and schema is not None and not dialect.begin:
         raise InvalidRequest(
-            f"{wish.field} cannot be combined with tool_choice 'auto' on this model, whose calls are JSON too; "
+            f"{spec.field} cannot be combined with tool_choice 'auto' on this model, whose calls are JSON too; "
             "require a call, or leave one of both out",
-            param=wish.field,
+            param=spec.field,
         )
-    return wish
+    return spec
 
 
 def unsupported(param: str, reason: str) -> InvalidRequest:
-    """The refusal of a grammar."""
+    """The error for a grammar that cannot be enforced."""
     return InvalidRequest(f"{param} cannot be enforced: {reason}", param=param, code="unsupported_schema")
 
 
 def answer_of(grammar: str, bytes_: int) -> bytes:
-    """What the child says of a grammar that may be compiled: its text, and the memory that it keeps."""
+    """The child's message for an accepted grammar: its text and memory."""
     packed: bytes = msgpack.packb([grammar, bytes_])
     return packed
 
 
 def refusal_of(param: str, reason: str) -> bytes:
-    """What the child says of one that may not."""
+    """The child's message for a refused grammar."""
     packed: bytes = msgpack.packb([None, param, reason])
     return packed
 
 
 def read_answer(packed: bytes) -> list[Any]:
-    """`[grammar, bytes]`, or `[None, param, reason]`."""
+    """Inverse of `answer_of` and `refusal_of`: `[grammar, bytes]`, or `[None, param, reason]`."""
     answer: list[Any] = msgpack.unpackb(packed)
     return answer

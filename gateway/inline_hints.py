@@ -1,4 +1,4 @@
-"""The hints that come inside a request for text (`gateway.core.spellings`): some are told at once, the others when the answer has ended."""
+"""Hints inside a request for text (`gateway.core.spellings`): some are sent at once, the others after the answer."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from gateway.core.spellings import Spelled
 from gateway.parts import PARTS
 
 
-class Telling:
-    """One request's. They count against the caller's hint limit together, when it begins; over it they are dropped and the request goes on.
+class InlineHints:
+    """The inline hints of one request. They count against the caller's hint limit when the request begins; over the
+    limit they are dropped and the request continues.
 
-    results: what the answer says of its `kv_hints`; None when it has none.
+    results: the answer's `kv_hints`; None when the request has none.
     """
 
-    def __init__(self, request: web.Request, caller: Caller, said: Spelled, session_id: str, model: str, priority: int) -> None:
+    def __init__(
+        self, request: web.Request, caller: Caller, said: Spelled, session_id: str, model: str, priority: int
+    ) -> None:
         self._parts, self._remote, self._caller = request.app[PARTS], request.remote, caller
         self._session_id, self._model, self._priority = session_id, model, priority
-        self._wishes = said.wishes
+        self._actions = said.actions
         rejected = False
-        if self._wishes:
-            hints = kv_hints.count(self._wishes, session_id)
+        if self._actions:
+            hints = kv_hints.count(self._actions, session_id)
             rejected = bool(self._parts.limits.take(caller.tenant, hints, self._parts.clock.now()))
             if rejected:
                 metrics.HINTS.labels("advisory", "limited").inc(hints)
-                self._wishes = ()
+                self._actions = ()
         self.results: dict[str, Any] | None = said.envelope.answer(rejected) if said.envelope is not None else None
 
     def tell(self, *, after: bool) -> None:
-        """Tell those that are due at once, or those that are due after the answer."""
-        if not self._wishes:
+        """Send the hints that are due at once, or those due after the answer."""
+        if not self._actions:
             return
-        advisories, withdrawn = kv_hints.due(self._wishes, self._session_id, self._model, self._priority, after=after)
+        advisories, withdrawn = kv_hints.due(self._actions, self._session_id, self._model, self._priority, after=after)
         tenant, hints = self._caller.tenant, self._parts.hints
         caller = self._parts.callers.digest(self._remote)
         hints.advise([advisory_to_wire(a, tenant, f"adv-{secrets.token_hex(12)}", caller=caller) for a in advisories])

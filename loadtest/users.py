@@ -1,11 +1,11 @@
-"""Sends a planned load to an OpenAI endpoint, or to several like ones, and measures every request.
+"""Sends a planned load to one or several equal OpenAI endpoints, and measures every request.
 
-Open loop: jobs start by the plan, however slow the answers are, and within a session a turn waits for the answer before it and for its own
-typing (`loadtest.typist.when_to_speak`). Closed loop (`users`): so many people, each with one job after the other, who read an answer,
-type, and ask. A turn's messages are the previous turn's messages, the answer as it was received, and the new text, so that each prompt
-literally extends the one before. A session whose request fails ends there, and with it whatever needs its answers.
+Open loop: jobs start at their planned times; within a session a turn waits for the previous answer and its own typing
+(`loadtest.typist.when_to_speak`). Closed loop: a fixed number of users, each with one job after the other, who read an
+answer, type, and ask. A turn's messages are the previous turn's messages, the received answer and the new text, so each
+prompt extends the one before. A failed request ends its session, and every turn that needs its answers.
 
-Works with any server of the OpenAI API; hints (`POST /v1/advisory`) are sent only where asked for.
+Hints (`POST /v1/advisory`) are sent only if the endpoint has `hints`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """How a plan is carried out. users: so many people in a closed loop, 0 for an open one. seconds: no request is sent later than this,
-    which ends the load. spread_s, seed: people of a closed loop begin within this time, drawn."""
+    """How a plan is sent. users: of a closed loop; 0: open loop. seconds: no request is sent later. spread_s, seed:
+    users of a closed loop start at random times within `spread_s`."""
 
     users: int = 0
     seconds: float = math.inf
@@ -46,9 +46,9 @@ async def run_load(
     loop: Loop | None = None,
     balance: Balance = "round-robin",
 ) -> list[Outcome]:
-    """Send everything in `sessions`, or what `loop` leaves time for; returns the outcomes by sending time.
+    """Send `sessions`, as far as `loop` allows; returns the outcomes by sending time.
 
-    `on_done` sees each as it ends, so that a load that is cancelled leaves what was measured.
+    on_done: called with each outcome as it ends, so that a cancelled load keeps its results.
     """
     loop = loop or Loop()
     several = (endpoints,) if isinstance(endpoints, Endpoint) else tuple(endpoints)
@@ -64,16 +64,16 @@ async def run_load(
         try:
             async with asyncio.TaskGroup() as group:
                 for queue in load.queues(jobs(sessions)):
-                    group.create_task(load.person(*queue))
+                    group.create_task(load.run_user(*queue))
         finally:
-            for pretending in load.idle:
-                pretending.cancel()
-            await asyncio.gather(*load.idle, return_exceptions=True)
+            for hint in load.spurious:
+                hint.cancel()
+            await asyncio.gather(*load.spurious, return_exceptions=True)
     return sorted(outcomes, key=lambda o: o.sent_s)
 
 
 class _Load:
-    """A plan being carried out. `ends`: when the turns that others wait for have ended, None where they failed."""
+    """A load in progress. ends: when turns that others need have ended, by (session id, turn); None: failed."""
 
     def __init__(
         self,
@@ -87,26 +87,26 @@ class _Load:
         self.http, self.endpoints, self.balancer, self.loop, self.done = http, endpoints, balancer, loop, done
         self._clock, self._start_s = clock, clock.now()
         self.ends: dict[tuple[str, int], asyncio.Future[float | None]] = {}
-        #: Hints for nothing that are still to come; nobody waits for them.
-        self.idle: set[asyncio.Task[None]] = set()
+        #: Pending spurious hints; the load does not wait for them.
+        self.spurious: set[asyncio.Task[None]] = set()
 
     def queues(self, planned: Sequence[Job]) -> list[tuple[Sequence[Job], float]]:
-        """What each person does, and when they begin: the n-th of a closed loop has every n-th job, so that nothing that is measured
-        changes who says what; in an open loop every job has a person."""
+        """The jobs and start time of each user. In a closed loop the n-th of N users has every N-th job, so that no
+        measured time changes which user sends what. In an open loop each job has a user."""
         if not self.loop.users:
             return [((job,), 0.0) for job in planned]
         draw = random.Random(self.loop.seed).random
         return [(planned[n :: self.loop.users], draw() * self.loop.spread_s) for n in range(self.loop.users)]
 
-    async def person(self, queue: Sequence[Job], starts_s: float) -> None:
-        """Hold one job after the other."""
+    async def run_user(self, queue: Sequence[Job], starts_s: float) -> None:
+        """Run one job after the other."""
         for job in queue:
             async with asyncio.TaskGroup() as group:
                 talks = [group.create_task(_Talk(self, session, starts_s).run()) for session in job]
             starts_s = max(talk.result() for talk in talks)
 
     def end_of(self, turn: tuple[str, int]) -> asyncio.Future[float | None]:
-        """Done when this turn has ended."""
+        """A future of this turn's end; None: it failed."""
         return self.ends.setdefault(turn, asyncio.get_running_loop().create_future())
 
     def now(self) -> float:
@@ -114,20 +114,20 @@ class _Load:
         return self._clock.now() - self._start_s
 
     async def until(self, at_s: float) -> None:
-        """Sleep until then."""
+        """Sleep until `at_s`."""
         wait_s = at_s - self.now()
         if wait_s > 0:
             await self._clock.sleep(wait_s)
 
 
 class _Talk:
-    """One session being held."""
+    """One session in progress."""
 
     def __init__(self, load: _Load, session: PlannedSession, starts_s: float) -> None:
         self._load, self._session, self._starts_s = load, session, starts_s
 
     async def run(self) -> float:
-        """Hold it; returns when its last answer has been read."""
+        """Run all turns. Returns the time at which the last answer has been read."""
         load, session = self._load, self._session
         messages: list[dict[str, str]] = []
         ended_s: float | None = None
@@ -155,7 +155,7 @@ class _Talk:
         return load.now() + (session.turns[number].reading_s if session.turns else 0.0)
 
     async def _moment(self, number: int, turn: PlannedTurn, ended_s: float | None) -> Moment | None:
-        """When this turn is typed and sent; None when it cannot be, as an answer that it needs never comes."""
+        """When this turn is typed and sent; None if an answer that it needs has failed."""
         load = self._load
         if turn.after:
             ends = [await load.end_of(needed) for needed in turn.after]
@@ -171,12 +171,14 @@ class _Talk:
     async def _say(
         self, number: int, turn: PlannedTurn, moment: Moment, chosen: int, messages: list[dict[str, str]]
     ) -> tuple[Outcome, list[dict[str, str]]]:
-        """One turn, its hint included; returns its outcome and the conversation's messages after it."""
+        """Send one turn and its hint; returns its outcome and the conversation's messages after it."""
         load, session = self._load, self._session
         endpoint = load.endpoints[chosen].of(session)
-        # In a closed loop what is planned is what the answers before allow.
+        # In a closed loop the plan follows from earlier answers.
         planned_s = moment.request_s if load.loop.users or turn.after else turn.arrival_s
-        outcome = Outcome(session.session_id, number, planned_s, priority=session.priority, tenant=session.tenant, model=session.model)
+        outcome = Outcome(
+            session.session_id, number, planned_s, priority=session.priority, tenant=session.tenant, model=session.model
+        )
         hinting: asyncio.Task[Hint] | None = None
         if endpoint.hints and turn.hint is not None:
             hint_s = moment.typing_starts_s + turn.hint.offset_s
@@ -194,7 +196,9 @@ class _Talk:
         extra = dict(turn.extra) | ({"priority": session.priority} if session.priority and endpoint.priorities else {})
         asked = replace(endpoint, body=endpoint.body | extra) if extra else endpoint
         try:
-            await ask(load.http, asked, messages, turn.answer_tokens, session.session_id, outcome, load.now, headers=more)
+            await ask(
+                load.http, asked, messages, turn.answer_tokens, session.session_id, outcome, load.now, headers=more
+            )
         finally:
             if hinting is not None:
                 outcome.hint = await hinting
@@ -210,10 +214,12 @@ class _Talk:
                 await advise(self._load.http, endpoint, pretence.session_id, None)
 
         for pretence in turn.pretences:
-            self._load.idle.add(asyncio.create_task(hint(pretence)))
+            self._load.spurious.add(asyncio.create_task(hint(pretence)))
 
     async def _send_hint(self, hint: Hint, endpoint: Endpoint, expected_arrival_s: float | None) -> Hint:
         session = self._session
-        hint.status = await advise(self._load.http, endpoint, session.session_id, expected_arrival_s, priority=session.priority)
+        hint.status = await advise(
+            self._load.http, endpoint, session.session_id, expected_arrival_s, priority=session.priority
+        )
         hint.answered_s = self._load.now()
         return hint

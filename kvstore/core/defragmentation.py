@@ -1,10 +1,10 @@
-"""Which slabs are best emptied whole, when slots of another kind are wanted: those whose most precious piece goes first.
+"""Which slabs to evict whole when slots of another kind are needed: those whose most valuable piece ranks lowest.
 
-Of the class that nobody wants any more, whole slabs go before single pieces: one piece of a hint in each of many slabs would keep all
-of them from being emptied for the next hint, which may not displace it.
+Among dropped pieces whole slabs go before single pieces: otherwise one protected piece of a hint in each of many slabs
+would keep all of them from being evicted for the next hint.
 
-Looking is dear, so a plan looks at the first victims of all kinds once, keeps what it found in order, and looks further only
-while there is nothing else to take, and at no more victims than it is told.
+Searching is expensive. A plan examines the first victims of all kinds once, keeps the slabs it found in order, and
+examines more only while it has no other option, up to a limit.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ from __future__ import annotations
 from itertools import islice
 from typing import cast
 
-from kvstore.core.eviction import Below, VictimKey, Victims, dropped, protected
+from contracts.memory.layer_bands import band_of, layers_of
+from contracts.memory.victim_order import VictimKey
+from kvstore.core.eviction import Below, Victims, dropped, protected
+from kvstore.core.eviction_plan import EvictionPlan
 from kvstore.core.index import Chunk
 from kvstore.core.ledger import Ledger, Slab
-from kvstore.core.prefetch import quarter
-from kvstore.core.vacating import Vacating
 
-#: So many victims are looked at first, and then so many times more.
+#: Victims examined first, and the factor of each further search.
 LOOK, _FURTHER = 64, 16
 
 
 def _rather(price: VictimKey, cost: VictimKey) -> bool:
-    """Whether slabs whose most precious piece is at `price` are emptied rather than that the victim at `cost` leaves its slab alone."""
+    """Whether to evict slabs whose most valuable piece has the key `price` rather than a single victim of key
+    `cost`."""
     return price < cost or (dropped(price) and dropped(cost))
 
 
-class Emptying:
-    """The slabs that one plan may empty, cheapest first. `below`: only pieces that stand below it; None: any. `most`: victims that
-    may be looked at. `looked_at`: how many were."""
+class Defragmentation:
+    """The slabs that one plan may evict, cheapest first. below: only pieces that rank below it; None: any. most: limit
+    of victims examined. looked_at: victims examined so far."""
 
-    def __init__(self, ledger: Ledger, victims: Victims, plan: Vacating, below: Below | None, most: float) -> None:
+    def __init__(self, ledger: Ledger, victims: Victims, plan: EvictionPlan, below: Below | None, most: float) -> None:
         self._ledger = ledger
         self._victims = victims
         self._plan = plan
@@ -44,9 +46,10 @@ class Emptying:
         self._all = False
 
     def next(self, cost: VictimKey | None) -> list[Slab] | None:
-        """Slabs that make a run when they are emptied, if that costs less than `cost`, a victim; None: anything is better than nothing."""
+        """Remove and return the cheapest slabs whose eviction makes room for a new slab. None when there are none, or
+        when the victim at `cost` is cheaper; cost None: there is no such victim."""
         while True:
-            while self._found and any(self._plan.emptied(slab) for slab in self._found[-1][2]):
+            while self._found and any(self._plan.evicts(slab) for slab in self._found[-1][2]):
                 self._found.pop()
             if self._found:
                 price, _, slabs = self._found[-1]
@@ -59,7 +62,7 @@ class Emptying:
             self._look()
 
     def _look(self) -> None:
-        """Find what can be emptied among the slabs of the first victims."""
+        """Find slabs that can be evicted among those of the first victims."""
         self._looked = self._looked * _FURTHER or LOOK
         heads = self._victims.heads()
         seen: set[int] = set()
@@ -81,8 +84,8 @@ class Emptying:
         self._found.sort(key=lambda f: f[:2], reverse=True)
 
     def _worth(self, slab: Slab) -> VictimKey | None:
-        """The place of the slab's most precious piece; None: it cannot be emptied, or is already."""
-        if self._plan.emptied(slab):
+        """The key of the slab's most valuable piece; None: it cannot be evicted, or is in the plan already."""
+        if self._plan.evicts(slab):
             return None
         if slab.base not in self._values:
             self._values[slab.base] = self._value(slab)
@@ -91,7 +94,8 @@ class Emptying:
     def _value(self, slab: Slab) -> VictimKey | None:
         if slab.locked:
             return None
-        lowest: dict[bytes, tuple[int, Chunk]] = {}  #: of a chunk's pieces in one slab the lowest layer is the most precious
+        #: of a chunk's pieces in one slab the lowest layer is the most valuable
+        lowest: dict[bytes, tuple[int, Chunk]] = {}
         for offset, holder in slab.slots():
             chunk = cast(Chunk, holder)
             layer = chunk.offsets.index(offset)
@@ -109,7 +113,7 @@ class Emptying:
 
     def _slabs_of(self, chunk: Chunk, layer: int) -> list[Slab]:
         """The slabs that hold the chunk's pieces of the layer's band."""
-        bottom = layer - layer % quarter(chunk.shape)
+        bottom = layers_of(band_of(layer, chunk.shape.layers), chunk.shape.layers).start
         found = {}
         for offset in chunk.offsets[bottom : layer + 1]:
             slab = self._ledger.slab_at(offset)

@@ -1,8 +1,8 @@
-"""The listening socket: who is let in, and who has been there too long.
+"""The listening socket: limits connections, and closes those that take too long.
 
-At most so many connections are let in, and of them at most a share from one address; one more is told 503 and closed, before anything is
-kept for it. Every connection is looked at now and then (`Connection.look`). One on which no request is completed for `gateway.idle_s`
-is closed by aiohttp.
+Connections are limited in total and per address. A connection over a limit gets a 503 and is closed before anything is
+allocated for it. `Connection.look` checks the deadlines of every connection regularly. aiohttp closes connections that
+complete no request for `gateway.idle_s`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from gateway.core.callers import network_of
 from gateway.core.deadlines import Limits
 from gateway.core.shares import Shares
 
-#: Files that are no connections of clients: streams to workers, schedulers, logs, and who is being refused.
+#: File descriptors reserved for other uses: streams to workers and schedulers, logs, connections being refused.
 _OTHER_FILES = 256
-#: Who is refused may still be sending, and a close with unread bytes would take the answer from him: his end is awaited for so long,
-#: for so many at a time.
+#: A refused client may still be sending, and closing with unread bytes would discard the answer. So the gateway waits
+#: up to this long for the client to close, for this many refused clients at a time.
 _REFUSING_S, _REFUSING = 1.0, 64
 _BODY = json.dumps(Unavailable("too many connections at the moment; try again", code="overloaded").envelope()).encode()
 _FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\nRetry-After: "
+    b"1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n" % len(_BODY)
 ) + _BODY
 
 
-class Door:
-    """Listens for one process."""
+class Listener:
+    """Accepts connections for one process."""
 
-    def __init__(self, server: web.Server, max_connections: int, share: float, limits: Limits, options: dict[str, Any]) -> None:
-        """share: of the connections, for one address. options: aiohttp's for connections, as `web.AppRunner` takes them."""
+    def __init__(
+        self, server: web.Server, max_connections: int, share: float, limits: Limits, options: dict[str, Any]
+    ) -> None:
+        """share: the part of the connections that one address may hold. options: those of aiohttp's `web.AppRunner`."""
         self._server, self._limits, self._options = server, limits, options
         self.shares = Shares(max(8, min(max_connections, raised_file_limit() - _OTHER_FILES)), share)
         self._owners: dict[Connection, str] = {}
@@ -45,12 +48,15 @@ class Door:
         self._listening: asyncio.Server | None = None
 
     async def open(self, host: str, port: int, *, shared: bool) -> None:
-        """Listen; shared: other processes listen there too. Raises OSError naming the address when the port is taken."""
+        """Listen. shared: other processes listen on the port too. Raises OSError naming the address when the port is
+        taken."""
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(lambda: _Guest(self), host, port, backlog=1024, reuse_port=shared or None)
+        self._listening = await loop.create_server(
+            lambda: _Accepted(self), host, port, backlog=1024, reuse_port=shared or None
+        )
 
     async def watch(self) -> NoReturn:
-        """Look at every connection, for ever."""
+        """Check every connection's deadlines, for ever."""
         loop = asyncio.get_running_loop()
         pause_s = min(2.0, self._limits.header_s / 4, self._limits.write_s / 4)
         while True:
@@ -60,13 +66,13 @@ class Door:
                 connection.look(now_s)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
 
     def admit(self, transport: asyncio.Transport) -> None:
-        """Let this one in: aiohttp serves it from now on. Or refuse it."""
+        """Accept the connection, which aiohttp then serves, or refuse it."""
         peer = transport.get_extra_info("peername")
         owner = network_of(peer[0] if peer else None)
         if not self.shares.take(owner):
@@ -95,19 +101,19 @@ class Door:
         transport.abort()
 
 
-class _Guest(asyncio.Protocol):
-    """Whoever has just connected. One that is refused stays this: what it says is thrown away."""
+class _Accepted(asyncio.Protocol):
+    """The protocol of a new connection. A refused connection keeps it, so that its input is discarded."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's.
-        self._door.admit(cast(asyncio.Transport, transport))
+        self._listener.admit(cast(asyncio.Transport, transport))
 
 
 def raised_file_limit() -> int:
-    """Let this process open as many files as it may at all; how many that is."""
+    """Raise the limit of open files to the hard limit. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 1 << 20
     if soft < most:

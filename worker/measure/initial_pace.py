@@ -1,4 +1,4 @@
-"""What this worker's profile must hold for, and what a worker takes from it before anything has run."""
+"""Which profile fits this worker, and the initial pace and load rates that it gives."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ import os
 import torch
 
 from contracts.kv import KvShape
-from contracts.profile import Profile, Subject
+from contracts.latency_profile import Profile, Subject
 from runtime.config import Config
-from runtime.profiles import cores, processor
+from runtime.profile_files import cores, processor
 from storelink.core.load_plan import LoadRate, LoadRates, Source
 from worker.core.pace import Pace
 from worker.measure.steps import Computed
 
-#: Prefill is taken from a step of so many tokens, decoding from steps of so many sequences with so long a context.
+#: Points of the profile to use: tokens of a prefill step; context and batches of decode steps.
 _PREFILL_TOKENS, _CONTEXT_TOKENS, _BATCHES = 512, 1024, (1, 8)
-#: A request as long as many are, until one has ended here: tokens to prefill and to generate.
+#: A typical request, until one has ended here: tokens to prefill and to generate.
 _TYPICAL_PREFILL, _TYPICAL_OUTPUT = 256, 128
 
-#: What a profile calls them. Whether the page cache has a file is not known ahead: the better case is tried, and observed.
+#: Names in a profile, by source. Whether the page cache holds a file is unknown, so the faster case is assumed until
+#: observed.
 _SOURCES = {Source.DRAM: ("dram",), Source.SSD: ("ssd", "ssd_cold"), Source.PEER: ("peer",)}
 
 
 def compute_threads(config: Config) -> int:
-    """Threads that compute: as configured, else the machine's cores shared evenly between its workers."""
+    """Number of compute threads: as configured, else the machine's cores divided by its workers."""
     return config.worker.threads or max(1, (os.cpu_count() or 1) // config.devices)
 
 
 def subject(shape: KvShape, threads: int, computes: str) -> Subject:
-    """What figures measured in this process hold for. computes: `native`, `torch` or `cuda`."""
+    """The subject of measurements in this process. computes: `native`, `torch` or `cuda`."""
     device = torch.cuda.get_device_name() if computes == "cuda" else processor()
     return Subject(shape.fingerprint.hex(), shape.dtype, device, cores(), threads, computes)
 
 
 def profile_of(what: Subject, model: str, shape: KvShape, computed: Computed) -> Profile:
-    """A profile of what was computed; nothing was loaded."""
+    """A profile of compute only, without loads."""
     return Profile(
         what, model, shape.layers, shape.token_bytes,
         computed.decode_step_s, computed.decode_layer_s, computed.prefill_step_s, computed.prefill_layer_s, {}, {},
@@ -43,7 +44,7 @@ def profile_of(what: Subject, model: str, shape: KvShape, computed: Computed) ->
 
 
 def seed(pace: Pace, profile: Profile) -> None:
-    """Start `pace` from what was measured; what runs from now on moves it as it would have."""
+    """Seed `pace` from the profile; later steps update it as usual."""
     pace.prefill_token_s = profile.prefill_s(_PREFILL_TOKENS) / _PREFILL_TOKENS
     context = min(_CONTEXT_TOKENS, profile.decode_step_s.columns[-1])
     pace.expect_decodes({batch: profile.decode_s(batch, context) for batch in _BATCHES})
@@ -52,13 +53,13 @@ def seed(pace: Pace, profile: Profile) -> None:
 
 
 def measured_rates(profile: Profile) -> dict[str, float]:
-    """How fast KV comes from a peer and from the SSD, in bytes a second, as far as it was measured."""
+    """Measured rates of a peer and of the SSD, in bytes per second."""
     names = {"peer": "peer", "ssd_cold": "ssd"}
     return {names[name]: load.bytes_per_s for name, load in profile.loads.items() if name in names}
 
 
 def seed_loads(rates: LoadRates, profile: Profile, piece_bytes: int) -> None:
-    """Let the load plan reckon with what was measured, until it sees loads of its own."""
+    """Seed the load plan's rates, used until loads are observed."""
     for source, names in _SOURCES.items():
         measured = [profile.loads[name] for name in names if name in profile.loads]
         if measured:

@@ -1,7 +1,8 @@
-"""`python -m worker.measure.profiling`: measures what this worker's model takes on this machine, for `upbeat profile`.
+"""`python -m worker.measure.make_profile`: measures this worker's model on this machine, for `upbeat profile`.
 
-Loads the model and computes with the runner that a worker of the same configuration has; loads KV from the stores of the configuration,
-which whoever starts this has started for nothing else. Writes one profile (contracts.profile) and tells of its progress on stdout.
+Loads the model, computes with the runner of a worker of this configuration, and loads KV from the configuration's
+stores, which the caller has started for this alone. Writes one profile (contracts.latency_profile) and prints its
+progress to stdout.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any
 import torch
 
 from contracts.errors import ConfigError
-from contracts.profile import LoadRate, Profile, encode
+from contracts.latency_profile import LoadRate, Profile, encode
 from contracts.v1 import kvstore_pb2, kvstore_pb2_grpc
 from runtime import rpc, telemetry
 from runtime.clock import RealClock
-from runtime.config import GIB, Config, load_config
+from runtime.config import Config
+from runtime.config_file import load_config
+from runtime.sections import GIB
 from runtime.service import Tasks, run
 from storelink.link import StoreLink
 from worker.core.granules import Owner, Use
@@ -37,8 +40,8 @@ from worker.engine.executor import Executor
 from worker.link.ends import end_of
 from worker.link.kv_loader import KvLoader
 from worker.link.loads import LoadTable
+from worker.measure.initial_pace import compute_threads, profile_of, subject
 from worker.measure.loads import LoadFailed, Mover, large_chunks, own_rates, peer_rate
-from worker.measure.profiles import compute_threads, profile_of, subject
 from worker.measure.steps import QUICK, Computed, Grid, on_free_pages
 from worker.memory.copier import Copier
 from worker.memory.paged_kv import PagedKv
@@ -50,7 +53,7 @@ _PACKAGES = {"upbeat": "upbeat-server", "torch": "torch", "numpy": "numpy"}
 
 @dataclass(slots=True)
 class Computer:
-    """A model, its pages, and what computes: as a worker has them."""
+    """A model, its pages and its runner, as in a worker."""
 
     model: Model
     kv: PagedKv
@@ -60,7 +63,7 @@ class Computer:
 
 
 def assemble(config: Config) -> Computer:
-    """Load the model. Raises ConfigError as a worker's start does."""
+    """Load the model. Raises ConfigError, as at a worker's start."""
     threads = compute_threads(config)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
@@ -68,25 +71,31 @@ def assemble(config: Config) -> Computer:
     chosen = choose_device(config, threads)
     memory, digests = chosen.memory, config.run_dir / "digests"
     model = load_model(config.model, memory, w.dtype, w.device, config.kv.chunk_tokens, digests, chosen.pack)
-    kv = PagedKv.reserve(memory, model.shape, max(memory.free * granule // model.shape.piece_bytes, 1), Owner(Use.KV, config.model.name))
+    kv = PagedKv.reserve(
+        memory, model.shape, max(memory.free * granule // model.shape.piece_bytes, 1), Owner(Use.KV, config.model.name)
+    )
     runner, _ = chosen.movers(model, kv)
     return Computer(model, kv, runner, chosen, threads)
 
 
 def measure_compute(computer: Computer, config: Config, quick: bool, say: Callable[[str], None]) -> Computed:
-    """The whole grid, on pages of a cache that nothing else uses yet."""
-    grid = (QUICK if quick else Grid()).within(config.worker.max_batch, config.worker.step_tokens, computer.model.max_tokens)
+    """Measure the whole grid, on pages of an unused cache."""
+    grid = (QUICK if quick else Grid()).within(
+        config.worker.max_batch, config.worker.step_tokens, computer.model.max_tokens
+    )
     return on_free_pages(computer.runner, computer.kv, grid, RealClock(), say)
 
 
 class Attachment:
-    """A mover attached to one node's store, with pages of its own over `kv`."""
+    """A mover attached to one node's store, with its own pages over `kv`."""
 
     def __init__(self, config: Config, node: int, kv: PagedKv, copier: Copier, pool: PagePool, tasks: Tasks) -> None:
         places, inbox, log = config.node(node), queue.SimpleQueue[object](), telemetry.logger("storelink.link")
         table = LoadTable()
         loader = KvLoader(kv, table, inbox.put, copier)
-        executor = Executor(kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32))
+        executor = Executor(
+            kv.shape, kv, HbmCache(pool), table, loader, RealClock(), config.kv, lambda tenant: bytes(32)
+        )
         executor.link = loader.link = StoreLink(
             places.store_address, "profile", [end_of(kv.shape, inbox.put, loader.from_store)], log, config.kv.hugepages
         )
@@ -96,7 +105,7 @@ class Attachment:
         self._loader, self._address, self._loop = loader, places.store_address, asyncio.get_running_loop()
 
     def flush(self) -> None:
-        """Wait until the store has written everything behind. Not on the event loop's thread. Raises LoadFailed."""
+        """Wait until the store has finished its write-back. Not on the event loop's thread. Raises LoadFailed."""
         if not asyncio.run_coroutine_threadsafe(self._flush(), self._loop).result():
             raise LoadFailed("the store did not finish its write-back")
 
@@ -113,10 +122,12 @@ class Attachment:
         self._loader.stop()
 
 
-async def measure_loads(config: Config, kv: PagedKv, chosen: Device, repetitions: int, say: Callable[[str], None]) -> dict[str, LoadRate]:
+async def measure_loads(
+    config: Config, kv: PagedKv, chosen: Device, repetitions: int, say: Callable[[str], None]
+) -> dict[str, LoadRate]:
     """Rates by source; from a peer only where the configuration has two nodes. No slab of `kv` may be mapped."""
     tasks = Tasks()
-    # One ledger for all attachments, which are used one after the other.
+    # One page ledger for all attachments, which run one after the other.
     pool = PagePool(kv.slab_count, kv.pages_per_slab, kv.shape.layers)
     nodes = [Attachment(config, n, kv, chosen.copier(kv), pool, tasks) for n in range(min(2, config.nodes.count))]
     try:
@@ -126,7 +137,9 @@ async def measure_loads(config: Config, kv: PagedKv, chosen: Device, repetitions
         found = await asyncio.to_thread(own_rates, nodes[0].mover, nodes[0].flush, ssd, repetitions, say)
         if len(nodes) > 1:
             owner, name = nodes[0], config.node(0).name
-            found["peer"] = await asyncio.to_thread(peer_rate, owner.mover, nodes[1].mover, name, owner.flush, repetitions, say)
+            found["peer"] = await asyncio.to_thread(
+                peer_rate, owner.mover, nodes[1].mover, name, owner.flush, repetitions, say
+            )
         return found
     finally:
         for node in nodes:
@@ -135,13 +148,18 @@ async def measure_loads(config: Config, kv: PagedKv, chosen: Device, repetitions
 
 
 async def measure(config: Config, quick: bool, say: Callable[[str], None]) -> Profile:
-    """The whole profile. Raises ConfigError when the model cannot be loaded, LoadFailed when the stores do not do their part."""
+    """Measure the whole profile. Raises ConfigError if the model cannot be loaded, LoadFailed if a store fails."""
     computer = assemble(config)
     shape, what = computer.model.shape, subject(computer.model.shape, computer.threads, computer.chosen.computes)
-    say(f"{config.served_model}: {shape.layers} layers, {what.dtype}, {what.computes}, {what.threads} threads, {what.device}")
+    say(
+        f"{config.served_model}: {shape.layers} layers, {what.dtype}, {what.computes}, {what.threads} threads, "
+        f"{what.device}"
+    )
     computed = await asyncio.to_thread(measure_compute, computer, config, quick, say)
     loads = await measure_loads(config, computer.kv, computer.chosen, 3 if quick else 7, say) if config.kv.cache else {}
-    versions = {name: importlib.metadata.version(package) for name, package in _PACKAGES.items()} | {"python": platform.python_version()}
+    versions = {name: importlib.metadata.version(package) for name, package in _PACKAGES.items()} | {
+        "python": platform.python_version()
+    }
     whole = profile_of(what, config.served_model, shape, computed)
     return replace(whole, loads=loads, versions=versions, measured_on=datetime.now(UTC).date().isoformat())
 
@@ -160,8 +178,10 @@ async def _main(given: argparse.Namespace) -> int:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog=".venv/bin/python -m worker.measure.profiling", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the configuration that the stores were started with, too")
+    parser = argparse.ArgumentParser(prog=".venv/bin/python -m worker.measure.make_profile", description=__doc__)
+    parser.add_argument(
+        "--config", type=Path, required=True, help="the configuration that the stores were started with, too"
+    )
     parser.add_argument("--out", type=Path, required=True, help="where the profile goes")
     parser.add_argument("--quick", action="store_true", help="fewer points and repetitions")
     run(_main(parser.parse_args()))

@@ -1,7 +1,7 @@
-"""What the ledger could give if certain slots were freed: counts a plan of eviction, and changes nothing.
+"""Whether freeing certain slots would make enough room: an eviction plan that counts and changes nothing.
 
-Slots of a kind that lacks some are counted one by one; other slabs count when they are emptied whole, with the free granules
-beside them. Prior art: vLLM's offloading manager refuses an eviction that cannot make enough room before it touches anything.
+Slots of a needed kind count one by one. Other slabs count when evicted whole, together with the free granules beside
+them. Prior art: vLLM's offloading manager refuses an eviction that cannot make enough room before it touches anything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from kvstore.core.granules import Granules
 from kvstore.core.ledger import Ledger, Slab, SlotKind, slabs_needed
 
 
-class Vacating:
-    """A plan for `needs`, with new slabs of so many granules. `freed`: the offsets that it frees so far, in order."""
+class EvictionPlan:
+    """A plan for `needs`, with new slabs of `granules` granules. freed: the offsets to free so far, in order."""
 
     def __init__(self, ledger: Ledger, needs: Mapping[SlotKind, int], granules: int) -> None:
         self._ledger = ledger
@@ -22,21 +22,21 @@ class Vacating:
         self._granules = granules
         self._runs: Granules = ledger.granules.copy()
         self._free = {kind: ledger.free_slots(kind) for kind in needs}
-        self._emptied: set[int] = set()
+        self._evicted: set[int] = set()
         self._freed_in: Counter[int] = Counter()
         self.freed: dict[int, None] = {}
 
     def lacking(self) -> dict[SlotKind, int]:
-        """How many slots of each kind are still to be found, unless a new slab gives them."""
+        """Slots of each kind still missing, without new slabs."""
         return {kind: count - self._free[kind] for kind, count in self._needs.items() if count > self._free[kind]}
 
     def enough(self) -> bool:
-        """Whether `begin` would succeed when everything in `freed` is."""
+        """Whether `Ledger.begin` would succeed once everything in `freed` is free."""
         slab_bytes = self._granules * self._ledger.granule_bytes
         return slabs_needed(self.lacking(), slab_bytes) <= self._runs.available(self._granules)
 
     def free_slot(self, offset: int) -> None:
-        """Count one slot of a kind that is needed."""
+        """Add one slot of a needed kind to the plan."""
         slab = self._ledger.slab_at(offset)
         assert slab is not None
         self._free[slab.kind] += 1
@@ -46,7 +46,7 @@ class Vacating:
             self._empty(slab)
 
     def empty(self, slabs: list[Slab]) -> None:
-        """Count slabs that are emptied whole."""
+        """Add whole slabs to the plan."""
         for slab in slabs:
             if slab.kind in self._free:
                 self._free[slab.kind] += slab.used - self._freed_in[slab.base]
@@ -56,16 +56,16 @@ class Vacating:
     def _empty(self, slab: Slab) -> None:
         if slab.kind in self._free:
             self._free[slab.kind] -= slab.total
-        self._emptied.add(slab.base)
+        self._evicted.add(slab.base)
         self._runs.give(slab.first, slab.granules)
 
-    def emptied(self, slab: Slab) -> bool:
-        """Whether the plan empties the slab already."""
-        return slab.base in self._emptied
+    def evicts(self, slab: Slab) -> bool:
+        """Whether the plan evicts the whole slab."""
+        return slab.base in self._evicted
 
     def window(self, slab: Slab, worth: Callable[[Slab], object]) -> list[Slab] | None:
-        """`slab` and the neighbours that must be emptied with it to make a run for one more new slab, the ones of least
-        `worth` (None: they cannot be emptied); None when no run can be made here."""
+        """Adjacent slabs to evict, `slab` among them, so that one more new slab fits; neighbours of least `worth`
+        first. None when that is impossible. worth: None for a slab that cannot be evicted."""
         slabs = [slab]
         first, length = slab.first, slab.granules
         while True:

@@ -1,0 +1,32 @@
+"""What the scheduler's core tells the stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.ids import SessionKey
+from scheduler.core.advisories import Hint
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """To the store of a device's node: bring the session's cache into DRAM and offer it to the device.
+
+    node: the device's name. `hint.priority` includes the penalty for low trust. sources: other nodes with its cache,
+    best first.
+    """
+
+    node: str
+    hint: Hint
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """To the store of a device's node: evict first what was brought for this session's hint."""
+
+    node: str
+    session: SessionKey
+
+
+Command = Prefetch | Withdraw

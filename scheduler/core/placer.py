@@ -1,0 +1,102 @@
+"""Chooses a device for a turn or a hint from all that the scheduler knows, and records why.
+
+The choice itself is `core.placement`. What a hint does once it is placed: `core.hints`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blake3 import blake3
+
+from contracts.devices import node_of
+from contracts.ids import SessionKey
+from scheduler.core import snapshot
+from scheduler.core.advisories import Advisories, Pending
+from scheduler.core.decisions import Decision, Decisions
+from scheduler.core.directory import Directory
+from scheduler.core.fleet import Fleet
+from scheduler.core.placement import Choice, place
+from scheduler.core.policies import Policy
+from scheduler.core.snapshot import PlacementRequest, Snapshot
+
+
+class Placer:
+    """Fleet, session directory, pending hints and past decisions, and choices made from them.
+
+    models: the registered ones. `count`: turns placed so far.
+    """
+
+    def __init__(self, policy: Policy, models: tuple[str, ...]) -> None:
+        self._policy, self._models = policy, models
+        self.fleet, self.directory, self.explained = Fleet(), Directory(), Decisions()
+        self.fleet.registered = frozenset(models)
+        self.advisories = Advisories(self.fleet.columns.expect)
+        self.count = 0
+
+    def view(self, session: SessionKey, turn: PlacementRequest, now: float, pending: Pending | None) -> Snapshot:
+        """The snapshot for a decision. It leaves out the session's own hint, which would keep it off its own node."""
+        expect = self.fleet.columns.expect
+        if pending is not None:
+            expect(pending.node, pending.urgency, -pending.chance)
+        view = snapshot.take(self.fleet, self.directory.get(session), turn.model, now, self.count)
+        if pending is not None:
+            expect(pending.node, pending.urgency, pending.chance)
+        return view
+
+    def choose(self, session: SessionKey, turn: PlacementRequest, view: Snapshot) -> Choice:
+        """The device for this turn or hint. Raises what `filters.eligible` raises."""
+        return place(view, turn, self._policy, seed_of(session))
+
+    def explain(
+        self,
+        what: str,
+        session: SessionKey,
+        turn: PlacementRequest,
+        choice: Choice,
+        now: float,
+        pending: Pending | None = None,
+        **more: Any,
+    ) -> None:
+        """Record a decision; `more`: further fields of `Decision`."""
+        decision = Decision(
+            what,
+            now,
+            choice,
+            turn.model,
+            hinted=pending is not None,
+            prefetched=turn.prefetched,
+            prefetched_s=turn.prefetched_s,
+            moves=len(pending.left) if pending is not None else 0,
+            pin="" if more.get("taken") else turn.pin,
+            avoided=len(turn.avoid),
+            **more,
+        )
+        self.explained.note(session, decision)
+
+    def sources(self, session: SessionKey, node: str) -> tuple[str, ...]:
+        """Other nodes to fetch the session's cache from, best first.
+
+        Includes the node that runs its last turn or has just ended it: its store has not yet reported what that turn
+        computed (docs/design/0020).
+        """
+        known = self.directory.get(session)
+        held = tuple(known.sources(without=node_of(node))) if known else ()
+        last = node_of(self.fleet.where(self.explained.last_turn(session)))
+        return held if last in ("", node_of(node), *held) else (*held, last)
+
+    def cached_tokens(self, session: SessionKey) -> int:
+        """Tokens of the session's newest manifest; 0: not known."""
+        known = self.directory.get(session)
+        return known.tokens if known else 0
+
+    def last_model(self, session: SessionKey) -> str:
+        """The model of the session's last turn, else of its cache, else the only registered one; empty: unknown."""
+        known = self.directory.get(session)
+        only = self._models[0] if len(self._models) == 1 else ""
+        return self.explained.last_model(session) or (known.model if known is not None else "") or only
+
+
+def seed_of(session: SessionKey) -> int:
+    """64 bits that depend on the session only."""
+    return int.from_bytes(blake3(str(session).encode()).digest(8), "little")
