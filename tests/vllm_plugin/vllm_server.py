@@ -1,0 +1,109 @@
+"""A vLLM server with Upbeat's connector, as a process of its own in `.cache/vllm` (`make vllm`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".cache" / "vllm" / "bin" / "python"
+BLOCK_TOKENS = 64
+#: It compiles nothing (`--enforce-eager`), and starts in half a minute on an idle core.
+_START_S = 280.0
+
+
+class VllmServer:
+    """See the module. extra: of the connector; None: without a connector."""
+
+    def __init__(self, model: Path, port: int, log: Path, extra: dict[str, Any] | None, *more: str) -> None:
+        self.url, self.log = f"http://127.0.0.1:{port}", log
+        command = [
+            *(str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+            *("--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"),
+            *("--block-size", str(BLOCK_TOKENS), "--dtype", "float32", "--max-model-len", "4096"),
+            *("--max-num-batched-tokens", "2048", *more),
+        ]
+        if extra is not None:
+            transfer = {
+                "kv_connector": "UpbeatConnector",
+                "kv_role": "kv_both",
+                "kv_connector_module_path": "upbeat_vllm.connector",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": extra,
+            }
+            command += ["--kv-transfer-config", json.dumps(transfer)]
+        env = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        env |= {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+        }
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log.parent)
+
+    def wait(self) -> VllmServer:
+        """Until it serves."""
+        end = time.monotonic() + _START_S
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=1)
+                return self
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.25)
+        raise AssertionError(f"vLLM does not serve: {self.log.read_text()[-2000:]}")
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer's JSON."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=180) as answer:
+            data = answer.read()
+        return json.loads(data) if data else None
+
+    def complete(
+        self, tokens: list[int], session: str, tenant: str = "t", sources: list[str] | None = None, **more: Any
+    ) -> tuple[list[int], list[float]]:
+        """(token ids, by how much each was the best) of a greedy answer of six tokens."""
+        params = {"upbeat": {"session": session, "tenant": tenant, "sources": sources or []}}
+        body = {"model": "m", "prompt": tokens, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+        body |= {"return_token_ids": True, "kv_transfer_params": params} | more
+        choice = self.post("/v1/completions", body)["choices"][0]
+        gaps = []
+        for best in choice["logprobs"]["top_logprobs"]:
+            values = sorted(best.values(), reverse=True)
+            gaps.append(values[0] - values[1] if len(values) > 1 else 0.0)
+        return choice["token_ids"], gaps
+
+    def forget(self) -> None:
+        """Empty vLLM's own prefix cache."""
+        self.post("/reset_prefix_cache", {})
+
+    def hits(self) -> tuple[float, float]:
+        """Prompt tokens that the connector was asked for, and that it brought, since the start."""
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
+        found = {}
+        for line in text.splitlines():
+            for name in ("queries", "hits"):
+                if line.startswith(f"vllm:external_prefix_cache_{name}_total{{"):
+                    found[name] = float(line.rpartition(" ")[2])
+        return found.get("queries", 0.0), found.get("hits", 0.0)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it and everything that it started."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(30)

@@ -1,0 +1,347 @@
+"""The scheduler side's decisions: what is asked of the store, what a request loads, what is saved, and when blocks are
+free. Pure: no vLLM, no socket, no clock of its own.
+
+A request's life: `match` asks the store once and says None until it has answered; `allocated` starts the load;
+`scheduled` offers the chunks that a step completes; `finished` says whether blocks must wait for copies. Messages to
+the store are in `to_store`, orders for the ranks in `take_orders`, both to be taken after each call.
+
+Invariants (`validate`): a request has at most one load; a save's blocks are held by its request, or by vLLM for it
+(`ending`), until every rank has copied them or the save is over.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from contracts.convert import manifest_to_wire, session_to_wire
+from contracts.ids import SessionKey
+from contracts.kv import KvShape, Manifest, chunk_keys
+from contracts.v1 import kvstore_pb2 as pb
+from storelink.core.load_plan import LoadRates, Missing, Prefill, Source, plan
+from upbeat_vllm.orders import LoadOrder, SaveOrder, StepOrders
+from upbeat_vllm.state import Load, Request, Save, Turn
+
+#: How long the store may take to say what it can bring, in seconds; then the request computes.
+ANSWER_S = 2.0
+#: Blocks by chunk key that are remembered, for erasures.
+MOST_BLOCKS = 1 << 20
+_WEIGHT = 0.3
+
+
+class Core:
+    """See the module. ranks: that copy each load and save."""
+
+    def __init__(self, shape: KvShape, model: str, ranks: int) -> None:
+        self.shape, self.model, self.ranks = shape, model, ranks
+        self.to_store: list[pb.WorkerToStore] = []
+        self.attached = False
+        self.rates = LoadRates()
+        self.prefill_token_s = 0.0
+        #: Blocks that vLLM's own cache must forget, for erasures, and the questions to answer when it has.
+        self.to_evict: set[int] = set()
+        self.block_of: OrderedDict[bytes, int] = OrderedDict()
+        self._requests: dict[str, Request] = {}
+        self._loads: dict[int, str] = {}
+        self._saves: dict[int, Save] = {}
+        self._turns: dict[str, tuple[Manifest, set[int]]] = {}
+        self._number = 0
+        self._orders = StepOrders()
+
+    # ---- vLLM's scheduler --------------------------------------------------------------------------------------
+    def match(self, turn: Turn, tokens: Sequence[int], computed: int, now: float) -> tuple[int | None, bool]:
+        """How many tokens beyond the first `computed` the store brings, and whether they come outside of steps. None:
+        ask again. May be called again and again until the request is scheduled."""
+        size = self.shape.chunk_tokens
+        request = self._request(turn, tokens)
+        usable, first = (len(tokens) - 1) // size, computed // size
+        load = request.load
+        if load is not None and load.under_way:
+            return 0, False
+        if not self.attached or not turn.cacheable or usable <= first:
+            self._give_up(request)
+            return 0, False
+        if load is None:
+            if request.asked:
+                return 0, False
+            self._ask(request, first, usable, now)
+            return None, False
+        if load.found is None:
+            if now - load.asked_s < ANSWER_S:
+                return None, False
+            self._give_up(request)
+            return 0, False
+        if load.first > first:  # vLLM's own blocks were evicted meanwhile
+            self._give_up(request)
+            self._ask(request, first, usable, now)
+            return None, False
+        if load.answered is None:
+            load.answered = self._worth(request, load, len(tokens), computed, now)
+        count = load.first + load.answered - first
+        if count <= 0:
+            self._give_up(request)
+            return 0, False
+        return count * size, not load.near
+
+    def _request(self, turn: Turn, tokens: Sequence[int]) -> Request:
+        request = self._requests.setdefault(turn.request_id, Request(turn))
+        if turn.cacheable:
+            request.keys = chunk_keys(turn.salt, self.shape, tokens, request.keys, turn.extras)
+        return request
+
+    def _ask(self, request: Request, first: int, usable: int, now: float) -> None:
+        self._number += 1
+        request.load, request.asked = Load(self._number, first, usable - first, now), True
+        self._loads[self._number] = request.turn.request_id
+        asked = pb.LoadRequest(
+            load_id=self._number,
+            load_class=pb.DEMAND,
+            session=session_to_wire(request.turn.session),
+            fingerprint=self.shape.fingerprint,
+            chunks=[pb.ChunkWant(key=key) for key in request.keys[first:usable]],
+            source_nodes=request.turn.source_nodes,
+            priority=request.turn.priority,
+        )
+        self.to_store.append(pb.WorkerToStore(load=asked))
+
+    def _worth(self, request: Request, load: Load, tokens: int, computed: int, now: float) -> int:
+        """How many of the found chunks to load: fewer where computing the rest is sooner
+        (`storelink.core.load_plan`)."""
+        assert load.found is not None
+        if not self.prefill_token_s or not load.found:
+            return load.found
+        missing = [
+            Missing(self.shape.layers, Source(load.sources[i]) if i < len(load.sources) else Source.DRAM, _due(load, i))
+            for i in range(load.found)
+        ]
+        rest = tokens - (load.first + load.found) * self.shape.chunk_tokens
+        prefill = Prefill(rest, self.prefill_token_s, self.shape.chunk_tokens, self.shape.layers, overlap=load.near)
+        return plan(missing, self.rates.believed(now), prefill).chunks
+
+    def allocated(self, request_id: str, blocks: Sequence[int], external_tokens: int) -> None:
+        """vLLM has given the request `blocks`; external_tokens: of the answer to `match`, 0 where it loads nothing."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        request.blocks = list(blocks)
+        load = request.load
+        if load is None or load.under_way:
+            return
+        if not external_tokens or load.found is None or load.answered is None:
+            self._give_up(request)
+            return
+        last = load.first + load.answered
+        count = external_tokens // self.shape.chunk_tokens
+        first = last - count
+        # By chunk of the load; -1: vLLM has it already.
+        target = tuple(blocks[i] if i >= first else -1 for i in range(load.first, last))
+        load.under_way = True
+        request.saved = max(request.saved, last)
+        self._orders.loads.append(LoadOrder(load.load_id, request_id, target, sync=load.near))
+
+    def _give_up(self, request: Request) -> None:
+        """Forget a load of which no piece goes anywhere."""
+        if (load := request.load) is None or load.under_way:
+            return
+        request.load = None
+        self._loads.pop(load.load_id, None)
+        self.to_store.append(pb.WorkerToStore(cancel=pb.LoadCancel(load_id=load.load_id)))
+
+    def scheduled(self, request_id: str, tokens: Sequence[int], blocks: Sequence[int], computed: int) -> None:
+        """The coming step computes the request's KV up to token `computed`; `blocks`: all that it has. Offers the
+        chunks that are complete with it."""
+        request = self._requests.get(request_id)
+        if request is None or not request.turn.cacheable or request.erased:
+            return
+        size = self.shape.chunk_tokens
+        request.blocks = list(blocks)
+        request.computed = max(request.computed, min(computed, len(tokens)))
+        full = min(request.computed // size, len(blocks))
+        if full <= request.saved or not self.attached:
+            return
+        request.keys = chunk_keys(
+            request.turn.salt, self.shape, tokens[: full * size], request.keys, request.turn.extras
+        )
+        self._number += 1
+        keys = request.keys[request.saved : full]
+        offer = pb.SaveRequest(
+            save_id=self._number,
+            session=session_to_wire(request.turn.session),
+            fingerprint=self.shape.fingerprint,
+            keys=keys,
+        )
+        self.to_store.append(pb.WorkerToStore(save=offer))
+        chosen = tuple(blocks[request.saved : full])
+        self._saves[self._number] = Save(request_id, len(keys), self.ranks)
+        request.saves.add(self._number)
+        self._orders.saves.append(SaveOrder(self._number, chosen))
+        for key, block in zip(keys, chosen, strict=True):
+            self.block_of.pop(key, None)
+            self.block_of[key] = block
+        while len(self.block_of) > MOST_BLOCKS:
+            self.block_of.popitem(last=False)
+        request.saved = full
+
+    def preempted(self, request_id: str) -> None:
+        """vLLM takes the request's blocks away: copies out of them end before the step overwrites any."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        self._orders.drain.extend(sorted(request.saves))
+        if (load := request.load) is not None:
+            self._loads.pop(load.load_id, None)
+        # It is matched afresh when it comes back; what was offered stays offered.
+        request.load, request.blocks, request.asked, request.computed = None, [], False, 0
+
+    def is_loading(self, request_id: str) -> bool:
+        """Its blocks may still be written by a load that no step waits for."""
+        request = self._requests.get(request_id)
+        load = request.load if request is not None else None
+        return load is not None and load.under_way and not load.near
+
+    def finished(self, request_id: str, waits_for_load: bool, now_wall: float) -> bool:
+        """The request has ended. True: its blocks are kept until the ranks report it."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        self._give_up(request)
+        if waits_for_load:
+            self._orders.aborted.append(request_id)
+        full = min(request.computed // self.shape.chunk_tokens, len(request.keys))
+        if full and request.turn.cacheable and not request.erased:
+            turn = request.turn
+            manifest = Manifest(turn.session, self.model, self.shape.fingerprint, request.keys[:full], 0, now_wall)
+            manifest.tokens = full * self.shape.chunk_tokens
+            self._turns[request_id] = manifest, set(request.saves)
+            self._tell_turn(request_id)
+        if not request.saves:
+            return False
+        self._orders.ending.append((request_id, tuple(sorted(request.saves))))
+        return True
+
+    def take_orders(self) -> StepOrders:
+        """What the ranks are told with the step."""
+        taken, self._orders = self._orders, StepOrders()
+        return taken
+
+    def stepped(self, seconds: float, prefill_tokens: int) -> None:
+        """A step took so long and computed so many tokens of prompts."""
+        if prefill_tokens >= self.shape.chunk_tokens:
+            found = seconds / prefill_tokens
+            old = self.prefill_token_s
+            self.prefill_token_s = found if not old else old + _WEIGHT * (found - old)
+
+    # ---- the store ---------------------------------------------------------------------------------------------
+    def here(self, attached: bool) -> None:
+        """The store is attached, or gone: then nothing that was asked of it comes."""
+        self.attached = attached
+        if attached:
+            return
+        for request in self._requests.values():
+            if request.load is not None and not request.load.under_way:
+                self._loads.pop(request.load.load_id, None)
+                request.load = None
+        for save_id in [n for n, save in self._saves.items() if not save.granted]:
+            self._save_over(save_id)
+
+    def hear(self, message: pb.StoreToWorker, now: float) -> None:
+        """LoadFound, SaveGrant, PrefetchOffer, Erase; the ranks have pieces, ends and grants from the link itself."""
+        kind = message.WhichOneof("kind")
+        if kind == "found":
+            self._found(message.found, now)
+        elif kind == "grant":
+            self._granted(message.grant)
+        elif kind == "erase":
+            self._erase(message.erase)
+
+    def _found(self, found: pb.LoadFound, now: float) -> None:
+        request = self._requests.get(self._loads.get(found.load_id, ""))
+        load = request.load if request is not None else None
+        if load is None or load.load_id != found.load_id or load.found is not None:
+            return
+        load.found, load.near, load.found_s = min(found.chunks, load.wanted), found.near, now
+        load.sources = tuple(s for s in found.sources if s in (0, 1, 2, 3))
+        load.due_s = tuple(found.due_s)
+
+    def _granted(self, grant: pb.SaveGrant) -> None:
+        save = self._saves.get(grant.save_id)
+        if save is None:  # given up: the store need not keep room for it
+            if grant.indices:
+                done = pb.SaveDone(save_id=grant.save_id, aborted=grant.indices)
+                self.to_store.append(pb.WorkerToStore(saved=done))
+            return
+        save.granted = True
+        if not grant.indices:
+            self._save_over(grant.save_id)
+
+    def copied(self, save_id: int, ok: Sequence[int]) -> None:
+        """A rank has copied these chunks of a save, and copies no more of it."""
+        save = self._saves.get(save_id)
+        if save is None:
+            return
+        save.ok = set(ok) if save.ok is None else save.ok & set(ok)
+        save.waits -= 1
+        if save.waits <= 0:
+            done = pb.SaveDone(
+                save_id=save_id, ok=sorted(save.ok), aborted=[i for i in range(save.count) if i not in save.ok]
+            )
+            self.to_store.append(pb.WorkerToStore(saved=done))
+            self._save_over(save_id)
+
+    def _save_over(self, save_id: int) -> None:
+        save = self._saves.pop(save_id, None)
+        if save is None:
+            return
+        if (request := self._requests.get(save.request_id)) is not None:
+            request.saves.discard(save_id)
+        if (turn := self._turns.get(save.request_id)) is not None:
+            turn[1].discard(save_id)
+            self._tell_turn(save.request_id)
+
+    def _tell_turn(self, request_id: str) -> None:
+        manifest, waits = self._turns[request_id]
+        if not waits:
+            del self._turns[request_id]
+            self.to_store.append(pb.WorkerToStore(turn=pb.Turn(manifest=manifest_to_wire(manifest))))
+
+    def loaded(self, load_id: int, came: int, seconds: float, now: float) -> None:
+        """All ranks are done with a load of which so many pieces came."""
+        request = self._requests.get(self._loads.pop(load_id, ""))
+        if request is None or request.load is None or request.load.load_id != load_id:
+            return
+        load, request.load = request.load, None
+        if came and load.sources and load.found_s:
+            self.rates.observed(Source(max(load.sources)), max(load.found_s - load.asked_s, 0.0), seconds / came, now)
+
+    def _erase(self, erase: pb.Erase) -> None:
+        sessions = {SessionKey(s.tenant, s.session_id) for s in erase.sessions}
+        for key in erase.keys:
+            if (block := self.block_of.pop(key, None)) is not None:
+                self.to_evict.add(block)
+        for request in self._requests.values():
+            request.erased = request.erased or request.turn.session in sessions
+        for request_id in [r for r, (manifest, _) in self._turns.items() if manifest.session in sessions]:
+            del self._turns[request_id]
+
+    def cached_tokens(self, keys: Sequence[bytes]) -> int:
+        """Tokens of the leading chunks that vLLM was last seen to have: for information only."""
+        count = 0
+        for key in keys:
+            if key not in self.block_of:
+                break
+            count += 1
+        return count * self.shape.chunk_tokens
+
+    def validate(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        for load_id, request_id in self._loads.items():
+            request = self._requests.get(request_id)
+            assert request is None or request.load is None or request.load.load_id == load_id
+        for save_id, save in self._saves.items():
+            request = self._requests.get(save.request_id)
+            assert request is None or save_id in request.saves
+            assert 0 < save.waits <= self.ranks
+
+
+def _due(load: Load, i: int) -> float | None:
+    return load.due_s[i] if i < len(load.due_s) and load.due_s[i] >= 0 else None

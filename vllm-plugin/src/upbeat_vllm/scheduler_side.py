@@ -1,0 +1,251 @@
+"""The scheduler side's shell: one thread with an event loop keeps the link to the store and a socket for the ranks; the
+engine's thread calls the core. A lock keeps them apart; nobody waits while holding it.
+
+Pieces, ends and grants go to the ranks as they come, without waiting for a step of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from contracts.v1 import common_pb2
+from contracts.v1 import kvstore_pb2 as pb
+from storelink.ends import ArenaGone, ArenaHere, End
+from storelink.link import StoreLink
+from storelink.log import Log
+from upbeat_vllm import wire
+from upbeat_vllm.core import Core
+
+
+class _Rank:
+    """One connected rank. layers: those that it has."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.reader = wire.Reader(connection)
+        self.layers = range(0)
+        self.lock = threading.Lock()
+
+    def send(self, message: list[Any], file: int | None = None) -> None:
+        with self.lock, contextlib.suppress(OSError):
+            wire.send(self.connection, message, file)
+
+
+class SchedulerSide:
+    """See the module. `core` is used under `lock`."""
+
+    def __init__(self, core: Core, store: str, engine_id: str, name: str, device: int, log: Log) -> None:
+        self.core, self.lock, self._log = core, threading.RLock(), log
+        self._store, self._name, self._device = store, name, device
+        self._ranks: list[_Rank] = []
+        self._arena: tuple[int, int] | None = None  # (file, bytes)
+        self._gone = 0
+        self._leaving: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._taken: dict[int, Counter[tuple[int, int]]] = {}
+        self._done: dict[int, list[tuple[int, float]]] = {}
+        #: Answers to questions that wait for vLLM's cache to have forgotten what was erased.
+        self._to_answer: list[pb.WorkerToStore] = []
+        self._link: StoreLink | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(wire.address(engine_id))
+        self._listener.listen(64)
+        self._closing = False
+        threading.Thread(target=self._accept, name="upbeat-ranks", daemon=True).start()
+        threading.Thread(target=self._run_link, name="upbeat-link", daemon=True).start()
+
+    # ---- the engine's thread -----------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Send what the core has for the store, and forget loads at the ranks that were given up. Under the lock."""
+        messages, self.core.to_store = self.core.to_store, []
+        link = self._link
+        for message in messages:
+            if message.WhichOneof("kind") == "cancel":
+                self._tell([wire.DROP, message.cancel.load_id])
+            if link is not None:
+                link.send(message)
+
+    def evicted(self) -> None:
+        """vLLM's cache has forgotten what was to be evicted: answer who waits for that. Under the lock."""
+        answers, self._to_answer = self._to_answer, []
+        for answer in answers:
+            if self._link is not None:
+                self._link.send(answer)
+
+    def close(self) -> None:
+        """End the threads; the store keeps what it was given."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._listener.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.connection.close()
+
+    # ---- the link's thread -------------------------------------------------------------------------------------
+    def _run_link(self) -> None:
+        loop = self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+
+        async def run() -> None:
+            end = End(self.core.shape, attached=self._attached, hear=self._hear, move=self._move)
+            self._link = StoreLink(self._store, self._name, [end], self._log, device=self._device)
+            await self._link.run()
+
+        task = loop.create_task(run())
+        try:
+            loop.run_forever()
+        finally:
+            task.cancel()
+            with contextlib.suppress(BaseException):
+                loop.run_until_complete(task)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    def _attached(self, here: bool) -> None:
+        with self.lock:
+            self.core.here(here and len(self._ranks) == self.core.ranks)
+            self.flush()
+
+    def _hear(self, message: pb.StoreToWorker) -> None:
+        kind = message.WhichOneof("kind")
+        with self.lock:
+            if kind == "hbm_query":
+                self._answer(message.hbm_query)
+            else:
+                self.core.hear(message, time.monotonic())
+            self.flush()
+
+    def _answer(self, query: pb.HbmQuery) -> None:
+        tokens = self.core.cached_tokens(query.keys)
+        chunks = tokens // self.core.shape.chunk_tokens
+        layers = self.core.shape.layers
+        answer = pb.HbmResidency(
+            query_id=query.query_id,
+            hbm=common_pb2.TierResidency(
+                tier="hbm", layer_chunks=[chunks] * layers, tokens=tokens, bytes=chunks * self.core.shape.chunk_bytes
+            ),
+        )
+        message = pb.WorkerToStore(hbm=answer)
+        if self.core.to_evict:
+            self._to_answer.append(message)
+        elif self._link is not None:
+            self._link.send(message)
+
+    def _move(self, message: object) -> None:
+        if isinstance(message, ArenaHere):
+            self._arena = message.file, message.arena.nbytes
+            self._tell([wire.ARENA, message.arena.nbytes], message.file)
+        elif isinstance(message, ArenaGone):
+            self._arena = None
+            self._gone += 1
+            with self.lock:
+                ranks = len(self._ranks)
+                if ranks:
+                    self._leaving[self._gone] = (ranks, message.left)
+            if not ranks:
+                self._left(message.left)
+            self._tell([wire.GONE, self._gone])
+        elif isinstance(message, pb.LoadPieces):
+            self._tell(
+                [wire.PIECES, message.load_id, list(message.chunks), list(message.layers), list(message.offsets)]
+            )
+        elif isinstance(message, pb.LoadEnd):
+            self._tell([wire.END, message.load_id])
+        elif isinstance(message, pb.SaveGrant):
+            with self.lock:
+                self.core.hear(pb.StoreToWorker(grant=message), time.monotonic())
+                self.flush()
+            self._tell([wire.GRANT, message.save_id, list(message.indices), list(message.offsets)])
+
+    @staticmethod
+    def _left(left: Callable[[], None]) -> None:
+        left()  # loads
+        left()  # saves
+
+    def _tell(self, message: list[Any], file: int | None = None) -> None:
+        for rank in list(self._ranks):
+            rank.send(message, file)
+
+    # ---- the ranks' threads ------------------------------------------------------------------------------------
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not wire.is_same_user(connection):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(_Rank(connection),), name="upbeat-rank", daemon=True).start()
+
+    def _serve(self, rank: _Rank) -> None:
+        try:
+            while (message := rank.reader.read()) is not None:
+                self._from_rank(rank, message)
+        except (ValueError, TypeError, LookupError) as e:
+            self._log.warning("a rank's message made no sense", reason=repr(e))
+        with self.lock:
+            if rank in self._ranks:
+                self._ranks.remove(rank)
+                self.core.here(False)
+                self.flush()
+            for number in list(self._leaving):
+                self._rank_left(number)
+
+    def _from_rank(self, rank: _Rank, message: list[Any]) -> None:
+        kind, *rest = message
+        with self.lock:
+            if kind == wire.HELLO:
+                rank.layers = range(rest[0], rest[0] + rest[1])
+                self._ranks.append(rank)
+                if self._arena is not None:
+                    rank.send([wire.ARENA, self._arena[1]], self._arena[0])
+                self.core.here(self._arena is not None and len(self._ranks) == self.core.ranks)
+            elif kind == wire.TAKEN:
+                self._pieces_taken(*rest)
+            elif kind == wire.LOADED:
+                self._loaded(*rest)
+            elif kind == wire.COPIED:
+                self.core.copied(*rest)
+            elif kind == wire.LEFT:
+                self._rank_left(rest[0])
+            self.flush()
+
+    def _pieces_taken(self, load_id: int, chunks: list[int], layers: list[int]) -> None:
+        counts = self._taken.setdefault(load_id, Counter())
+        whole = []
+        for piece in zip(chunks, layers, strict=True):
+            counts[piece] += 1
+            if counts[piece] >= sum(piece[1] in rank.layers for rank in self._ranks):
+                whole.append(piece)
+        if whole and self._link is not None:
+            taken = pb.LoadTaken(load_id=load_id, chunks=[c for c, _ in whole], layers=[layer for _, layer in whole])
+            self._link.send(pb.WorkerToStore(taken=taken))
+
+    def _loaded(self, load_id: int, came: int, seconds: float) -> None:
+        done = self._done.setdefault(load_id, [])
+        done.append((came, seconds))
+        if len(done) >= len(self._ranks):
+            del self._done[load_id]
+            self._taken.pop(load_id, None)
+            self.core.loaded(load_id, sum(c for c, _ in done), max(s for _, s in done), time.monotonic())
+            # What it has not taken goes back to the store.
+            self.core.to_store.append(pb.WorkerToStore(cancel=pb.LoadCancel(load_id=load_id)))
+
+    def _rank_left(self, number: int) -> None:
+        if (waits := self._leaving.pop(number, None)) is None:
+            return
+        count, left = waits
+        if count > 1:
+            self._leaving[number] = count - 1, left
+        else:
+            self._left(left)

@@ -1,0 +1,65 @@
+"""What the scheduler side knows of requests, and of their loads and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from contracts.ids import SessionKey
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request as far as its KV goes. salt: the tenant's. cacheable: its KV depends on nothing but tokens and
+    extras."""
+
+    request_id: str
+    session: SessionKey
+    salt: bytes
+    priority: int = 0
+    source_nodes: tuple[str, ...] = ()
+    extras: Mapping[int, bytes] = field(default_factory=dict)
+    cacheable: bool = True
+
+
+@dataclass
+class Load:
+    """found: chunks that the store can bring, None: it has not said. first: the first chunk, counted in the prompt."""
+
+    load_id: int
+    first: int
+    wanted: int
+    asked_s: float
+    found: int | None = None
+    near: bool = False
+    sources: tuple[int, ...] = ()
+    due_s: tuple[float, ...] = ()
+    answered: int | None = None
+    under_way: bool = False
+    found_s: float = 0.0
+
+
+@dataclass
+class Request:
+    turn: Turn
+    keys: list[bytes] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    load: Load | None = None
+    #: The store was asked, and what it said was used or refused.
+    asked: bool = False
+    #: Leading chunks that were offered, or came from the store.
+    saved: int = 0
+    computed: int = 0
+    saves: set[int] = field(default_factory=set)
+    erased: bool = False
+
+
+@dataclass
+class Save:
+    """waits: ranks that have not copied. ok: chunks that every rank so far has copied."""
+
+    request_id: str
+    count: int
+    waits: int
+    ok: set[int] | None = None
+    granted: bool = False
